@@ -1,0 +1,193 @@
+"""Artifacts: folders written beside their place and renamed into it, verified when read.
+
+``publish`` yields a temporary sibling; at the end of the block every file in it is hashed into
+``manifest.json`` and the folder takes its place in one rename. If the block fails, nothing is left.
+``load`` checks kind, schema version, the list of files, sizes and SHA-256 before anything is used.
+The manifest holds nothing that differs between two equal runs (no times, no commit): equal runs
+give equal bytes, so a change that does not change a result stops there.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from .errors import ArtifactError, UserError
+
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """Named tensors and a JSON-able config: all that a posterior, a draw or a checkpoint is."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A verified folder."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    def names(self) -> list[str]:
+        """The names of the states inside, sorted."""
+        return sorted(f.removesuffix(".safetensors") for f in self.manifest["files"] if f.endswith(".safetensors"))
+
+    def state(self, name: str) -> State:
+        return read_state(self.path / name)
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text())
+
+
+def write_state(stem: Path, state: State) -> None:
+    """Write ``stem.safetensors`` and ``stem.json``, each by rename, the tensors last."""
+    tensors = {k: v.detach().cpu().contiguous() for k, v in state.tensors.items()}
+    write_bytes(stem.with_name(stem.name + ".json"), json.dumps(state.config, sort_keys=True, indent=1).encode())
+    write_bytes(stem.with_name(stem.name + ".safetensors"), safetensors.torch.save(tensors))
+
+
+def read_state(stem: Path) -> State:
+    """Raises ArtifactError where a file is missing or does not parse."""
+    tensors, config = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+    try:
+        return State(safetensors.torch.load_file(tensors), json.loads(config.read_text()))
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{error.filename or tensors}: is missing") from None
+    except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({error})") from None
+
+
+def to_bytes(state: State) -> bytes:
+    """One safetensors blob with the config in its metadata, for checkpoints that travel."""
+    tensors = {k: v.detach().cpu().contiguous() for k, v in state.tensors.items()}
+    return safetensors.torch.save(tensors, metadata={"config": json.dumps(state.config, sort_keys=True)})
+
+
+def from_bytes(blob: bytes, origin: str = "checkpoint") -> State:
+    try:
+        size = int.from_bytes(blob[:8], "little")
+        config = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["config"])
+        return State(safetensors.torch.load(blob), config)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{origin}: is truncated or not a checkpoint ({error})") from None
+
+
+def write_bytes(path: Path, blob: bytes) -> None:
+    """Write a file so that it is either wholly there or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _disk(error, path) from error
+
+
+@contextmanager
+def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """Yield a temporary folder; on success it becomes ``path``, with its manifest.
+
+    Args:
+        path: the artifact's place; an older one there is replaced.
+        kind: the stage kind, checked when it is read.
+        about: params, seed and other JSON-able facts that are equal in equal runs.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(temporary)}
+        write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _disk(error, path) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
+    """The artifact at ``path``.
+
+    Raises:
+        ArtifactError: naming the file and what is wrong with it: missing, of another kind or
+            schema version, a size or a hash that differs from the manifest.
+    """
+    place = path / MANIFEST
+    try:
+        manifest = json.loads(place.read_text())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: there is no {kind} artifact here (no {MANIFEST})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{place}: is truncated or not JSON ({error})") from None
+    if manifest.get("schema") != SCHEMA:
+        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {manifest.get('schema')!r}; make it again")
+    if manifest.get("kind") != kind:
+        raise ArtifactError(f"{place}: must be a {kind} artifact, got {manifest.get('kind')!r}")
+    for name, facts in manifest["files"].items():
+        _check(path / name, facts, verify)
+    return Artifact(path, manifest)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256(p), **_tensors(p)} for p in files}
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    if path.suffix != ".safetensors":
+        return {}
+    with safetensors.safe_open(path, framework="pt") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}
+        return {"tensors": {key: [s.get_dtype(), *s.get_shape()] for key, s in slices.items()}}
+
+
+def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: is missing")
+    if path.stat().st_size != facts["bytes"]:
+        raise ArtifactError(f"{path}: is truncated or altered: {path.stat().st_size} bytes, not {facts['bytes']}")
+    if verify and sha256(path) != facts["sha256"]:
+        raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")
+
+
+def _disk(error: OSError, path: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"{path}: the disk is full; nothing was written")
+    return error
+
+
+def stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack equal-shaped named tensors along a new first dimension."""
+    return {name: torch.stack([s[name] for s in states]) for name in states[0]}
+
+
+def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The inverse of :func:`stack`."""
+    count = len(next(iter(tensors.values())))
+    return [{name: t[i] for name, t in tensors.items()} for i in range(count)]

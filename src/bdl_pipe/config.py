@@ -1,0 +1,136 @@
+"""The typed view of ``params.yaml``: a mapping in, a frozen dataclass out, or a clear error.
+
+A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and
+wrong types; ranges are checked by the dataclass in ``__post_init__`` with ``errors.require``.
+There are no implicit conversions but one: an integer may stand where a float is meant.
+A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read(cls: type[T], mapping: object, path: str) -> T:
+    """Read ``mapping`` as the dataclass ``cls``; ``path`` is its place in params.yaml.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value has the wrong type or range.
+    """
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(path, "must be a section (key: value)", mapping)
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in mapping:
+        if key not in fields:
+            raise ConfigError(f"{path}.{key}", f"is not a known key{_nearest(key, fields)}")
+    values = {}
+    for name, field in fields.items():
+        if name in mapping:
+            values[name] = _value(hints[name], mapping[name], f"{path}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{path}.{name}", "is missing")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
+
+
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Overlay ``override`` on ``base``, section by section; a list or a number replaces whole.
+
+    A section that names another variant (its key ``name`` differs) replaces the old one whole too.
+    """
+    merged = dict(base)
+    for key, value in override.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if both and value.get("name", old.get("name")) == old.get("name"):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The inverse of ``read``: nested dicts, lists and numbers that JSON can hold."""
+    return {k: _plain(v) for k, v in dataclasses.asdict(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _nearest(key: object, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(known) or 'none'})"
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _union(get_args(hint), value, path)
+    if origin is Literal:
+        if value not in get_args(hint) or isinstance(value, bool) != isinstance(get_args(hint)[0], bool):
+            raise ConfigError(path, f"must be one of {', '.join(map(str, get_args(hint)))}", value)
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(path, "must be a list", value)
+        item = get_args(hint)[0]
+        return tuple(_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(path, "must be a section (key: value)", value)
+        return {str(k): _value(get_args(hint)[1], v, f"{path}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return read(hint, value, path)  # type: ignore[arg-type]
+    return value if hint is Any else _scalar(hint, value, path)
+
+
+def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    rest = [o for o in options if o is not type(None)]
+    if len(rest) == 1:
+        return _value(rest[0], value, path)
+    if all(dataclasses.is_dataclass(o) for o in rest):
+        return _variant(rest, value, path)
+    for option in rest:
+        try:
+            return _value(option, value, path)
+        except ConfigError:
+            continue
+    raise ConfigError(path, f"must be {' or '.join(getattr(o, '__name__', str(o)) for o in rest)}", value)
+
+
+def _variant(options: list[Any], value: Any, path: str) -> Any:
+    named = {get_args(get_type_hints(o)["name"])[0]: o for o in options}
+    if not isinstance(value, Mapping) or "name" not in value:
+        raise ConfigError(f"{path}.name", "is missing" if isinstance(value, Mapping) else "must be a section", value)
+    if value["name"] not in named:
+        raise ConfigError(f"{path}.name", f"must be one of {', '.join(named)}", value["name"])
+    return read(named[value["name"]], value, path)
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint:
+        hold = " (write 1.0e-3 rather than 1e-3)" if hint is float and isinstance(value, str) else ""
+        raise ConfigError(path, f"must be {_WORDS.get(hint, hint)}{hold}", value)
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(path, "must be finite", value)
+    return value

@@ -1,0 +1,50 @@
+"""What a fit sees: training and validation rows, and the transform fitted on the training rows."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .transform import Transform
+
+
+@dataclass(frozen=True)
+class Split:
+    """Raw rows: images uint8 [n, channel, height, width] or features float64 [n, feature];
+    labels int64 [n] or targets float64 [n, output], in original units."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class FitData:
+    """One split of one data set, without its test rows."""
+
+    task: Literal["classification", "regression"]
+    train: Split
+    validation: Split
+    transform: Transform
+    classes: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(channel, height, width) or (feature,)."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """Classes, or output columns."""
+        return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
+
+    def tensors(
+        self, part: Literal["train", "validation"], device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, Tensor]:
+        """Transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
+        split = self.train if part == "train" else self.validation
+        return self.transform.inputs(split.inputs, device), self.transform.targets(split.targets, device)

@@ -1,0 +1,62 @@
+"""What a method is: the protocol that every family fills and the registry lists."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from .artifacts import State
+from .data.fitdata import FitData
+from .progress import Report
+from .seeds import Seed
+
+Kind = Literal["trajectory", "teacher", "coreset", "student"]
+Task = Literal["classification", "regression"]
+Inputs = Mapping[str, list[State]]  # stage kind -> its members, in order
+
+
+class Make(Protocol):
+    """Makes one member of a stage's artifact: a trajectory, a chain, a coreset, a fitted posterior.
+
+    ``config`` is the method's config; ``inputs`` are the members of the artifacts that it needs;
+    ``rng`` is this member's own address. A student's state is a posterior's (``config["posterior"]``
+    names its class in ``methods.POSTERIORS``).
+    """
+
+    def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a method does in one stage kind.
+
+    Attributes:
+        make: makes one member.
+        needs: the stage kinds whose artifact it is made from, beside the data.
+        takes: ``each``: member i is made from the i-th member of its input; ``all``: from all of them.
+        summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
+            (members' states, data, config) -> (metrics, warnings).
+    """
+
+    make: Make
+    needs: tuple[Kind, ...] = ()
+    takes: Literal["each", "all"] = "all"
+    summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the registry.
+
+    Attributes:
+        name: its key under ``methods`` in params.yaml, and in every table.
+        config: the frozen dataclass that reads ``methods.<name>``.
+        tasks: what it can predict.
+        rooms: stage kind -> what it does there.
+        search: dotted config keys that Ray Tune may vary -> (low, high, "log" or "linear").
+    """
+
+    name: str
+    config: type
+    tasks: tuple[Task, ...]
+    rooms: Mapping[Kind, Room]
+    search: Mapping[str, tuple[float, float, Literal["log", "linear"]]] = field(default_factory=dict)

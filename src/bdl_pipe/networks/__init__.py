@@ -1,0 +1,26 @@
+"""Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
+
+from ..seeds import Seed
+from .base import Network
+from .convnet import ConvNetConfig, convnet_trunk
+from .mlp import MlpConfig, mlp_trunk
+
+NetworkConfig = MlpConfig | ConvNetConfig
+
+__all__ = ["ConvNetConfig", "MlpConfig", "Network", "NetworkConfig", "build"]
+
+
+def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
+    """A freshly initialised network; equal arguments give equal weights.
+
+    Args:
+        input_shape: (channel, height, width) or (feature,).
+        outputs: width of the head; 0 for a trunk without a head.
+        rng: the address of the initial weights.
+    """
+    generator = rng.generator()
+    if isinstance(config, MlpConfig):
+        trunk, width = mlp_trunk(config, input_shape, generator)
+    else:
+        trunk, width = convnet_trunk(config, input_shape, generator)
+    return Network(trunk, width, outputs, generator)

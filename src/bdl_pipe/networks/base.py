@@ -1,0 +1,47 @@
+"""The shape of every network here: trunk, then head."""
+
+import math
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+@final
+class Network(nn.Module):
+    """``head(trunk(x))``; a network without outputs is its trunk.
+
+    Attributes:
+        trunk: inputs [batch, ...] -> features [batch, width].
+        head: features -> outputs [batch, output].
+        width: the number of features.
+    """
+
+    def __init__(self, trunk: nn.Module, width: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.trunk, self.width, self.outputs = trunk, width, outputs
+        self.head: nn.Module = lecun_normal(nn.Linear(width, outputs), generator) if outputs else nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.trunk(inputs))
+
+
+def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:
+    """Weights N(0, 1/fan_in), biases 0 (LeCun et al. 1998)."""
+    return _normal(layer, 1.0, generator)
+
+
+def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
+    """Weights N(0, 2/fan_in), biases 0 (He et al. 2015)."""
+    return _normal(layer, 2.0, generator)
+
+
+def _normal(layer: Layer, gain: float, generator: torch.Generator) -> Layer:
+    fan_in = layer.weight[0].numel()
+    with torch.no_grad():
+        layer.weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()
+    return layer

@@ -1,0 +1,75 @@
+"""The ConvNet of the dataset-distillation literature: blocks of 3×3 conv → norm → ReLU → 2×2 pool.
+
+Gidaris & Komodakis 2018; Zhou et al. 2022 (FRePo) use filters 128, 256, 512 (our ``width`` = 128).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import require
+from .base import lecun_normal
+
+
+@dataclass(frozen=True)
+class ConvNetConfig:
+    """A ConvNet trunk.
+
+    Attributes:
+        width: filters of the first block; each later block has twice as many.
+        blocks: number of blocks, each of which halves the image.
+        norm: ``batch`` (running statistics at evaluation), ``batch_stats`` (the statistics of the
+            batch at hand, always), ``instance``, ``group`` (8 groups) or ``none``.
+        pool: ``average`` or ``max``.
+    """
+
+    name: Literal["convnet"]
+    width: int
+    blocks: int = 3
+    norm: Literal["batch", "batch_stats", "instance", "group", "none"] = "batch"
+    pool: Literal["average", "max"] = "average"
+
+    def __post_init__(self) -> None:
+        require(self.width > 0, "width", "must be > 0", self.width)
+        require(self.blocks > 0, "blocks", "must be > 0", self.blocks)
+        require(self.norm != "group" or self.width % 8 == 0, "width", "must be a multiple of 8 for group norm", self.width)
+
+
+@final
+class BatchStatistics(nn.Module):
+    """Batch normalisation by the statistics of the batch at hand, in training and evaluation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.batch_norm(inputs, None, None, self.weight, self.bias, training=True)
+
+
+def convnet_trunk(
+    config: ConvNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """The trunk and its width, for images of any size of at least 2**blocks pixels."""
+    channels, height, width = input_shape
+    layers: list[nn.Module] = []
+    for block in range(config.blocks):
+        filters = config.width * 2**block
+        layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
+        layers += [nn.ReLU(), nn.AvgPool2d(2) if config.pool == "average" else nn.MaxPool2d(2)]
+        channels, height, width = filters, height // 2, width // 2
+    require(min(height, width) > 0, "blocks", f"must leave a pixel of an image of {input_shape}", config.blocks)
+    return nn.Sequential(*layers, nn.Flatten()), channels * height * width
+
+
+def _norm(name: str, channels: int) -> nn.Module:
+    if name == "batch":
+        return nn.BatchNorm2d(channels)
+    if name == "batch_stats":
+        return BatchStatistics(channels)
+    if name == "instance":
+        return nn.GroupNorm(channels, channels)
+    return nn.GroupNorm(8, channels) if name == "group" else nn.Identity()

@@ -1,0 +1,114 @@
+"""The protocol of a fitted posterior, and the posterior that is a set of networks.
+
+A posterior's state is named tensors plus a JSON-able config; it is read back on any device, with no
+training data at hand. Regression posteriors answer in *standardised* units: ``Fitted`` undoes that.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from . import networks
+from .artifacts import State, stack, unstack
+from .config import read, to_mapping
+from .data.transform import Transform
+from .predictive import Categorical, Gaussian, Predictive
+from .seeds import Seed
+
+Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
+
+
+class Posterior(Protocol):
+    """What every method fits."""
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """The predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
+        ...
+
+    def state(self) -> State:
+        """Tensors and config; ``config["posterior"]`` is the class's key in ``methods.POSTERIORS``."""
+        ...
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior": ...
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """How to build the network whose weights are drawn, and how its outputs are read.
+
+    Attributes:
+        network: the architecture.
+        input_shape, outputs: the network's interface (outputs counts classes or target columns).
+        likelihood: ``categorical``: softmax; ``gaussian``: outputs are means, of fixed
+            ``noise_variance``; ``gaussian_head``: twice the outputs, means then log-variances.
+        noise_variance: in standardised units, for ``gaussian``.
+    """
+
+    network: networks.NetworkConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    likelihood: Likelihood
+    noise_variance: float = 1.0
+
+    def build(self, rng: Seed) -> networks.Network:
+        width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
+        return networks.build(self.network, self.input_shape, width, rng=rng)
+
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Network outputs [draw, batch, output] to a predictive."""
+        if self.likelihood == "categorical":
+            return Categorical(F.log_softmax(outputs, dim=-1))
+        if self.likelihood == "gaussian":
+            return Gaussian(outputs, torch.full_like(outputs, self.noise_variance))
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        return Gaussian(mean, log_variance.exp())
+
+
+@final
+class NetworkDraws:
+    """S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws."""
+
+    key = "network_draws"
+
+    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [draw, ...]."""
+        self.spec, self.weights = spec, weights
+        self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
+
+    @classmethod
+    def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":
+        return cls(spec, stack(draws))
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """``rng`` is not used: the draws are fixed."""
+        outputs = [functional_call(self._skeleton, draw, (inputs,)) for draw in unstack(self.weights)]
+        return self.spec.predictive(torch.stack(outputs))
+
+    def state(self) -> State:
+        return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "NetworkDraws":
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        return cls(spec, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+@final
+class Fitted:
+    """A posterior with the transform of its data: raw inputs in, original units out."""
+
+    def __init__(self, posterior: Posterior, transform: Transform, classes: tuple[str, ...] = ()) -> None:
+        self.posterior, self.transform, self.classes = posterior, transform, classes
+
+    def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
+        """The predictive of raw rows, regression rescaled to the targets' own units."""
+        predictive = self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
+        if self.transform.shift is None or self.transform.scale is None:
+            return predictive
+        return predictive.rescale(self.transform.shift, self.transform.scale)

@@ -1,0 +1,118 @@
+"""What every posterior answers: a predictive distribution that keeps its draws.
+
+p(y | x, D) ≈ (1/S) Σ_s p(y | x, θ_s). A predictive from draws keeps each draw's distribution, so
+that mutual information, per-draw disagreement and the joint over several inputs exist; a closed
+form has one draw. Nothing here averages implicitly: ``log_probs`` is the log of the mixture.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Predictive(ABC):
+    """A distribution of the target for each of a batch of inputs."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """E[y | x]: class probabilities [batch, class], or the mean [batch, output]."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Var[y | x], of the shape of ``mean`` (of each class's indicator, for classes)."""
+
+    @abstractmethod
+    def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
+        """log p(y | x) of each example, natural log."""
+
+    @abstractmethod
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
+        """The predictive of shift + scale·y, both [output]; for classes, an error of ours."""
+
+
+def _mixture(log_terms: Tensor) -> Tensor:
+    """log (1/S) Σ_s exp(log_terms[s]) over the first dimension."""
+    return torch.logsumexp(log_terms, dim=0) - math.log(log_terms.shape[0])
+
+
+@final
+class Categorical(Predictive):
+    """Class probabilities from S equally weighted draws."""
+
+    def __init__(self, draw_log_probs: Float[Tensor, "draw batch class"]) -> None:
+        self.draw_log_probs = draw_log_probs
+        self.log_probs: Float[Tensor, "batch class"] = _mixture(draw_log_probs)
+
+    @property
+    def mean(self) -> Float[Tensor, "batch class"]:
+        return self.log_probs.exp()
+
+    @property
+    def variance(self) -> Float[Tensor, "batch class"]:
+        return self.mean * (1 - self.mean)
+
+    def log_prob(self, targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        return self.log_probs.gather(-1, targets.long()[:, None])[:, 0]
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
+        raise TypeError("classes have no scale")
+
+    def entropy(self) -> Float[Tensor, " batch"]:
+        """H[y | x] of the mixture, in nats."""
+        return -torch.special.xlogy(self.mean, self.mean).sum(-1)
+
+    def mutual_information(self) -> Float[Tensor, " batch"]:
+        """I[y; θ | x] = H[mixture] − mean of the draws' entropies, in nats; 0 for one draw."""
+        probs = self.draw_log_probs.exp()
+        inner = -torch.special.xlogy(probs, probs).sum(-1).mean(0)  # [batch]
+        return (self.entropy() - inner).clamp_min(0)
+
+    def joint_log_prob(
+        self, first: Int[Tensor, " pair"], second: Int[Tensor, " pair"], targets: Int[Tensor, " batch"]
+    ) -> Float[Tensor, " pair"]:
+        """log p(y_i, y_j | x_i, x_j, D) for pairs of rows, dependence across inputs kept.
+
+        (1/S) Σ_s p(y_i | x_i, θ_s) p(y_j | x_j, θ_s): the quantity that a distilled predictive
+        cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
+        """
+        each = self.draw_log_probs.gather(-1, targets.long().expand(len(self.draw_log_probs), -1)[..., None])[..., 0]
+        return _mixture(each[:, first] + each[:, second])
+
+
+@final
+class Gaussian(Predictive):
+    """An equally weighted mixture of S Gaussians for each output, outputs independent given a draw."""
+
+    def __init__(
+        self, draw_mean: Float[Tensor, "draw batch output"], draw_variance: Float[Tensor, "draw batch output"]
+    ) -> None:
+        self.draw_mean, self.draw_variance = torch.broadcast_tensors(draw_mean, draw_variance)
+
+    @property
+    def mean(self) -> Float[Tensor, "batch output"]:
+        return self.draw_mean.mean(0)
+
+    @property
+    def variance(self) -> Float[Tensor, "batch output"]:
+        """E[Var] + Var[E], the mixture's variance (the population form over draws)."""
+        return self.draw_variance.mean(0) + self.draw_mean.var(0, correction=0)
+
+    @property
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        """Var over draws of the mean alone; 0 for one draw."""
+        return self.draw_mean.var(0, correction=0)
+
+    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        squared = (targets - self.draw_mean) ** 2 / self.draw_variance
+        each = -0.5 * (squared + self.draw_variance.log() + math.log(2 * math.pi))  # [draw, batch, output]
+        return _mixture(each.sum(-1))
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Gaussian":
+        shift, scale = shift.to(self.draw_mean), scale.to(self.draw_mean)
+        return Gaussian(shift + scale * self.draw_mean, scale**2 * self.draw_variance)

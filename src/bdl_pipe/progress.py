@@ -1,0 +1,71 @@
+"""The one window out of a long computation: progress, metrics, checkpoints.
+
+A fit calls ``report(step, total, metrics)`` and, where it can be resumed, ``report.save`` whenever
+``report.due()``; it starts from ``report.load()``. Who listens (a progress bar, MLflow, Ray Tune, a
+file) is not its business. Checkpoint files are deleted by whoever runs the fit, once its result is safe.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from .artifacts import State, from_bytes, to_bytes, write_bytes
+from .errors import ArtifactError
+
+
+class Report(ABC):
+    """What a fit may tell, and where it may leave a checkpoint."""
+
+    @abstractmethod
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Step ``step`` of ``total`` is done; ``metrics`` are worth recording."""
+
+    def due(self) -> bool:
+        """Whether it is time to save a checkpoint."""
+        return False
+
+    def save(self, state: State) -> None:
+        """Keep ``state`` so that a later ``load`` returns it, also after a kill."""
+
+    def load(self) -> State | None:
+        """The last checkpoint that was saved whole, if any."""
+        return None
+
+
+@final
+class Silent(Report):
+    """Listens to nothing and keeps nothing."""
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        pass
+
+
+@final
+class FileCheckpoints(Report):
+    """Keeps the last checkpoint in one file, replaced by rename; an unreadable one is discarded."""
+
+    def __init__(self, path: Path, every_seconds: float, listener: Report | None = None) -> None:
+        self._path, self._every, self._listener = path, every_seconds, listener or Silent()
+        self._last = time.monotonic()
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._listener(step, total, metrics)
+
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= self._every
+
+    def save(self, state: State) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(self._path, to_bytes(state))
+        self._last = time.monotonic()
+
+    def load(self) -> State | None:
+        try:
+            return from_bytes(self._path.read_bytes(), str(self._path))
+        except FileNotFoundError:
+            return None
+        except ArtifactError:
+            self._path.unlink(missing_ok=True)  # half a checkpoint is none: start over
+            return None

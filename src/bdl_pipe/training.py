@@ -1,0 +1,158 @@
+"""One loop for everything that descends a gradient: schedule, progress, checkpoint, exact resume.
+
+What is descended is a :class:`Descent`: it owns its parameters, draws its own batches from the
+seed address of the step, and says what else a checkpoint must hold. The loop owns the optimiser,
+the learning-rate schedule and the checkpoints. A resumed run continues with the same bits: the
+optimiser's tensors are stored whole and no generator has a state to lose.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .artifacts import State
+from .errors import require
+from .progress import Report
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """An optimiser and its learning-rate schedule.
+
+    Attributes:
+        name: the update rule, torch's.
+        rate: the peak learning rate.
+        schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero.
+        warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
+        weight_decay: γ, enters the gradient as γw (decoupled for adamw).
+        momentum: for sgd.
+        clip: the largest gradient norm, or null.
+    """
+
+    name: Literal["adam", "adamw", "sgd"]
+    rate: float
+    schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
+    warmup: float = 0.3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(0 < self.warmup < 1, "warmup", "must be in (0, 1)", self.warmup)
+        require(self.weight_decay >= 0, "weight_decay", "must be >= 0", self.weight_decay)
+        require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)", self.momentum)
+        require(self.clip is None or self.clip > 0, "clip", "must be > 0 or null", self.clip)
+
+
+class Descent(ABC):
+    """Something whose loss can be descended."""
+
+    @abstractmethod
+    def parameters(self) -> list[Tensor]:
+        """The leaf tensors that the optimiser moves, in a fixed order."""
+
+    @abstractmethod
+    def loss(self, step: int) -> Tensor:
+        """The scalar loss of step ``step``, with its graph. Its randomness is addressed by ``step``."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that a later step depends on, but the optimiser's."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what ``state`` returned."""
+
+    def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        """Called after the update of step ``step``; what it returns is reported."""
+        return {}
+
+
+def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) -> None:
+    """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
+
+    Raises:
+        FloatingPointError: the loss became NaN or infinite.
+    """
+    optimiser = make_optimiser(task.parameters(), config)
+    start = resume(task, optimiser, report)
+    for step in range(start, steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(config, step, steps)
+        optimiser.zero_grad(set_to_none=True)
+        loss = task.loss(step)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss became {loss.item()} at step {step}: lower the learning rate")
+        loss.backward()
+        if config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(task.parameters(), config.clip)
+        optimiser.step()
+        report(step + 1, steps, task.after(step, loss.detach()))
+        if report.due():
+            report.save(checkpoint(task, optimiser, step + 1))
+
+
+def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
+    """The rate of update ``step`` of ``steps``, a pure function of both."""
+    if config.schedule == "constant":
+        return config.rate
+    if config.schedule == "cosine":
+        return config.rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    rising = config.warmup * steps
+    if step < rising:
+        return config.rate * (1 / 25 + (1 - 1 / 25) * step / rising)
+    return config.rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
+
+
+def make_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return rule(parameters, lr=config.rate, weight_decay=config.weight_decay)
+
+
+def checkpoint(task: Descent, optimiser: torch.optim.Optimizer, step: int) -> State:
+    """Everything that the steps from ``step`` on depend on."""
+    tensors = {f"task.{k}": v for k, v in task.state().items()}
+    return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
+
+
+def resume(task: Descent, optimiser: torch.optim.Optimizer, report: Report) -> int:
+    """Restore the last checkpoint, if any; the step to go on from."""
+    last = report.load()
+    if last is None:
+        return 0
+    task.restore({k.removeprefix("task."): v for k, v in last.tensors.items() if k.startswith("task.")})
+    restore_optimiser(optimiser, last.tensors, "optimiser")
+    return int(last.config["step"])
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: ``prefix.<parameter number>.<name>``."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return {
+        f"{prefix}.{i}.{name}": torch.as_tensor(value)
+        for i, parameter in enumerate(parameters)
+        for name, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str) -> None:
+    """The inverse of :func:`optimiser_tensors`; what is not named is forgotten."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    optimiser.state.clear()
+    for key, value in tensors.items():
+        if key.startswith(prefix + "."):
+            number, name = key.removeprefix(prefix + ".").split(".", 1)
+            parameter = parameters[int(number)]
+            at = parameter.device if name != "step" else value.device  # torch keeps Adam's step on the CPU
+            optimiser.state[parameter][name] = value.to(at).clone()
