@@ -21,7 +21,7 @@ from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places, stage
+from . import places, records, stage
 from .executors import Executor, Task
 from .executors.display import Display
 from .params import Params, Row, task_of
@@ -139,7 +139,7 @@ def _seed(question: Question, row: Row, params: Params) -> int:
 
 def _rows(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> Iterator[dict[str, Any]]:
     """The tidy rows: one figure each; the costs of the fit come from the student's provenance."""
-    record = stage.read_provenance("student", row.key)
+    record = records.read("student", row.key)
     for question, found in answers:
         seed = _seed(question, row, params)
         scores = dict(found.scores)

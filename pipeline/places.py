@@ -14,7 +14,7 @@ def artifact(kind: str, key: str) -> Path:
     return WORK / kind / key
 
 
-def provenance(kind: str, key: str) -> Path:
+def record(kind: str, key: str) -> Path:
     """What differs between equal runs, beside the artifact: seconds, memory, device, commit."""
     return WORK / kind / f"{key}.run.json"
 

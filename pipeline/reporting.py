@@ -1,6 +1,6 @@
 """The report stage: what lies where, for the report's own code."""
 
-from . import places, provenance, report, stage
+from . import places, provenance, records, report
 from .params import Params
 from .settings import Settings
 
@@ -14,7 +14,7 @@ def build(params: Params, settings: Settings) -> None:
             method=row.method.name,
             setting=row.entry.setting,
             evaluate=places.artifact("evaluate", row.key),
-            record=places.provenance("student", row.key),
+            record=places.record("student", row.key),
         )
         for row in params.of("student")
     ]
@@ -22,5 +22,5 @@ def build(params: Params, settings: Settings) -> None:
         report.CoresetInfo(row.key, row.entry.dataset, row.method.name, places.artifact("coreset", row.key))
         for row in params.of("coreset")
     ]
-    facts = {"commit": provenance.commit(), "seed": params.seed, "device": stage.device_name(settings.device)}
+    facts = {"commit": provenance.commit(), "seed": params.seed, "device": records.device_name(settings.device)}
     report.build(runs, coresets, places.REPORT, provenance=facts, dpi=params.report.figures_dpi)

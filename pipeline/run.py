@@ -5,7 +5,7 @@ from argparse import Namespace
 
 from bdl_pipe.errors import UserError
 
-from . import stage
+from . import shell
 from .params import FIT_KINDS, Params, load
 
 
@@ -16,7 +16,7 @@ def main(args: Namespace) -> None:
         raise UserError(f"run {args.stage} takes no key, got {args.key}")
     if args.stage not in ("all", "report") and not args.key:
         raise UserError(f"run {args.stage} needs the key of a row")
-    with stage.opened(args.executor) as (params, executor, settings):
+    with shell.opened(args.executor) as (params, executor, settings):
         for kind, key in todo:
             run = importlib.import_module(f"stages.{kind}").run
             run(*([key] if key else []), params, executor, settings)

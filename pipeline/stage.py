@@ -7,29 +7,24 @@ then provenance, then summaries. The artifact comes first: whatever fails after 
 import dataclasses
 import hashlib
 import json
-import signal
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepare
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Make
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places
-from .executors import Done, Executor, Task, choose
+from . import places, records
+from .executors import Done, Executor, Task
 from .executors.display import Display
 from .executors.store import Store
-from .params import Params, Row, load
+from .params import Params, Row
 from .settings import Settings
 
 
@@ -66,7 +61,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
         place = places.artifact(kind, key)
         _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
         metrics, warnings = _summarise(row, named, shared)
-        write_provenance(place, kind, key, named, row, settings, metrics, warnings)
+        records.write(row, named, settings, metrics, warnings)
         store.clear()
         tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
         for text in warnings:
@@ -183,88 +178,3 @@ def _summarise(
         for name, value in metrics.items():
             sums.setdefault(name, []).append(float(value))
     return {name: sum(values) / len(values) for name, values in sums.items()}, warnings
-
-
-def write_provenance(
-    place: Path,
-    kind: str,
-    key: str,
-    done: Mapping[str, Done],
-    row: Row,
-    settings: Settings,
-    metrics: Mapping[str, float],
-    warnings: Sequence[str],
-) -> None:
-    """Write ``<artifact>.run.json``; the input's own, where there is one, counts into upstream seconds."""
-    import torch
-
-    from . import provenance
-
-    upstream = read_provenance(row.input_kind, row.input_key)
-    written = {
-        "seconds": {name: made.seconds for name, made in done.items()},
-        "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
-        "upstream_seconds": _all_seconds(upstream),
-        "executor": settings.executor,
-        "device": device_name(settings.device),
-        "commit": provenance.commit(),
-        "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-        "metrics": dict(metrics),
-        "warnings": list(warnings),
-    }
-    write_bytes(places.provenance(kind, key), json.dumps(written, sort_keys=True, indent=1).encode())
-
-
-def read_provenance(kind: str, key: str) -> dict[str, Any]:
-    try:
-        return json.loads(places.provenance(kind, key).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-
-
-def _all_seconds(written: Mapping[str, Any]) -> float:
-    return sum(written.get("seconds", {}).values()) + written.get("upstream_seconds", 0.0)
-
-
-def device_name(device: str) -> str:
-    """The processor's or the GPU's own name."""
-    import torch
-
-    if device == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "cpu")
-    except OSError:
-        return "cpu"
-
-
-@contextmanager
-def opened(executor: str | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
-    """What a stage needs: checked params, an executor that is closed at the end, settings."""
-    settings = Settings.read(executor=executor)
-    params = load()
-    running = choose(settings)
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield params, running, settings
-    finally:
-        running.close()
-
-
-def main(kind: str, run: Any, arguments: Sequence[str]) -> int:
-    """The body of ``python -m stages.<kind> [KEY]``: user errors are one line and exit code 2."""
-    try:
-        with opened() as (params, executor, settings):
-            run(*arguments, params, executor, settings)
-    except UserError as error:
-        print(f"{' '.join([kind, *arguments])}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{' '.join([kind, *arguments])}: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline import reporting, stage
+from pipeline import reporting, shell
 from pipeline.executors import Executor
 from pipeline.params import Params
 from pipeline.settings import Settings
@@ -13,4 +13,4 @@ def run(params: Params, executor: Executor, settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(stage.main("report", run, sys.argv[1:]))
+    sys.exit(shell.main("report", run, sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline import stage
+from pipeline import shell, stage
 from pipeline.executors import Executor
 from pipeline.params import Params
 from pipeline.settings import Settings
@@ -13,4 +13,4 @@ def run(key: str, params: Params, executor: Executor, settings: Settings) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(stage.main("student", run, sys.argv[1:]))
+    sys.exit(shell.main("student", run, sys.argv[1:]))
