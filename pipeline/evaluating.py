@@ -153,10 +153,9 @@ def _rows(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> I
 
 def _fit_cost(record: Mapping[str, Any], member: str) -> Scores:
     """Seconds to fit one member, with all that it was made from, and the memory that took."""
-    if "seconds" not in record:
+    if not record:
         return {}
-    seconds = record["seconds"][member] + record["upstream_seconds"]
-    return {"fit_seconds": (seconds, 1), "peak_bytes": (float(record["peak_bytes"][member]), 1)}
+    return {"fit_seconds": (record["total_seconds"][member], 1), "peak_bytes": (float(record["peak_bytes"][member]), 1)}
 
 
 def _tables(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> dict[str, list[pa.Table]]:

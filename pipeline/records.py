@@ -24,14 +24,13 @@ def write(
     metrics: Mapping[str, float],
     warnings: Sequence[str],
 ) -> None:
-    """Write ``<artifact>.run.json``; the input's own, where there is one, counts into upstream seconds."""
+    """Write ``<artifact>.run.json``; the input's own, where there is one, counts into the total seconds."""
     import torch
 
-    upstream = read(row.input_kind, row.input_key)
     written = {
         "seconds": {name: made.seconds for name, made in done.items()},
         "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
-        "upstream_seconds": _all_seconds(upstream),
+        "total_seconds": _totals(row, done),
         "executor": settings.executor,
         "device": device_name(settings.device),
         "commit": provenance.commit(),
@@ -49,8 +48,19 @@ def read(kind: str, key: str) -> dict[str, Any]:
         return {}
 
 
-def _all_seconds(written: Mapping[str, Any]) -> float:
-    return sum(written.get("seconds", {}).values()) + written.get("upstream_seconds", 0.0)
+def _totals(row: Row, done: Mapping[str, Done]) -> dict[str, float]:
+    """By member, its own seconds and those of all that it was made from.
+
+    The input's record is read though it is no dependency of the stage: no result depends on it.
+    """
+    above = read(row.input_kind, row.input_key).get("total_seconds", {})
+    totals = {}
+    for name, made in done.items():
+        split, _, member = name.partition("-")
+        used = {k: v for k, v in above.items() if k.startswith(f"{split}-")}
+        each = row.room.takes == "each"
+        totals[name] = made.seconds + (above.get(f"{split}-{member}", 0.0) if each else sum(used.values()))
+    return totals
 
 
 def device_name(device: str) -> str:
