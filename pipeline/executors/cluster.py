@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ class Cluster:
     """Runs tasks as Ray tasks; connects when there is work for it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._temporary = settings, ""
+        self._settings, self._temporary, self._connected = settings, "", False
 
     def map(
         self,
@@ -68,7 +68,7 @@ class Cluster:
         return [results[task.name] for task in tasks]
 
     def close(self) -> None:
-        if self._temporary or "ray" in os.sys.modules:  # type: ignore[attr-defined]
+        if self._connected:
             import ray
 
             ray.shutdown()
@@ -82,6 +82,7 @@ class Cluster:
         import ray
 
         if not ray.is_initialized():
+            self._connected = True
             try:
                 ray.init(**self._options(), log_to_driver=False, logging_level="error")
             except (ConnectionError, RuntimeError, TimeoutError) as error:
@@ -91,14 +92,9 @@ class Cluster:
 
     def _options(self) -> dict[str, Any]:
         if self._settings.address:
-            return {"address": self._settings.address, "runtime_env": _code(self._settings.address)}
+            return {"address": self._settings.address, **_code(self._settings.address)}
         self._temporary = tempfile.mkdtemp(prefix="bdl-ray-")
-        return {
-            "address": "local",
-            "include_dashboard": False,
-            "object_store_memory": _STORE_BYTES,
-            "_temp_dir": self._temporary,
-        }
+        return _local(self._temporary)
 
     def _run(
         self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any], display: Display, store: Store | None
@@ -128,6 +124,35 @@ class Cluster:
                 with contextlib.suppress(Exception):
                     ray.cancel(ref, force=True)
             ray.kill(hub)
+
+
+@contextlib.contextmanager
+def head(settings: Settings) -> Iterator[str]:
+    """The address of a cluster for other processes: the one that is named, or one inside this process."""
+    prepare_environment()
+    if settings.address:
+        preflight(settings.address)
+        yield settings.address
+        return
+    import ray
+
+    temporary = tempfile.mkdtemp(prefix="bdl-ray-")
+    try:
+        context = ray.init(**_local(temporary), log_to_driver=False, logging_level="error")
+        check_resources(ray.nodes(), 1.0, settings.gpus)
+        yield context.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _local(temporary: str) -> dict[str, Any]:
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": _STORE_BYTES,
+        "_temp_dir": temporary,
+    }
 
 
 def prepare_environment() -> None:
@@ -177,8 +202,9 @@ def _code(address: str) -> dict[str, Any]:
     host = address.rpartition(":")[0]
     with contextlib.suppress(OSError):
         if host in ("localhost", "127.0.0.1", socket.gethostbyname(socket.gethostname())):
-            return {"env_vars": {}}
-    return {"py_modules": [str(root / "pipeline"), str(root / "stages"), str(root / "src" / "bdl_pipe")]}
+            return {}
+    modules = [root / "pipeline", root / "stages", root / "src" / "bdl_pipe"]
+    return {"runtime_env": {"py_modules": [str(module) for module in modules]}}
 
 
 def _hub(store: Store | None) -> Any:
