@@ -56,6 +56,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
 
     row = params.row("student", key)
     place = places.artifact("evaluate", key)
+    (places.WORK / "coreset").mkdir(parents=True, exist_ok=True)  # the report depends on it, also where it is empty
     shared, tasks = _plan(row, params, settings)
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     light = task_of(params.datasets[row.entry.dataset]) == "regression"
@@ -147,7 +148,16 @@ def _rows(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> I
             scores["cost"] = scores["cost"] | _fit_cost(record, f"{question.split}-{question.member}")
         for split, metrics in scores.items():
             for metric, (value, n) in metrics.items():
-                facts = (row.entry.dataset, row.method.name, row.entry.setting, seed, split, metric, float(value), int(n))
+                facts = (
+                    row.entry.dataset,
+                    row.method.name,
+                    row.entry.setting,
+                    seed,
+                    split,
+                    metric,
+                    float(value),
+                    int(n),
+                )
                 yield dict(zip(COLUMNS, facts, strict=True))
 
 

@@ -5,7 +5,17 @@ import threading
 import time
 from typing import Any, Final, Self
 
-_NOISE: Final = ("To track the changes", "git add", "To enable auto staging", "dvc config core", "Use `dvc push`", "> python")
+_NOISE: Final = (  # what DVC says beside what the stage says
+    "Running stage",
+    "Updating lock file",
+    "Generating lock file",
+    "To track the changes",
+    "git add",
+    "To enable auto staging",
+    "dvc config core",
+    "Use `dvc push`",
+    "> python",
+)
 
 
 class Lines:

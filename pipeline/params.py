@@ -104,7 +104,7 @@ class Params:
     def row(self, kind: str, key: str) -> Row:
         if (kind, key) not in self.rows:
             known = [k for other, k in self.rows if other == kind]
-            raise ConfigError(f"{SECTIONS[kind]}.{key}", f"is not a row{nearest(key, known)}")  # type: ignore[index]
+            raise ConfigError(f"{SECTIONS[kind]}.{key}", f"is not a row{nearest(key, known)}")
         return self.rows[kind, key]
 
     def of(self, kind: str) -> list[Row]:
@@ -118,8 +118,7 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
         DataError: the file is missing or is not YAML.
     """
-    if registry is None:
-        from bdl_pipe.methods import METHODS as registry
+    registry = _library() if registry is None else registry
     raw = read_yaml(path)
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections)
@@ -138,6 +137,12 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
             rows[kind, key] = _row(kind, key, value, raw, rows, registry, datasets)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
     return Params(seed, datasets, rows, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+
+
+def _library() -> Mapping[str, Method]:
+    from bdl_pipe.methods import METHODS
+
+    return METHODS
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:

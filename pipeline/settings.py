@@ -1,11 +1,11 @@
 """Machine settings: how work is run, never what it computes; they come from the environment alone.
 
-    BDL_EXECUTOR            inline | ray (default: ray)
-    RAY_ADDRESS             a cluster's address; without it Ray is started inside the process
-    BDL_DEVICE              cpu | cuda (default: cpu)
-    BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
-    BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
-    BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
+BDL_EXECUTOR            inline | ray (default: ray)
+RAY_ADDRESS             a cluster's address; without it Ray is started inside the process
+BDL_DEVICE              cpu | cuda (default: cpu)
+BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
+BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
+BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 """
 
 import math

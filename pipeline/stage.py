@@ -55,7 +55,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     store.open()
     with stage_run(kind, key, tags(row, params), about["config"]) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
-            light = getattr(row.room, "light", False)
+            light = row.room.light
             done = executor.map(make, tasks, shared=shared, display=display, store=store, light=light)
         named = dict(zip((task.name for task in tasks), done, strict=True))
         place = places.artifact(kind, key)
@@ -162,9 +162,7 @@ def _publish(
             write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
 
 
-def _summarise(
-    row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]
-) -> tuple[dict[str, float], list[str]]:
+def _summarise(row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Scores of the members together, over splits: the mean, and every split's warnings."""
     if row.room.summarise is None:
         return {}, []

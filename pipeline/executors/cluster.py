@@ -6,6 +6,7 @@ its task goes on from the last checkpoint.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -84,7 +85,7 @@ class Cluster:
         if not ray.is_initialized():
             self._connected = True
             try:
-                ray.init(**self._options(), log_to_driver=False, logging_level="error")
+                ray.init(**self._options(), log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, TimeoutError) as error:
                 where = self._settings.address or "inside this process"
                 raise UserError(f"Ray ({where}) did not start: {_first_line(error)}") from None
@@ -138,9 +139,9 @@ def head(settings: Settings) -> Iterator[str]:
 
     temporary = tempfile.mkdtemp(prefix="bdl-ray-")
     try:
-        context = ray.init(**_local(temporary), log_to_driver=False, logging_level="error")
+        ray.init(**_local(temporary), log_to_driver=False, logging_level=logging.ERROR)
         check_resources(ray.nodes(), 1.0, settings.gpus)
-        yield context.address_info["gcs_address"]
+        yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
         shutil.rmtree(temporary, ignore_errors=True)
@@ -180,7 +181,9 @@ def preflight(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=3).close()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one") from None
+        raise UserError(
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one"
+        ) from None
 
 
 def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> None:

@@ -68,7 +68,9 @@ class TaskReport(Report):
         return state
 
 
-def attempt(work: Work, task: Task, shared: Mapping[str, Any], channel: Channel, settings: Settings, keeps: bool) -> Done:
+def attempt(
+    work: Work, task: Task, shared: Mapping[str, Any], channel: Channel, settings: Settings, keeps: bool
+) -> Done:
     """Run one task, from its last checkpoint where there is one."""
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
