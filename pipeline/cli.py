@@ -7,26 +7,19 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from bdl_pipe.errors import UserError
 
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
-_MODULES: Final = {
-    "check": "check",
-    "repro": "repro",
-    "run": "run",
-    "tune": "tune",
-    "predict": "predict",
-    "ui": "ui",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, and hand over to the verb's module: its ``main(args)`` returns an exit code or None."""
+    """Parse, and hand over to ``pipeline.<verb>``: its ``main(args)`` returns an exit code or None."""
     args = parser().parse_args(argv)
     try:
-        return importlib.import_module(f"pipeline.{_MODULES[args.verb]}").main(args) or 0
+        return importlib.import_module(f"pipeline.{args.verb}").main(args) or 0
     except UserError as error:
         print(f"{args.verb}: {error}", file=sys.stderr)
         return 2
@@ -50,13 +43,19 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("method")
     tune.add_argument("--dataset", required=True)
     tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
+    tune.add_argument("--run", help="the row of runs whose branch is searched; default: the first of this method")
+    tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
     tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")
     tune.add_argument("--apply", action="store_true", help="merge the winner into params.yaml")
     predict = verbs.add_parser("predict", help="predict new rows with a fitted posterior")
     predict.add_argument("run", help="a row of runs")
-    predict.add_argument("--input", required=True, metavar="FILE")
-    predict.add_argument("--output", required=True, metavar="FILE.parquet")
-    verbs.add_parser("ui", help="the tracking page, on this project's store")
+    predict.add_argument("--input", required=True, type=Path, metavar="FILE")
+    predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
+    predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
+    predict.add_argument("--member", type=int, default=0, help="of a run with several members")
+    ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
+    ui.add_argument("--host", default="127.0.0.1")
+    ui.add_argument("--port", type=_positive, default=5000)
     return top
 
 
