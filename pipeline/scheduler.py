@@ -25,7 +25,7 @@ from .lines import Lines
 
 Graph = Mapping[str, Collection[str]]  # stage -> what it needs
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
-_GRACE_SECONDS: Final = 15.0  # between the polite signal and the last one
+_GRACE_SECONDS: Final = 8.0  # between the polite signal and the last one
 _KEPT_LINES: Final = 15
 
 
