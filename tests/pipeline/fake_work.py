@@ -42,6 +42,9 @@ def walk(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report
     for step in range(last.config["step"] if last else 0, config.steps):
         x = x + config.scale * torch.randn(5, generator=rng.fold("step", step).generator())
         time.sleep(config.pause)
+        if log := os.environ.get("WALK_LOG"):
+            with open(log, "a") as file:
+                file.write(f"{step}\n")
         report(step + 1, config.steps, {"norm": float(x.norm())})
         if report.due():
             report.save(State({"x": x}, {"step": step + 1}))
