@@ -18,9 +18,11 @@ def build(params: Params, settings: Settings) -> None:
         )
         for row in params.of("student")
     ]
+    used = {row.entry.input for row in params.of("student")}  # a change in these changes a student, which DVC watches
     coresets = [
         report.CoresetInfo(row.key, row.entry.dataset, row.method.name, places.artifact("coreset", row.key))
         for row in params.of("coreset")
+        if f"coreset/{row.key}" in used
     ]
     facts = {"commit": provenance.commit(), "seed": params.seed, "device": records.device_name(settings.device)}
     report.build(runs, coresets, places.REPORT, provenance=facts, dpi=params.report.figures_dpi)
