@@ -14,9 +14,9 @@ PARAMS = """
 seed: 0
 datasets:
   digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
-           splits: 1, ood: [mnist5k], corrupted_images: 10}
+           splits: 1, ood: [mnist5k], corrupted_images: 10, corruptions: made}
   boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
-           splits: 2, ood: [], corrupted_images: 0}
+           splits: 2, ood: [], corrupted_images: 0, corruptions: made}
 methods:
   sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, batch: 32, optimiser: {name: adam, rate: 3e-3}}
   deterministic: {}
