@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .tables import RunInfo, Stat, Table, corrupted
+from .tables import Paper, RunInfo, Stat, Table, corrupted
 
 NOTHING: Final = "—"
 
@@ -42,7 +42,7 @@ def places(digits: int) -> Callable[[float], str]:
 
 
 def count(value: float) -> str:
-    return f"{value:,.0f}"
+    return f"{value:.0f}" if value < 1000 else f"{value / 1e3:.3g} k" if value < 999_500 else f"{value / 1e6:.3g} M"
 
 
 def size(value: float) -> str:
@@ -55,10 +55,10 @@ def size(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Three significant digits, never in powers of ten: 0.012 s, 4.2 s, 3 min 20 s."""
-    if value >= 120:
-        return f"{int(value // 60)} min {int(value % 60):02d} s"
-    return f"{value:.1f} s" if value >= 10 else f"{value:.3g} s" if value >= 0.001 else f"{1000 * value:.2g} ms"
+    """About three digits: 12 ms, 4.21 s, 131 s, 20 min."""
+    if value >= 600:
+        return f"{value / 60:.0f} min"
+    return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
 
 
 def columns(table: Table, dataset: str) -> list[Column]:
@@ -66,8 +66,8 @@ def columns(table: Table, dataset: str) -> list[Column]:
     clean = [
         Column("Accuracy %", "accuracy", "test", +1, percent, "share of test inputs that are classified correctly"),
         Column("RMSE", "rmse", "test", -1, places(3), "root mean squared error, original units"),
-        Column("NLL", "nll", "test", -1, places(4), "mean negative log predictive density, natural log"),
-        Column("Brier", "brier", "test", -1, places(4), "squared distance to the one-hot label, summed over classes"),
+        Column("NLL", "nll", "test", -1, places(3), "mean negative log predictive density, natural log"),
+        Column("Brier", "brier", "test", -1, places(3), "squared distance to the one-hot label, summed over classes"),
         Column("ECE %", "ece", "test", -1, percent, "expected calibration error, equal-width bins"),
         Column("Corrupted acc. %", "accuracy", corrupted, +1, percent, "mean over all corruptions and severities"),
         Column("Corrupted NLL", "nll", corrupted, -1, places(3), "mean over all corruptions and severities"),
@@ -87,14 +87,19 @@ def columns(table: Table, dataset: str) -> list[Column]:
     return [c for c in clean + ood + cost if any(table.stat(k, c.metric, c.split) for k in keys)]
 
 
-def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: dict) -> list[Cell]:
+def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:
     """One cell a run, the best of them marked (all that share the best value)."""
     stats = [table.stat(run.key, column.metric, column.split) for run in runs]
     best = max((column.better * s.mean for s in stats if s and math.isfinite(s.mean)), default=math.nan)
-    printed = [
-        paper.get((r.dataset, r.method, r.setting, column.metric), "") if column.split == "test" else "" for r in runs
-    ]
-    return [_cell(s, column, best, p) for s, p in zip(stats, printed, strict=True)]
+    known = paper if column.split == "test" else {}
+    printed = [known.get((r.dataset, r.method, r.setting, column.metric)) for r in runs]
+    return [_cell(s, column, best, p.figure if p else "") for s, p in zip(stats, printed, strict=True)]
+
+
+def sources(runs: Sequence[RunInfo], paper: Paper) -> list[str]:
+    """Where the papers' figures beside ``runs`` stand."""
+    keys = {(r.dataset, r.method, r.setting) for r in runs}
+    return sorted({printed.source for key, printed in paper.items() if key[:3] in keys})
 
 
 def figure(stat: Stat | None, write: Callable[[float], str]) -> tuple[str, str]:
@@ -124,12 +129,12 @@ def seeds(table: Table, run: str) -> int:
     return stat.seeds if stat else 0
 
 
-def markdown(table: Table, paper: dict) -> str:
+def markdown(table: Table, paper: Paper) -> str:
     """The headline tables, one a data set, as Markdown."""
     return "\n".join(_markdown(table, dataset, paper) for dataset in table.datasets())
 
 
-def _markdown(table: Table, dataset: str, paper: dict) -> str:
+def _markdown(table: Table, dataset: str, paper: Paper) -> str:
     runs, shown = table.of(dataset), columns(table, dataset)
     grid = [cells(table, runs, column, paper) for column in shown]
     head = ["Method", "Setting", "Seeds", *(c.title for c in shown)]
@@ -137,13 +142,14 @@ def _markdown(table: Table, dataset: str, paper: dict) -> str:
     for i, run in enumerate(runs):
         n = seeds(table, run.key)
         lines.append(_row([run.method, run.setting, str(n) if n else NOTHING, *(_plain(c[i]) for c in grid)]))
-    notes = [f"- {run.key}: {text}" for run in runs for text in (*table.notes.get(run.key, ()), *table.warnings[run.key])]
+    notes = [f"- [paper]: {source}, as printed there" for source in sources(runs, paper)]
+    notes += [f"- {run.key}: {text}" for run in runs for _, text in table.remarks(run.key)]
     return "\n".join([*lines, "", *notes, *([""] if notes else [])])
 
 
 def _plain(cell: Cell) -> str:
     text = cell.text + (f" ± {cell.error}" if cell.error else "")
-    return (f"**{text}**" if cell.best else text) + (f" [paper: {cell.paper}]" if cell.paper else "")
+    return (f"**{text}**" if cell.best else text) + (f" [paper {cell.paper}]" if cell.paper else "")
 
 
 def _row(parts: Sequence[str]) -> str:

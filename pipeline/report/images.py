@@ -40,7 +40,8 @@ def section(coreset: CoresetInfo) -> str:
         return ""  # rows of features: nothing to look at
     images, labels = (states[found[0]][k].float().numpy() for k in ("images_raw", "labels"))
     if images.ndim != 4 or len(images) != len(labels):
-        raise ArtifactError(f"{coreset.path}/{found[0]}: images_raw must be [n, c, h, w] with n labels, got {images.shape}")
+        rule = "images_raw must be [n, c, h, w], labels [n, k]"
+        raise ArtifactError(f"{coreset.path}/{found[0]}: {rule}; got {images.shape} and {labels.shape}")
     total = f"{len(images)} images" + (f", the first of {len(found)} members" if len(found) > 1 else "")
     return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
 
@@ -52,21 +53,30 @@ def _member(name: str) -> tuple[int, ...]:
 
 def _rows(images: np.ndarray, labels: np.ndarray, coreset: CoresetInfo) -> str:
     top = labels.argmax(1)
+    if np.bincount(top).max() == 1:  # a row a class would be mostly empty
+        order = np.argsort(top, kind="stable")
+        flow = (_image(images[i], labels[i], _name(coreset, top[i]), titled=True) for i in order)
+        return f'<div class="scroll images flow">{"".join(flow)}</div>'
     rows = []
     for k in range(labels.shape[1]):
         which = np.flatnonzero(top == k)
-        name = coreset.classes[k] if k < len(coreset.classes) else f"class {k}"
+        name = _name(coreset, k)
         cells = "".join(_image(images[i], labels[i], name) for i in which[:SHOWN])
         rest = f'<span class="rest">+ {len(which) - SHOWN}</span>' if len(which) > SHOWN else ""
         rows.append(f'<tr><th scope="row">{escape(name)}</th><td>{cells or "—"}{rest}</td></tr>')
     return f'<div class="scroll"><table class="images">{"".join(rows)}</table></div>'
 
 
-def _image(image: np.ndarray, label: np.ndarray, name: str) -> str:
+def _name(coreset: CoresetInfo, k: int) -> str:
+    return coreset.classes[k] if k < len(coreset.classes) else f"class {k}"
+
+
+def _image(image: np.ndarray, label: np.ndarray, name: str, *, titled: bool = False) -> str:
     value = f"{label.max():.2f}"
     source = base64.b64encode(png(image)).decode()
     alt = escape(f"coreset image, top label {name} at {value}", quote=True)
-    return f'<figure><img src="data:image/png;base64,{source}" alt="{alt}"><figcaption>{value}</figcaption></figure>'
+    below = f"{escape(name)} {value}" if titled else value
+    return f'<figure><img src="data:image/png;base64,{source}" alt="{alt}"><figcaption>{below}</figcaption></figure>'
 
 
 def png(image: np.ndarray) -> bytes:

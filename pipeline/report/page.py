@@ -8,13 +8,13 @@ from typing import Any, Final
 from . import sections
 from .images import CoresetInfo
 from .svg import Look
-from .tables import Table
+from .tables import Paper, Table
 
 HERE: Final = Path(__file__).parent
 TITLE: Final = "Bayesian deep learning methods, side by side"
 
 
-def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[str, Any], paper: Mapping, dpi: int) -> str:
+def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[str, Any], paper: Paper, dpi: int) -> str:
     """The page's HTML; whatever differs between equal runs comes in by ``provenance`` or the run records."""
     look, names = Look(table.runs), table.datasets()
     parts = [sections.dataset(table, name, coresets, look, paper, dpi) for name in names]
@@ -25,14 +25,16 @@ def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[st
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>{TITLE}</title><link rel="icon" href="data:,"><style>{style}</style></head>\n<body><main>'
         f'<h1>{TITLE}</h1><p class="lead">{_lead(table)}</p><nav aria-label="Data sets">{links}</nav>'
-        f"{_facts(provenance)}{_problems(table)}\n" + "\n".join(parts) + f"\n</main><script>{script}</script></body></html>\n"
+        f"{_facts(provenance)}{_problems(table)}\n"
+        + "\n".join(parts)
+        + f"\n</main><script>{script}</script></body></html>\n"
     )
 
 
 def _lead(table: Table) -> str:
     methods, sets = len({run.method for run in table.runs}), len(table.datasets())
-    plural = "s" if sets != 1 else ""
-    return f"{len(table.runs)} runs of {methods} methods on {sets} data set{plural}, on the same rows and to the same metrics."
+    where = f"{sets} data sets" if sets != 1 else "one data set"
+    return f"{len(table.runs)} runs of {methods} methods on {where}, on the same rows and to the same metrics."
 
 
 def _facts(provenance: Mapping[str, Any]) -> str:

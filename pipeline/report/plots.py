@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import matplotlib
 import matplotlib.ticker
@@ -16,6 +16,7 @@ from .svg import INK, MUTED, PAPER, STYLE, Look, render
 from .tables import RunInfo, Stat, Table, merged_bins
 
 FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
+COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
 Point = tuple[float, float]
 
 
@@ -24,14 +25,17 @@ def reliability(table: Table, run: RunInfo, label: str, look: Look, dpi: int) ->
     bins = merged_bins(table, run.key)
     share = bins["count"] / bins["count"].sum()
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(2.35, 2.75), layout="constrained")
+        figure = Figure(figsize=(2.49, 2.8), layout="constrained")
         top, low = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
         top.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
         _bins(top, bins, share.to_numpy(), look.colour(run.key))
         low.bar(bins.lower, 100 * share, bins.upper - bins.lower, align="edge", color=look.colour(run.key), alpha=0.55)
         top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         ece = table.stat(run.key, "ece", "test")
-        top.set_title(label + (f"   ECE {columns.figure(ece, columns.percent)[0]} %" if ece else ""))
+        top.set_title(label)
+        if ece:
+            text = f"ECE {columns.figure(ece, columns.percent)[0]} %"
+            top.text(0.05, 0.95, text, color=MUTED, va="top", transform=top.transAxes)
         low.set(xlabel="confidence", ylabel="%", ylim=(0, 100), yticks=[0, 100])
     gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
     alt = f"Reliability of {label}: mean gap between confidence and accuracy {columns.percent(gap)} percentage points"
@@ -52,8 +56,8 @@ def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metri
     scale = 100 if metric == "accuracy" else 1
     ends: dict[str, float] = {}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.9, 3.3))
-        axes = figure.add_axes((0.1, 0.13, 0.6, 0.78))
+        figure = Figure(figsize=(4.6, 3.2))
+        axes = figure.add_axes((0.09, 0.135, 0.59, 0.775))
         for run in runs:
             found = [(0, table.stat(run.key, metric, "test"))]
             found += [(s, table.stat(run.key, metric, _at(s))) for s in levels]
@@ -64,7 +68,7 @@ def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metri
         axes.set(xlim=(-0.1, levels[-1] + 0.15), xticks=[0, *levels], xlabel="severity (0: clean test set)")
         axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
         _end_labels(axes, ends, names, look)
-    alt = f"{metric} against severity of corruption: " + _list(names, ends, lambda v: f"{v:.3g} at severity {levels[-1]}")
+    alt = f"{metric} at severity {levels[-1]} of corruption: " + _list(names, ends, lambda v: f"{v:.3g}")
     return render(figure, f"sev-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
 
 
@@ -105,7 +109,9 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     return places
 
 
-def cost(table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: columns.Column, look: Look, dpi: int) -> str:
+def cost(
+    table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: columns.Column, look: Look, dpi: int
+) -> str:
     """NLL against one cost on a logarithmic axis; towards the lower left is better."""
     found = {r.key: (table.stat(r.key, column.metric, "cost"), table.stat(r.key, "nll", "test")) for r in runs}
     points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
@@ -115,26 +121,25 @@ def cost(table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: c
         figure = Figure(figsize=(3.5, 2.9))
         axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
         for key, (x, stat) in points.items():
-            axes.errorbar(
-                x, stat.mean, stat.error or 0.0, color=look.colour(key), marker=look.marker(key), elinewidth=0.9, markersize=6
-            )
+            style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
+            axes.errorbar(x, stat.mean, stat.error or 0.0, **style)
         axes.set_xscale("log")
         axes.margins(0.14)
-        _whole_decades(axes, [x for x, _ in points.values()])
-        axes.set(xlabel={"fit_seconds": "fit, seconds", "bytes": "size, bytes"}.get(column.metric, "seconds per 1,000 predictions"))
-        axes.set_title("NLL")
+        _whole_decades(axes, columns.size if column.metric == "bytes" else lambda v: f"{v:,.10g}")
+        axes.set(xlabel=COSTS[column.metric], title="NLL")
         _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
-    alt = f"NLL against {column.title}: " + _list(names, points, lambda p: f"NLL {p[1].mean:.3g} at {column.write(p[0])}")
+    alt = f"NLL against {COSTS[column.metric]}: "
+    alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {column.write(p[0])}")
     return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.metric}", alt, dpi)
 
 
-def _whole_decades(axes: Axes, values: list[float]) -> None:
+def _whole_decades(axes: Axes, write: Callable[[float], str]) -> None:
     """Show at least one decade, written plainly rather than as powers."""
     low, high = axes.get_xlim()
     if high < 10 * low:
         middle = math.sqrt(low * high)
         axes.set_xlim(middle / 3.3, middle * 3.3)
-    axes.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}" if v < 1e6 and v >= 1 else f"{v:.0e}".replace("e+0", "e") if v >= 1 else f"{v:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))
     axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
@@ -148,14 +153,17 @@ def _point_labels(figure: Figure, axes: Axes, points: dict[str, Point], names: d
     for key, point in points.items():
         x, y = to_pixels(point)
         wide, tall = 4.6 * scale * len(names[key]), 9 * scale
-        for dx, dy in ((7, -tall / 2), (-7 - wide, -tall / 2), (-wide / 2, 6), (-wide / 2, -6 - tall), (6, 4), (6, -4 - tall)):
+        beside = [(7, -tall / 2), (-7 - wide, -tall / 2), (-wide / 2, 6), (-wide / 2, -6 - tall)]
+        for dx, dy in [*beside, (6, 4), (6, -4 - tall), (-6 - wide, 4), (-6 - wide, -4 - tall)]:
             box = (x + dx, y + dy, x + dx + wide, y + dy + tall)
             inside = box[0] >= frame[0] and box[2] <= frame[2] + 4 and box[1] >= frame[1] and box[3] <= frame[3]
             if inside and not any(overlap(box, other) for other in taken):
                 taken.append(box)
                 middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
                 place = axes.transData.inverted().transform(middle)
-                axes.text(*place, names[key], color=look.colour(key), fontsize=7.5, ha="center", va="center")
+                axes.text(
+                    place[0], place[1], names[key], color=look.colour(key), fontsize=7.5, ha="center", va="center"
+                )
                 break
 
 
@@ -175,8 +183,9 @@ def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: s
             if stat is None or not math.isfinite(stat.mean):
                 continue
             each = s.value[(s.run == run.key) & (s.metric == metric) & (s.split == "test")]
-            axes.plot(each, [i] * len(each), "o", color=look.colour(run.key), alpha=0.35, markersize=4, markeredgewidth=0)
-            axes.errorbar(stat.mean, i, xerr=stat.error or 0.0, color=look.colour(run.key), marker="D", elinewidth=2)
+            colour = look.colour(run.key)
+            axes.plot(each, [i] * len(each), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
+            axes.errorbar(stat.mean, i, xerr=stat.error or 0.0, color=colour, marker="D", elinewidth=2)
         axes.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5), title=metric.upper())
         axes.set_yticklabels([names[r.key] for r in runs], color=INK)
         axes.grid(axis="y", visible=False)

@@ -1,7 +1,7 @@
 """One data set's part of the page: its tables and figures, each with a line on how to read it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -10,9 +10,14 @@ from . import columns, images, plots
 from .columns import NOTHING, Cell
 from .images import CoresetInfo
 from .svg import Look
-from .tables import RunInfo, Stat, Table
+from .tables import Paper, RunInfo, Stat, Table
 
-OOD_METRICS: Final = (("auroc", "AUROC", +1), ("aupr_in", "AUPR-In", +1), ("aupr_out", "AUPR-Out", +1), ("fpr95", "FPR95", -1))
+OOD_METRICS: Final = (
+    ("auroc", "AUROC", +1),
+    ("aupr_in", "AUPR-In", +1),
+    ("aupr_out", "AUPR-Out", +1),
+    ("fpr95", "FPR95", -1),
+)
 OOD_SCORES: Final = {"": "max probability", "_mutual_information": "mutual information", "_variance": "variance"}
 
 
@@ -25,20 +30,23 @@ class Part:
     runs: list[RunInfo]
     names: dict[str, str]
     look: Look
-    paper: Mapping
+    paper: Paper
     dpi: int
 
     def done(self) -> list[RunInfo]:
         return [run for run in self.runs if run.key not in self.table.notes]
 
 
-def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look, paper: Mapping, dpi: int) -> str:
+def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look, paper: Paper, dpi: int) -> str:
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
     sections = [headline(part), regression(part), reliability(part), severity(part), cost(part), ood(part)]
     pictures = images.of(coresets, name)
     if pictures:
-        about = "One row a class of the learned label's top entry; below each image that entry. Normalisation and whitening are undone."
+        about = (
+            "By the class of the learned label's top entry; below each image that entry. "
+            "Normalisation and whitening are undone."
+        )
         sections.append(_titled("Coreset images", about, "".join(pictures)))
     return f'<section id="{escape(name)}"><h2>{escape(name)}</h2>{"".join(sections)}</section>'
 
@@ -53,20 +61,25 @@ def headline(part: Part) -> str:
         count = f'<td data-v="{n}">{n}</td>' if n else f"<td>{NOTHING}</td>"
         rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}</tr>")
     head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}</tr></thead>'
-    about = "Mean ± standard error over seeds (members, or data splits). Bold: best in its column. <i>Italic: what the paper prints, at its own size.</i> Click a heading to sort."
+    about = (
+        "Mean ± standard error over seeds (members, or data splits). Bold: best in its column. Click a heading to sort."
+    )
+    if printed := columns.sources(part.runs, part.paper):
+        about += f" <i>Italic: the paper's own figure ({escape('; '.join(printed))}), from its own set-up.</i>"
     notes = "".join(_notes(part, run) for run in part.runs)
-    return f'<p class="read">{about}</p>{_scroll(head, rows, "sortable")}{notes}'
+    return f'<p class="read">{about}</p>{_scroll(head, rows, "headline sortable")}{notes}'
 
 
 def _run(part: Part, run: RunInfo) -> str:
     name = escape(run.method.replace("_", " "))
     chip = f'<span class="chip" style="background:{part.look.variable(run.key)}"></span>'
-    return f'<th scope="row" data-v="{name} {escape(run.setting)}" title="{escape(run.key)}">{chip}{name} <small>{escape(run.setting)}</small></th>'
+    sort, key = f"{name} {escape(run.setting)}", escape(run.key)
+    setting = f"<small>{escape(run.setting)}</small>"
+    return f'<th scope="row" data-v="{sort}" title="{key}">{chip}{name} {setting}</th>'
 
 
 def _notes(part: Part, run: RunInfo) -> str:
-    lines = [("note", text) for text in part.table.notes.get(run.key, ())]
-    lines += [("warn", text) for text in part.table.warnings.get(run.key, ())]
+    lines = part.table.remarks(run.key)
     return "".join(f'<p class="{kind}"><b>{escape(run.key)}</b>: {escape(text)}</p>' for kind, text in lines)
 
 
@@ -76,7 +89,7 @@ def cell(content: Cell) -> str:
     value = f' data-v="{content.value!r}"' if known else ""
     text = f"<b>{content.text}</b>" if content.best else content.text
     error = f" <small>± {content.error}</small>" if content.error else ""
-    paper = f'<span class="paper">paper: {escape(content.paper)}</span>' if content.paper else ""
+    paper = f'<span class="paper">paper {escape(content.paper)}</span>' if content.paper else ""
     return f"<td{value}>{text}{error}{paper}</td>"
 
 
@@ -84,31 +97,39 @@ def regression(part: Part) -> str:
     if not part.table.has(part.dataset, "rmse"):
         return ""
     drawn = [plots.dots(part.table, part.done(), part.names, m, part.look, part.dpi) for m in ("rmse", "nll")]
-    about = "Diamond: mean over splits with its standard error; faint dots: the splits themselves. Further left is better."
+    about = (
+        "Diamond: mean over splits with its standard error; faint dots: the splits themselves. Further left is better."
+    )
     return _titled("RMSE and NLL over splits", about, _figures(drawn, "wide"))
 
 
 def reliability(part: Part) -> str:
     have = set(part.table.calibration.run)
-    drawn = [plots.reliability(part.table, r, part.names[r.key], part.look, part.dpi) for r in part.done() if r.key in have]
+    runs = [run for run in part.done() if run.key in have]
+    drawn = [plots.reliability(part.table, r, part.names[r.key], part.look, part.dpi) for r in runs]
     if not drawn:
         return ""
     about = (
-        "Above the dashed line a method is under-confident, below it over-confident. Bars below: share of predictions in each bin, "
+        "Above the dashed line a method is under-confident, below it over-confident. "
+        "Bars: share of predictions in each bin, "
         f"all seeds together; hollow points stand for less than {100 * plots.FEW:g} % of them."
     )
     return _titled("Reliability", about, _figures(drawn, "small"))
 
 
 def severity(part: Part) -> str:
+    title = "Score against severity"
     if not part.table.splits(part.dataset, "corrupted:"):
-        return _titled("Corruptions", "", f'<p class="note">{NOTHING} no corrupted images were evaluated</p>') if part.table.has(part.dataset, "accuracy") else ""
+        note = f'<p class="note">{NOTHING} no corrupted inputs were evaluated</p>'
+        return _titled(title, "", note) if part.table.has(part.dataset, "accuracy") else ""
     done = part.done()
     drawn = [plots.severity(part.table, done, part.names, m, part.look, part.dpi) for m in ("accuracy", "nll")]
-    about = "Mean over corruptions, whiskers: standard error over seeds. Severity 0 is the whole clean test set; the others its corrupted part."
-    heat = heat_table(part, done, "accuracy") + f"<details><summary>The same table for NLL</summary>{heat_table(part, done, 'nll')}</details>"
-    note = "Mean over severities, easiest corruption first. Darker is better."
-    return _titled("Score against severity", about, _figures(drawn, "wide")) + _titled("Corruption by corruption, accuracy %", note, heat)
+    about = "Mean over corruptions; whiskers: standard error over seeds. "
+    about += "Severity 0 is the whole clean test set; the others its corrupted part."
+    nll = f"<details><summary>The same table for NLL</summary>{heat_table(part, done, 'nll')}</details>"
+    note = "Mean over severities, easiest corruption first. The stronger the colour, the better."
+    heat = _titled("Corruption by corruption, accuracy %", note, heat_table(part, done, "accuracy") + nll)
+    return _titled(title, about, _figures(drawn, "wide")) + heat
 
 
 def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
@@ -128,7 +149,7 @@ def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
     return _scroll(f'<thead><tr><th scope="col">Corruption</th>{heads}</tr></thead>', rows, "heat sortable")
 
 
-def _of_kind(kind: str):
+def _of_kind(kind: str) -> Callable[[str], bool]:
     return lambda split: split.startswith(f"corrupted:{kind}:")
 
 
@@ -137,21 +158,22 @@ def _mean(stats: Sequence[Stat | None]) -> float:
     return sum(values) / len(values) if values else -math.inf
 
 
-def _heat(stat: Stat | None, low: float, high: float, sign: int, write) -> str:
+def _heat(stat: Stat | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
     text, _ = columns.figure(stat, lambda v: write(v) if write is not columns.percent else f"{100 * v:.1f}")
     if stat is None or not math.isfinite(stat.mean):
         return f"<td>{text}</td>"
     share = (stat.mean - low) / (high - low) if high > low else 0.5
     strength = round(4 + 46 * (share if sign > 0 else 1 - share))
-    return f'<td data-v="{stat.mean!r}" style="background:color-mix(in srgb, var(--heat) {strength}%, transparent)">{text}</td>'
+    colour = f"color-mix(in srgb, var(--heat) {strength}%, transparent)"
+    return f'<td data-v="{stat.mean!r}" style="background:{colour}">{text}</td>'
 
 
 def cost(part: Part) -> str:
-    shown = [c for c in columns.columns(part.table, part.dataset) if c.metric in ("fit_seconds", "seconds_per_1000", "bytes")]
+    shown = [c for c in columns.columns(part.table, part.dataset) if c.metric in plots.COSTS]
     drawn = [plots.cost(part.table, part.done(), part.names, c, part.look, part.dpi) for c in shown]
     if not any(drawn):
         return ""
-    about = "Lower left is better. Costs on a logarithmic axis; the fit includes everything upstream that the method was made from."
+    about = "Lower left is better. Logarithmic cost axis; the fit includes everything that the method was made from."
     return _titled("NLL against cost", about, legend(part) + _figures([d for d in drawn if d], "wide"))
 
 
@@ -163,8 +185,9 @@ def legend(part: Part) -> str:
 def ood(part: Part) -> str:
     splits = part.table.splits(part.dataset, "ood:")
     about = (
-        f"{escape(part.dataset)}'s test set against another set. AUROC and AUPR-In take the in-distribution set as positive, AUPR-Out the other; "
-        "FPR95: share of the other set accepted where 95 % of the test set is. .5 AUROC is chance."
+        f"{escape(part.dataset)}'s test set against another set. AUROC and AUPR-In take the test set as positive, "
+        "AUPR-Out the other; FPR95: share of the other set accepted where 95 % of the test set is. "
+        "An AUROC of 0.5 is chance."
     )
     tables = "".join(f"<h4>against {escape(s[4:])}</h4>{ood_table(part, s)}" for s in splits)
     return _titled("Out-of-distribution detection", about, tables) if splits else ""

@@ -20,7 +20,7 @@ INK, MUTED, GRID, PAPER = "#010203", "#040506", "#070809", "#0a0b0c"
 METHODS: Final = tuple(f"#0e0f{i:02x}" for i in range(16, 26))
 MARKERS: Final = ("o", "s", "^", "D", "v", "P")
 DASHES: Final = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (2, 2)))
-STYLE: Final[dict[str, Any]] = {
+STYLE: Final[Any] = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -62,7 +62,8 @@ class Look:
         self._rank = {run.key: methods.index(run.method) for run in runs}
         self._turn: dict[str, int] = {}
         for run in runs:
-            settings = list(dict.fromkeys(r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset)))
+            alike = (r for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
+            settings = list(dict.fromkeys(r.setting for r in alike))
             self._turn[run.key] = settings.index(run.setting) + self._rank[run.key] // len(METHODS)
 
     def colour(self, run: str) -> str:
@@ -82,8 +83,8 @@ class Look:
 def render(figure: Figure, name: str, alt: str, dpi: int) -> str:
     """``figure`` as an SVG element, ``dpi`` CSS pixels an inch wide at most; ``alt`` says what it shows."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)

@@ -5,10 +5,11 @@ s / sqrt(k) of those k seeds, s with k - 1 in the denominator, and is absent for
 corruptions is taken within a seed first, so that its error is again over seeds.
 """
 
+import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,20 +55,37 @@ class Stat:
 
 
 @dataclass(frozen=True)
+class Printed:
+    """A paper's figure as it prints it, and where."""
+
+    figure: str
+    source: str
+
+
+Paper = dict[tuple[str, str, str, str], Printed]
+
+
+@dataclass(frozen=True)
 class Table:
     """All that was found: scores and calibration bins with a ``run`` column, notes and warnings by run."""
 
     runs: tuple[RunInfo, ...]
     scores: pd.DataFrame
     calibration: pd.DataFrame
-    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: Mapping[str, tuple[str, ...]]
+    warnings: Mapping[str, tuple[str, ...]]
+    figures: Mapping[tuple[str, str], pd.DataFrame]  # (run, metric) -> its rows of scores
 
     def datasets(self) -> list[str]:
         return list(dict.fromkeys(run.dataset for run in self.runs))
 
     def of(self, dataset: str) -> list[RunInfo]:
         return [run for run in self.runs if run.dataset == dataset]
+
+    def remarks(self, run: str) -> list[tuple[str, str]]:
+        """The run's notes and warnings, as (kind, text)."""
+        told = {"note": self.notes.get(run, ()), "warn": self.warnings.get(run, ())}
+        return [(kind, text) for kind, texts in told.items() for text in texts]
 
     def has(self, dataset: str, metric: str) -> bool:
         """Whether any run on ``dataset`` has ``metric`` on its test rows."""
@@ -81,8 +99,9 @@ class Table:
 
     def stat(self, run: str, metric: str, wanted: Callable[[str], bool] | str) -> Stat | None:
         """The figure of ``metric`` over the splits that are ``wanted`` (one name, or a test on names)."""
-        s = self.scores
-        rows = s[(s.run == run) & (s.metric == metric)]
+        rows = self.figures.get((run, metric))
+        if rows is None:
+            return None
         rows = rows[rows.split == wanted] if isinstance(wanted, str) else rows[rows.split.map(wanted).astype(bool)]
         return summarise(rows.groupby("seed", sort=True).value.mean().tolist()) if len(rows) else None
 
@@ -116,7 +135,9 @@ def gather(runs: Sequence[RunInfo]) -> Table:
         scores.append(_with_costs(table, run, record).assign(run=run.key))
         if (folder / "calibration.parquet").is_file():
             bins.append(_read(folder / "calibration.parquet", CALIBRATION).assign(run=run.key))
-    return Table(tuple(runs), _concat(scores, COLUMNS), _concat(bins, CALIBRATION), notes, warnings)
+    every = _concat(scores, COLUMNS)
+    figures = {(str(run), str(metric)): rows for (run, metric), rows in every.groupby(["run", "metric"])}
+    return Table(tuple(runs), every, _concat(bins, CALIBRATION), notes, warnings, figures)
 
 
 def comparison(table: Table) -> pd.DataFrame:
@@ -152,17 +173,21 @@ def merged_bins(table: Table, run: str) -> pd.DataFrame:
         c=(rows["confidence"] * rows["count"]).where(rows["count"] > 0, 0.0),
         a=(rows["accuracy"] * rows["count"]).where(rows["count"] > 0, 0.0),
     )
-    bins = rows.groupby("bin", sort=True).agg({"lower": "first", "upper": "first", "count": "sum", "c": "sum", "a": "sum"})
+    bins = rows.groupby("bin", sort=True).agg(
+        {"lower": "first", "upper": "first", "count": "sum", "c": "sum", "a": "sum"}
+    )
     return bins.assign(confidence=bins.c / bins["count"], accuracy=bins.a / bins["count"]).drop(columns=["c", "a"])
 
 
-def paper_figures(path: Path = PAPER) -> dict[tuple[str, str, str, str], str]:
-    """(dataset, method, setting, metric) -> the paper's figure as printed there, with its source."""
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return {
-        (r.dataset, r.method, r.setting, r.metric): f"{r.value} ± {r.error}{' ' + r.unit if r.unit else ''} ({r.paper}, {r.table})"
-        for r in rows.itertuples()
-    }
+def paper_figures(path: Path = PAPER) -> Paper:
+    """(dataset, method, setting, metric) -> the paper's figure, in the unit of the column (% for accuracy)."""
+    with open(path, newline="") as file:
+        return {
+            (r["dataset"], r["method"], r["setting"], r["metric"]): Printed(
+                f"{r['value']} ± {r['error']}", f"{r['paper']}, {r['table']}"
+            )
+            for r in csv.DictReader(file)
+        }
 
 
 def corrupted(split: str) -> bool:
@@ -194,7 +219,11 @@ def _record(path: Path) -> dict[str, Any]:
 
 def _warnings(run: RunInfo, record: Mapping[str, Any]) -> list[str]:
     own = [str(w) for w in record.get("warnings", ())]
-    return own + [f"{path.name.removesuffix('.run.json')}: {w}" for path in run.upstream for w in _record(path).get("warnings", ())]
+    return own + [
+        f"{path.name.removesuffix('.run.json')}: {w}"
+        for path in run.upstream
+        for w in _record(path).get("warnings", ())
+    ]
 
 
 def _with_costs(table: pd.DataFrame, run: RunInfo, record: Mapping[str, Any]) -> pd.DataFrame:
