@@ -90,7 +90,8 @@ def columns(table: Table, dataset: str) -> list[Column]:
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:
     """One cell a run, the best of them marked (all that share the best value)."""
     stats = [table.stat(run.key, column.metric, column.split) for run in runs]
-    best = max((column.better * s.mean for s in stats if s and math.isfinite(s.mean)), default=math.nan)
+    values = {column.better * s.mean for s in stats if s and math.isfinite(s.mean)}
+    best = max(values) if len(values) > 1 else math.nan  # nothing is best where all are equal
     known = paper if column.split == "test" else {}
     printed = [known.get((r.dataset, r.method, r.setting, column.metric)) for r in runs]
     return [_cell(s, column, best, p.figure if p else "") for s, p in zip(stats, printed, strict=True)]

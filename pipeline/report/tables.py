@@ -20,6 +20,8 @@ import pyarrow.parquet
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
+from . import costs
+
 COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
 CALIBRATION: Final = ("seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 HEADLINE_METRICS: Final = ("accuracy", "nll", "ece", "rmse")
@@ -229,7 +231,7 @@ def _warnings(run: RunInfo, record: Mapping[str, Any]) -> list[str]:
 def _with_costs(table: pd.DataFrame, run: RunInfo, record: Mapping[str, Any]) -> pd.DataFrame:
     """Scores plus the costs of the fit, which only the volatile record knows."""
     have = set(table.metric[table.split == "cost"])
-    found = {"fit_seconds": _fit_seconds(record), "peak_bytes": _by_seed(record.get("peak_bytes"))}
+    found = {"fit_seconds": costs.fit_seconds(record), "peak_bytes": costs.by_seed(record.get("peak_bytes"))}
     rows = [
         (run.dataset, run.method, run.setting, seed, "cost", metric, value, 1)
         for metric, values in found.items()
@@ -240,23 +242,3 @@ def _with_costs(table: pd.DataFrame, run: RunInfo, record: Mapping[str, Any]) ->
         return table
     extra = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"seed": "int64", "value": "float64", "n": "int64"})
     return pd.concat([table, extra], ignore_index=True)
-
-
-def _fit_seconds(record: Mapping[str, Any]) -> dict[int, float]:
-    """Seconds by seed: a member's own and those of everything upstream that it was made from."""
-    upstream = record.get("upstream_seconds", 0.0)
-    total = math.fsum(upstream.values()) if isinstance(upstream, dict) else float(upstream or 0.0)
-    return {seed: own + total for seed, own in _by_seed(record.get("seconds")).items()}
-
-
-def _by_seed(value: Any) -> dict[int, float]:
-    """A number, a list over members, or {"<split>-<member>": number} -> seed -> number."""
-    if value is None:
-        return {}
-    if isinstance(value, int | float):
-        return {0: float(value)}
-    if isinstance(value, list):
-        return {i: float(v) for i, v in enumerate(value)}
-    pairs = {tuple(int(part) for part in key.split("-")): float(v) for key, v in value.items()}
-    several, many = len({split for split, _ in pairs}) > 1, any(member for _, member in pairs)
-    return {(s * 1000 + m if many else s) if several else m: v for (s, m), v in sorted(pairs.items())}
