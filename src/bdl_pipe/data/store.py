@@ -1,0 +1,90 @@
+"""Rows on disk: uncompressed Arrow IPC, memory-mapped.
+
+Images are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width], read
+without a copy; tables are float64 columns under their own names. The file's schema metadata say
+which columns are inputs and which targets, and how many of the rows are training rows.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import ArtifactError
+from .fitdata import Split
+
+_ABOUT: Final = b"bdl_pipe"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file of rows and the facts written with it."""
+
+    split: Split
+    about: Mapping[str, Any]
+
+
+def write(
+    path: Path,
+    split: Split,
+    *,
+    features: tuple[str, ...] = (),
+    targets: tuple[str, ...] = ("label",),
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write rows to ``path``: images where ``features`` is empty, else a table with those columns."""
+    if features:
+        inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, split.inputs.T, strict=True)}
+    else:
+        inputs = {"input": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(split.inputs))}
+    columns = split.targets[:, None] if split.targets.ndim == 1 else split.targets
+    outputs = {f"target:{n}": pa.array(c) for n, c in zip(targets, columns.T, strict=True)}
+    facts = {"one_label": split.targets.ndim == 1, **(about or {})}
+    table = pa.table(inputs | outputs, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read(path: Path) -> Rows:
+    """The rows at ``path``, memory-mapped; images are not copied and are read-only.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, or was not written by :func:`write`.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        facts = json.loads(table.schema.metadata[_ABOUT])
+        return Rows(_split(table, facts["one_label"]), facts)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: is missing") from None
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"{path}: is truncated or is not an Arrow file of rows ({reason})") from None
+
+
+def _split(table: pa.Table, one_label: bool) -> Split:
+    if "input" in table.column_names:
+        chunks = table.column("input").chunks
+        inputs = np.concatenate([c.to_numpy_ndarray() for c in chunks]) if len(chunks) > 1 else _only(table)
+    else:
+        inputs = _matrix(table, "input:")
+    targets = _matrix(table, "target:")
+    return Split(inputs, targets[:, 0] if one_label else targets)
+
+
+def _only(table: pa.Table) -> np.ndarray:
+    column = table.column("input")
+    if column.num_chunks == 0:
+        return np.empty((0, *column.type.shape), column.type.value_type.to_pandas_dtype())
+    return column.chunk(0).to_numpy_ndarray()
+
+
+def _matrix(table: pa.Table, prefix: str) -> np.ndarray:
+    names = [n for n in table.column_names if n.startswith(prefix)]
+    return np.stack([table.column(n).to_numpy() for n in names], axis=1)
