@@ -40,7 +40,7 @@ def write(
     if features:
         inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, split.inputs.T, strict=True)}
     else:
-        inputs = {"input": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(split.inputs))}
+        inputs = {"input": _tensor_array(split.inputs)}
     columns = split.targets[:, None] if split.targets.ndim == 1 else split.targets
     outputs = {f"target:{n}": pa.array(c) for n, c in zip(targets, columns.T, strict=True)}
     facts = {"one_label": split.targets.ndim == 1, **(about or {})}
@@ -68,21 +68,24 @@ def read(path: Path) -> Rows:
         raise ArtifactError(f"{path}: is truncated or is not an Arrow file of rows ({reason})") from None
 
 
+def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
+    """[n, ...] as n tensors, row-major whatever the strides (pyarrow's own conversion records a permutation)."""
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
+    values = pa.array(images.reshape(-1))
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
+
+
 def _split(table: pa.Table, one_label: bool) -> Split:
-    if "input" in table.column_names:
-        chunks = table.column("input").chunks
-        inputs = np.concatenate([c.to_numpy_ndarray() for c in chunks]) if len(chunks) > 1 else _only(table)
-    else:
-        inputs = _matrix(table, "input:")
+    inputs = _tensors(table.column("input")) if "input" in table.column_names else _matrix(table, "input:")
     targets = _matrix(table, "target:")
     return Split(inputs, targets[:, 0] if one_label else targets)
 
 
-def _only(table: pa.Table) -> np.ndarray:
-    column = table.column("input")
-    if column.num_chunks == 0:
-        return np.empty((0, *column.type.shape), column.type.value_type.to_pandas_dtype())
-    return column.chunk(0).to_numpy_ndarray()
+def _tensors(column: pa.ChunkedArray) -> np.ndarray:
+    """[n, ...]; a view of the file where it is one chunk, which is how it is written."""
+    chunks = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
+    flat = chunks[0] if len(chunks) == 1 else np.concatenate([*chunks, np.empty(0, np.uint8)])
+    return flat.reshape(-1, *column.type.shape)
 
 
 def _matrix(table: pa.Table, prefix: str) -> np.ndarray:
