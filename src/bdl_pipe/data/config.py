@@ -103,9 +103,7 @@ class Npz:
     name: Literal["npz"] = "npz"
 
 
-Source = (
-    FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
-)
+Source = FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
 NAMED: Final[dict[str, Source]] = {
     make().name: make() for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston)
 }  # the sources that need no path
@@ -165,5 +163,3 @@ def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Sour
     if isinstance(source, (Table, Boston)):
         raise ConfigError(path, "must name a set of images", name)
     return source
-
-

@@ -14,7 +14,7 @@ def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
     One ``RandomState(1)``; per split one ``choice(n, n, replace=False)``, whose first round(0.9 n)
     rows train (the split files of Hernández-Lobato and Adams, 2015, and Gal and Ghahramani, 2016).
     """
-    state = np.random.RandomState(1)  # noqa: NPY002  (the published files were drawn with the legacy generator)
+    state = np.random.RandomState(1)  # the legacy generator, with which the published files were drawn
     orders = [state.choice(rows, rows, replace=False) for _ in range(splits)]
     train = round(TRAIN_SHARE * rows)
     return [(order[:train], order[train:]) for order in orders]

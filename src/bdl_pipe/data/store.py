@@ -58,7 +58,7 @@ def read(path: Path) -> Rows:
     """
     try:
         with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_file(source).read_all()
+            table = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         facts = json.loads(table.schema.metadata[_ABOUT])
         return Rows(_split(table, facts["one_label"]), facts)
     except FileNotFoundError:

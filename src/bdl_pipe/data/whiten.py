@@ -30,10 +30,14 @@ def fit_zca(images: np.ndarray, mean: np.ndarray, std: np.ndarray, ridge: float 
 
 def moments(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean [d] and covariance [d, d] of the standardised images, in two passes over chunks."""
-    chunks = [images[i : i + _CHUNK] for i in range(0, len(images), _CHUNK)]
-    centre = sum(_standard(c, mean, std).sum(axis=0) for c in chunks) / len(images)
-    centred = (_standard(c, mean, std) - centre for c in chunks)
-    return centre, sum(c.T @ c for c in centred) / len(images)
+    width = int(np.prod(images.shape[1:]))
+    centre, covariance = np.zeros(width), np.zeros((width, width))
+    for start in range(0, len(images), _CHUNK):
+        centre += _standard(images[start : start + _CHUNK], mean, std).sum(axis=0) / len(images)
+    for start in range(0, len(images), _CHUNK):
+        centred = _standard(images[start : start + _CHUNK], mean, std) - centre
+        covariance += centred.T @ centred / len(images)
+    return centre, covariance
 
 
 def _standard(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:

@@ -27,9 +27,7 @@ def read_cifar10(folder: Path) -> Raw:
 def read_cifar100(folder: Path) -> Raw:
     """``cifar-100-binary.tar.gz`` in ``folder``, with the 100 fine labels."""
     path, prefix = folder / "cifar-100-binary.tar.gz", "cifar-100-binary"
-    return _read(
-        path, [f"{prefix}/train.bin"], f"{prefix}/test.bin", f"{prefix}/fine_label_names.txt", label_bytes=2
-    )
+    return _read(path, [f"{prefix}/train.bin"], f"{prefix}/test.bin", f"{prefix}/fine_label_names.txt", label_bytes=2)
 
 
 def _read(path: Path, train: list[str], test: str, names: str, *, label_bytes: int) -> Raw:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -43,11 +43,11 @@ def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None
         config = tfds.download.DownloadConfig(manual_dir=downloads, num_shards=1)
         try:
             builder.download_and_prepare(download_config=config)
-        except tfds.download.DownloadError as error:
-            raise UserError(f"data set {archive.name}: the download failed ({error}); {_ways_out(archive)}") from None
         except _checksum_error() as error:
-            line = " ".join(str(error).split())
-            raise DataError(f"data set {archive.name}: checksum mismatch: {line}") from None
+            what = str(error).splitlines()[0].removesuffix(":")
+            raise DataError(f"data set {archive.name}: {what}; delete it and try again") from None
+        except (tfds.download.DownloadError, OSError) as error:
+            raise UserError(f"data set {archive.name}: the download failed ({error}); {_ways_out(archive)}") from None
     train, test = (_rows(builder.as_data_source(part)) for part in ("train", "test"))
     classes = tuple(builder.info.metadata["classes"])
     return Raw(str(builder.data_path), "classification", "image", train, test, classes)
@@ -94,10 +94,14 @@ def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
     """A TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
     from tensorflow_datasets.core.download.checksums import UrlInfo
 
-    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    base: Any = tfds.core.GeneratorBasedBuilder
+
+    class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
         name = f"bdl_{archive.name}"
-        url_infos = {f.url: UrlInfo(size=f.bytes, checksum=f.sha256, filename=f.name) for f in archive.files}
+        url_infos: ClassVar[dict[str, Any]] = {
+            f.url: UrlInfo(size=f.bytes, checksum=f.sha256, filename=f.name) for f in archive.files
+        }
 
         def _info(self) -> Any:
             features = {"image": tfds.features.Tensor(shape=archive.shape, dtype=np.uint8), "label": np.int64}

@@ -23,16 +23,19 @@ _MNIST5K: Final = (
     "mnist_5k.csv.gz",
     "167bbe5fc3dfbce27f9a4c6c1814964f3367677ee226d9811d79cbd41fd5d053",
 )
-_BOSTON_COLUMNS: Final = ("CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT".split(), "MEDV")
+_BOSTON_FEATURES: Final = (
+    *("CRIM", "ZN", "INDUS", "CHAS", "NOX", "RM", "AGE"),
+    *("DIS", "RAD", "TAX", "PTRATIO", "B", "LSTAT"),
+)
+_BOSTON_TARGET: Final = "MEDV"
 
 
 def boston() -> Raw:
     """506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
     path = _find("boston", _BOSTON[0])
     values = _csv(path, _BOSTON[1], np.float64)
-    features, target = _BOSTON_COLUMNS
     split = Split(values[:, :-1], values[:, -1:])
-    return Raw(str(path), "regression", "table", split, None, (), tuple(features), (target,))
+    return Raw(str(path), "regression", "table", split, None, (), _BOSTON_FEATURES, (_BOSTON_TARGET,))
 
 
 def mnist5k() -> Raw:
@@ -77,6 +80,6 @@ def _csv(path: Path, sha256: str, dtype: type) -> np.ndarray:
     found = hashlib.sha256(blob).hexdigest()
     if found != sha256:
         raise DataError(f"{path}: SHA-256 of its content must be {sha256}, got {found}")
-    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
+    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
     table = pyarrow.csv.read_csv(io.BytesIO(blob), read_options=options)
     return np.stack([c.to_numpy().astype(dtype) for c in table.columns], axis=1)

@@ -66,13 +66,14 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
 
 
 def _parse(path: Path) -> pa.Table:
+    # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
     if path.suffix.lower() in (".parquet", ".pq"):
         import pyarrow.parquet
 
-        return pyarrow.parquet.ParquetFile(path).read()
+        return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
     import pyarrow.csv
 
-    return pyarrow.csv.read_csv(path)
+    return pyarrow.csv.read_csv(path, read_options=pyarrow.csv.ReadOptions(use_threads=False))
 
 
 def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
