@@ -13,7 +13,7 @@ import scipy.io
 
 from bdl_pipe.data.sources.archive import ARCHIVES, Archive
 
-CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck".split(" ")
+CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def images(rows: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The TFDS path, on small archives that lie where TFDS looks for downloads."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from bdl_pipe.data.sources.archive import ARCHIVES
 from bdl_pipe.errors import DataError, UserError
 
-from tests.data import archives as made
+from . import archives as made
 
 pytest.importorskip("tensorflow_datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TFDS and what it imports
@@ -39,6 +40,7 @@ def test_a_download_with_another_checksum_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_network_the_ways_out_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("no_proxy", "*")
     waits: list[float] = []
 
     def refuse(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -53,9 +55,18 @@ def test_without_a_network_the_ways_out_are_named_at_once(monkeypatch: pytest.Mo
 
 
 def test_a_listening_host_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/x.gz"
         archive = replace(ARCHIVES["cifar10"], files=(replace(ARCHIVES["cifar10"].files[0], url=url),))
         require_reachable(archive)
+
+
+def test_behind_a_proxy_it_is_the_proxy_that_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
+        require_reachable(ARCHIVES["cifar10"])

@@ -13,7 +13,7 @@ from bdl_pipe.data.config import NAMED
 from bdl_pipe.data.sources import archive as archives
 from bdl_pipe.errors import DataError, UserError
 
-from tests.data import archives as made
+from . import archives as made
 
 SHAPES = {
     "cifar10": (20, 10, (3, 32, 32), 10),
@@ -86,7 +86,7 @@ def test_records_cut_short_inside_a_whole_archive(tmp_path: Path) -> None:
     members["cifar-10-batches-bin/test_batch.bin"] = b"\0" * 3000
     members["cifar-10-batches-bin/batches.meta.txt"] = "\n".join(made.CIFAR10_NAMES).encode()
     made.tar(tmp_path / "cifar-10-binary.tar.gz", members)
-    with pytest.raises(DataError, match="test_batch.bin: must be whole records of 3073 bytes, got 3000"):
+    with pytest.raises(DataError, match=r"test_batch\.bin: must be whole records of 3073 bytes, got 3000"):
         small.parse(tmp_path)
 
 

@@ -134,7 +134,7 @@ class DatasetConfig:
     splits: int
     ood: tuple[str, ...]
     corrupted_images: int
-    corruptions: Literal["made", "published"] = "made"
+    corruptions: Literal["made", "published"]
 
     def __post_init__(self) -> None:
         share = isinstance(self.validation, float)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
@@ -65,7 +66,10 @@ def require_reachable(archive: Archive) -> None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
+    """Whom a download of ``url`` connects to: its host, or the proxy of the environment."""
+    scheme, host = urlsplit(url).scheme, urlsplit(url).hostname or ""
+    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+    parts = urlsplit(proxy if proxy and "://" in proxy else url)
     return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
 

@@ -92,12 +92,16 @@ def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
     column = table.column(name)
     if pa.types.is_null(column.type) or column.null_count:
         _missing(column, name, origin)
-    return column.to_numpy()
+    values = column.to_numpy()
+    if values.dtype.kind in "OTU" and (values == "").any():
+        row = int(np.argmax(values == "")) + 1
+        raise DataError(f"{origin}: column {name!r} must have a value in every row, got '' in row {row}")
+    return values
 
 
 def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
     row = column.is_null().to_pylist().index(True) + 1
-    raise DataError(f"{origin}: column {name!r} must have a value in every row, got none in row {row}")
+    raise DataError(f"{origin}: column {name!r} must have a value in every row, got none or NaN in row {row}")
 
 
 def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
