@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 from ...errors import ConfigError, DataError
 from ...seeds import Seed
 from . import blur, colour, digital, noise, weather
-from .strengths import SEVERITIES, STRENGTHS
 from .streams import Streams
+from .strengths import SEVERITIES, STRENGTHS
 
 _FUNCTIONS: Final[dict[str, Callable[[np.ndarray, Any, Streams], np.ndarray]]] = {
     "gaussian_noise": noise.gaussian_noise,
@@ -79,6 +79,6 @@ def corrupt(
     for start in range(0, len(images), step):
         part = images[start : start + step]
         streams = Streams(at, range(first + start, first + start + len(part)))
-        values = _FUNCTIONS[name](np.float32(part) / 255, STRENGTHS[name][severity - 1], streams)
+        values = _FUNCTIONS[name](part.astype(np.float32) / 255, STRENGTHS[name][severity - 1], streams)
         corrupted[start : start + step] = np.rint(np.clip(values, 0, 1) * 255)
     return corrupted

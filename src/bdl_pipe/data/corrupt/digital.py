@@ -1,5 +1,6 @@
 """Elastic deformation, pixelation and JPEG compression."""
 
+from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -67,7 +68,7 @@ def jpeg_compression(images: np.ndarray, quality: int, streams: Streams) -> np.n
     return _by_pillow(images, one)
 
 
-def _by_pillow(images: np.ndarray, one) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _by_pillow(images: np.ndarray, one: Callable[[Image.Image], Image.Image]) -> np.ndarray:
     whole = np.rint(images * 255).astype(np.uint8).transpose(0, 2, 3, 1)  # [image, h, w, c]
     grey = whole.shape[-1] == 1
     done = np.stack([np.asarray(one(Image.fromarray(i[..., 0] if grey else i))) for i in whole])

@@ -38,9 +38,7 @@ def interpolation(positions: np.ndarray, size: int) -> Float32[np.ndarray, "out 
 
 def zoomed(images: np.ndarray, zoom: float) -> np.ndarray:
     """The central part, enlarged ``zoom`` times to the same size, linearly."""
-    rows, columns = (
-        interpolation((np.arange(n) - (n - 1) / 2) / zoom + (n - 1) / 2, n) for n in images.shape[-2:]
-    )
+    rows, columns = (interpolation((np.arange(n) - (n - 1) / 2) / zoom + (n - 1) / 2, n) for n in images.shape[-2:])
     return rows @ images @ columns.T  # a product per image: its bits do not depend on the batch
 
 

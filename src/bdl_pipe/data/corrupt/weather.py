@@ -1,5 +1,7 @@
 """Snow, frost, fog and spatter: layers drawn for each image and laid over it."""
 
+from typing import Any
+
 import numpy as np
 import scipy.ndimage
 
@@ -32,13 +34,13 @@ def frost(images: np.ndarray, strength: tuple[float, float], streams: Streams) -
     synthetic: ridged noise at three scales, in a bluish white, of mean intensity about one half.
     """
     if images.shape[1] == 1:
-        return filters.luma(frost(np.repeat(images, 3, axis=1), strength, streams))
+        return filters.luma(np.clip(frost(np.repeat(images, 3, axis=1), strength, streams), 0, 1))
     crystals = frost_texture(streams, *images.shape[-2:])
     return np.float32(strength[0]) * images + np.float32(strength[1]) * _FROST_TINT * crystals
 
 
 def frost_texture(streams: Streams, height: int, width: int) -> np.ndarray:
-    """Grey textures [image, 1, height, width] in [0.2, 1]: bright ridges where smooth noise changes sign."""
+    """Grey textures [image, 1, height, width] in [0, 1]: bright ridges where smooth noise changes sign."""
     total = np.float32(0)
     for cells, weight in ((4, 0.5), (8, 0.3), (16, 0.2)):
         nodes = streams.normal(1, cells + 1, cells + 1)
@@ -46,7 +48,7 @@ def frost_texture(streams: Streams, height: int, width: int) -> np.ndarray:
         smooth = rows @ nodes @ columns.T
         total = total + np.float32(weight) * np.maximum(0, 1 - np.abs(smooth))
     low, high = total.min((2, 3), keepdims=True), total.max((2, 3), keepdims=True)
-    return np.float32(0.2) + np.float32(0.8) * (total - low) / (high - low)
+    return (total - low) / (high - low)
 
 
 def fog(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
@@ -79,14 +81,14 @@ def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
     return heights / heights.max((1, 2), keepdims=True)
 
 
-def spatter(images: np.ndarray, strength: tuple, streams: Streams) -> np.ndarray:
+def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> np.ndarray:
     """Drops of water (severities 1–3) or mud (4, 5): smoothed noise above a threshold.
 
     The edges of drops, from which the light on water is computed, are the borders of the thresholded
     mask; the original finds them with Canny's detector, whose thresholds that jump exceeds.
     """
     if images.shape[1] == 1:
-        return filters.luma(spatter(np.repeat(images, 3, axis=1), strength, streams))
+        return filters.luma(np.clip(spatter(np.repeat(images, 3, axis=1), strength, streams), 0, 1))
     mean, deviation, sigma, threshold, amount, kind = strength
     scale = filters.scale_of(images)
     white = streams.normal(1, *images.shape[-2:])
@@ -107,8 +109,8 @@ def _light(liquid: np.ndarray) -> np.ndarray:
     cross = scipy.ndimage.generate_binary_structure(2, 1)[None]
     edges = wet & ~scipy.ndimage.binary_erosion(wet, cross, border_value=1)
     # images a million pixels apart: distances stay within each
-    distance = scipy.ndimage.distance_transform_edt(~edges, sampling=(1e6, 1, 1)) if edges.any() else np.full(wet.shape, 20.0)
-    distance = _boxed(np.minimum(distance, 20).astype(np.float32)).astype(np.uint8)
+    far = scipy.ndimage.distance_transform_edt(~edges, sampling=(1e6, 1, 1))
+    distance = _boxed(np.minimum(far, 20).astype(np.float32)).astype(np.uint8)
     bright = scipy.ndimage.correlate(_equalised(distance), _EMBOSS[None], mode="mirror")
     shine = liquid * _boxed(np.clip(bright, 0, 255))[:, None]
     most = shine.max((2, 3), keepdims=True)
