@@ -8,11 +8,12 @@ from PIL import Image
 
 from bdl_pipe.data.corrupt import corrupt, digital, filters
 from bdl_pipe.data.corrupt.streams import Streams
+from bdl_pipe.data.corrupt.strengths import STRENGTHS
 from bdl_pipe.seeds import Seed
 
 from .pictures import pictures
 
-ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+ELASTIC = ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 
 
 def box(image: np.ndarray, size: int) -> np.ndarray:
@@ -73,6 +74,7 @@ def test_the_first_severity_is_an_affine_map_that_moves_corners_by_at_most_its_r
     assert np.abs(residual(field)).max() < 1e-3
     assert 0.5 < np.abs(field).max() < 3 * 0.08 * 32
     assert np.abs(residual(displaced(ELASTIC[4], 32))).max() > 0.5  # not affine
+    assert STRENGTHS["elastic_transform"] == ELASTIC
 
 
 @pytest.mark.parametrize("size", [32, 64])

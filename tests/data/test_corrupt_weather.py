@@ -36,7 +36,7 @@ def plasma_by_loops(noise: list[np.ndarray], decay: float) -> np.ndarray:
 @pytest.mark.parametrize("decay", [1.75, 3.0])
 def test_plasma_is_diamond_square(decay: float) -> None:
     streams, again = Streams(Seed(3), range(2)), Streams(Seed(3), range(2))
-    noise = [again.uniform(-1, 1, 3, side, side) for side in (1, 2, 4, 8)]
+    noise = [again.uniform(-1.0, 1.0, 3, side, side) for side in (1, 2, 4, 8)]
     for image, found in enumerate(weather.plasma_fractal(streams, 13, decay)):
         np.testing.assert_allclose(found, plasma_by_loops([n[image].astype(float) for n in noise], decay), atol=1e-5)
 

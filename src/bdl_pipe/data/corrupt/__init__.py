@@ -50,11 +50,12 @@ __all__ = ["NAMES", "SEVERITIES", "corrupt"]
 
 
 def corrupt(
-    images: UInt8[np.ndarray, "image channel height width"], name: str, severity: int, rng: Seed, first: int = 0
+    images: np.ndarray, name: str, severity: int, rng: Seed, first: int = 0
 ) -> UInt8[np.ndarray, "image channel height width"]:
     """Corrupted copies of images of one or three channels.
 
     Args:
+        images: uint8 [image, channel, height, width].
         name: one of ``NAMES``.
         severity: 1 to 5.
         rng: the address of the randomness; image i draws from its own stream below it, so that it

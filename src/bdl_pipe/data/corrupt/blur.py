@@ -40,7 +40,7 @@ def glass_blur(images: np.ndarray, strength: tuple[float, int, int], streams: St
 def motion_blur(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
     """A smear in a direction drawn from (−45°, 45°) off the horizontal."""
     scale = filters.scale_of(images)
-    return filters.motion(images, strength[0] * scale, strength[1] * scale, streams.uniform(-45, 45))
+    return filters.motion(images, strength[0] * scale, strength[1] * scale, streams.uniform(-45.0, 45.0))
 
 
 def zoom_blur(images: np.ndarray, zooms: int, streams: Streams) -> np.ndarray:

@@ -19,12 +19,12 @@ def elastic_transform(images: np.ndarray, strength: tuple[float, float, float], 
     height, width = images.shape[-2:]
     side, scale = min(height, width), filters.scale_of(images)
     moved = _affine(images, strength[2] * side, streams)
-    noise = streams.uniform(-1, 1, 2, height, width)
+    noise = streams.uniform(-1.0, 1.0, 2, height, width)
     if strength[0] == 0:
         return moved
     sigma = strength[1] * 32
-    as_at_32 = filters.kept_deviation(sigma, 3) / filters.kept_deviation(sigma * scale, 3)
-    shift = filters.gaussian(noise, sigma * scale, "reflect", 3) * np.float32(strength[0] * side * as_at_32)
+    as_at_32 = filters.kept_deviation(sigma, 3.0) / filters.kept_deviation(sigma * scale, 3.0)
+    shift = filters.gaussian(noise, sigma * scale, "reflect", 3.0) * np.float32(strength[0] * side * as_at_32)
     rows, columns = np.arange(height)[:, None] + shift[:, 0], np.arange(width) + shift[:, 1]
     return filters.sample(moved, filters.reflected(rows, height), filters.reflected(columns, width))
 

@@ -21,7 +21,7 @@ def snow(images: np.ndarray, strength: tuple[float, ...], streams: Streams) -> n
     grains = mean + deviation * streams.normal(1, height, width)
     grains = filters.zoomed(grains.astype(np.float32), max(1.0, zoom * scale))
     grains = np.clip(np.where(grains < threshold, 0, grains), 0, 1).astype(np.float32)
-    layer = filters.motion(grains, radius * scale, sigma * scale, streams.uniform(-135, -45))
+    layer = filters.motion(grains, radius * scale, sigma * scale, streams.uniform(-135.0, -45.0))
     grey = images if images.shape[1] == 1 else filters.luma(images)
     pale = np.maximum(images, grey * np.float32(1.5) + np.float32(0.5))
     return np.float32(kept) * images + np.float32(1 - kept) * pale + layer + layer[..., ::-1, ::-1]
@@ -69,7 +69,7 @@ def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
     heights, amplitude = np.zeros((len(streams), 1, 1), np.float32), np.float32(1)
     for _ in range(octaves):
         side = heights.shape[-1]
-        noise = amplitude * streams.uniform(-1, 1, 3, side, side)
+        noise = amplitude * streams.uniform(-1.0, 1.0, 3, side, side)
         right, below = np.roll(heights, -1, 2), np.roll(heights, -1, 1)
         centre = (heights + right + below + np.roll(right, -1, 1)) / 4 + noise[:, 0]
         top = (heights + right + centre + np.roll(centre, 1, 1)) / 4 + noise[:, 1]
