@@ -2,7 +2,7 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("bdl_pipe", "beartype.beartype")
+install_import_hook("bdl_pipe", "tests.typecheck.checked")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
