@@ -2,6 +2,8 @@
 
 from jaxtyping import install_import_hook
 
+import tests.typecheck  # noqa: F401 (the hook looks it up by name)
+
 install_import_hook("bdl_pipe", "tests.typecheck.checked")
 
 import numpy as np  # noqa: E402
