@@ -131,7 +131,7 @@ def test_another_kind(folder: Path) -> None:
 def test_half_a_state(tmp_path: Path, name: str, blob: bytes) -> None:
     write_state(tmp_path / "x", STATE)
     (tmp_path / name).write_bytes(blob)
-    with pytest.raises(ArtifactError, match="x.safetensors: is truncated or not a safetensors"):
+    with pytest.raises(ArtifactError, match=r"x.safetensors: is truncated or not a safetensors"):
         read_state(tmp_path / "x")
 
 
@@ -146,7 +146,7 @@ def test_one_file_of_a_state_missing(tmp_path: Path, name: str) -> None:
 def test_every_truncation_of_a_blob_is_refused() -> None:
     blob = artifacts.to_bytes(STATE)
     for size in range(len(blob)):
-        with pytest.raises(ArtifactError, match="^here: is truncated or not a checkpoint"):
+        with pytest.raises(ArtifactError, match=r"^here: is truncated or not a checkpoint"):
             artifacts.from_bytes(blob[:size], "here")
 
 

@@ -56,5 +56,5 @@ def test_an_ensemble_is_of_one_network(tiny_images: FitData) -> None:
 def test_what_the_registry_lacks() -> None:
     with pytest.raises(ConfigError, match=r"^runs.x.method must be a registered method \(did you mean ensemble\?\)"):
         method_named("ensembel", "runs.x.method")
-    with pytest.raises(ArtifactError, match="posterior must be one of .*network_draws.*, got 'None'"):
+    with pytest.raises(ArtifactError, match=r"posterior must be one of .*network_draws.*, got 'None'"):
         posterior_of(State())

@@ -81,5 +81,5 @@ def test_rules() -> None:
         assert str(caught.value) == message
     with pytest.raises(ConfigError, match=r"^n.hidden must list widths > 0, got \[4, 0\]$"):
         read(MlpConfig, {"name": "mlp", "hidden": [4, 0]}, "n")
-    with pytest.raises(ConfigError, match="^blocks must leave a pixel"):
+    with pytest.raises(ConfigError, match=r"^blocks must leave a pixel"):
         build(ConvNetConfig("convnet", 4, 4), (1, 8, 8), 3, rng=Seed(0))
