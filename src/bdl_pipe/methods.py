@@ -1,1 +1,57 @@
 """The registry: name → (what it makes in which stage kind, what it needs, its config)."""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from .artifacts import State
+from .baselines import DETERMINISTIC, ENSEMBLE
+from .errors import ArtifactError, ConfigError
+from .method import Method
+from .posterior import NetworkDraws, Posterior
+from .trajectory import SGD
+
+METHODS: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            SGD,
+            DETERMINISTIC,
+            ENSEMBLE,
+        )
+    }
+)
+
+POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
+    {
+        NetworkDraws.key: NetworkDraws,
+    }
+)
+
+
+def method_named(name: str, path: str = "method") -> Method:
+    """The method of that name; ``path`` is where params.yaml names it.
+
+    Raises:
+        ConfigError: the registry lacks it.
+    """
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(METHODS)}"
+        raise ConfigError(path, f"must be a registered method ({hint})", name)
+    return METHODS[name]
+
+
+def posterior_of(state: State, device: torch.device | str = "cpu") -> Posterior:
+    """The posterior whose ``state()`` this is, on ``device``.
+
+    Raises:
+        ArtifactError: the state is of no registered posterior.
+    """
+    key = str(state.config.get("posterior"))
+    if key not in POSTERIORS:
+        raise ArtifactError(f"posterior must be one of {', '.join(POSTERIORS)}, got {key!r}")
+    return POSTERIORS[key].from_state(state, device)
