@@ -40,9 +40,7 @@ class UniformConfig:
 InputsConfig = NoisyConfig | UniformConfig
 
 
-def draw(
-    config: InputsConfig, training: Float[Tensor, "row ..."], count: int, rng: Seed
-) -> Float[Tensor, "batch ..."]:
+def draw(config: InputsConfig, training: Float[Tensor, "row ..."], count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
     """``count`` student inputs, all from the generator of ``rng``."""
     generator = rng.generator(training.device)
     if isinstance(config, UniformConfig):
