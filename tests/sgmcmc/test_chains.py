@@ -149,5 +149,7 @@ def test_student_is_the_mixture_of_all_draws(task):
 
 
 def test_network_specs_that_factorise():
-    assert not chains.factorises(NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical"))
+    assert not chains.factorises(
+        NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical")
+    )
     assert chains.factorises(NetworkSpec(ConvNetConfig("convnet", 8, 1, "group"), (1, 4, 4), 2, "categorical"))
