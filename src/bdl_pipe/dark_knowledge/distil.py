@@ -10,9 +10,10 @@ draws both descend the same expected loss. Our deviations: ρ_t and the update r
 The student's state is a ``NetworkDraws`` of one draw; regression students answer in standardised units.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, Room
 from ..networks import NetworkConfig
-from ..posterior import NetworkDraws, NetworkSpec
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..sgmcmc.chains import TargetConfig, average, teacher_spec
@@ -83,22 +84,26 @@ class DarkKnowledgeConfig:
         require(self.steps > 0, "steps", "must be > 0", self.steps)
 
 
-class Teacher(Protocol):
+class Teacher(ABC):
     """Where the step's θ comes from."""
 
     spec: NetworkSpec
 
+    @abstractmethod
     def outputs(self, step: int, inputs: Tensor) -> Tensor:
         """f(x | θ) [batch, output] of step ``step``'s θ; called once a step, in order."""
-        ...
 
-    def state(self) -> dict[str, Tensor]: ...
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """What a later step depends on."""
 
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+    @abstractmethod
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what ``state`` returned."""
 
 
 @final
-class StoredDraws:
+class StoredDraws(Teacher):
     """Offline: a draw of the stored ones per step."""
 
     def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
@@ -119,7 +124,7 @@ class StoredDraws:
 
 
 @final
-class LivingChain:
+class LivingChain(Teacher):
     """Online: an SGLD chain that moves once a step; its state is its position."""
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
@@ -187,9 +192,7 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def student_spec(teacher: NetworkSpec, network: NetworkConfig) -> NetworkSpec:
     """The student of a teacher: softmax for softmax, mean and log-variance for Gaussian noise."""
-    likelihood: Literal["categorical", "gaussian_head"] = "gaussian_head"
-    if teacher.likelihood == "categorical":
-        likelihood = "categorical"
+    likelihood: Likelihood = "categorical" if teacher.likelihood == "categorical" else "gaussian_head"
     return NetworkSpec(network, teacher.input_shape, teacher.outputs, likelihood)
 
 

@@ -17,7 +17,7 @@ from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Inputs, Method, Room
 from ..networks import NetworkConfig
-from ..posterior import NetworkDraws, NetworkSpec
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
 from . import diagnostics
@@ -84,7 +84,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     Raises:
         ConfigError: its norm makes a row's likelihood depend on its batch.
     """
-    likelihood = "categorical" if data.task == "classification" else "gaussian"
+    likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
     if not factorises(spec):
         raise ConfigError("target.network.norm", "must be instance, group or none: the likelihood is one of rows")
