@@ -31,6 +31,7 @@ class FitData:
     validation: Split
     transform: Transform
     classes: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
