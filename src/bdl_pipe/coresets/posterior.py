@@ -90,12 +90,13 @@ class VbpcPosterior:
         tensors = self._network.state_dict() | {
             f"head.{k}": getattr(self.head, k) for k in ("features", "labels", "mean", "factor")
         }
-        return State(tensors, {"posterior": self.key, "spec": to_mapping(self.spec)})
+        plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
+        return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "VbpcPosterior":
         spec = read(Spec, state.config["spec"], "spec")
-        tensors = {k: v.to(device) for k, v in state.tensors.items()}
+        tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
         head: dict[str, Any] = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
         trunk = {k: v for k, v in tensors.items() if k.startswith("trunk.")}
         return cls(spec, trunk, HeadPosterior(**head, rho=spec.rho, ratio=spec.ratio))
