@@ -7,7 +7,6 @@ The manifest holds nothing that differs between two equal runs (no times, no com
 give equal bytes, so a change that does not change a result stops there.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import ArtifactError, UserError
+from .errors import ArtifactError
+from .files import disk_error, write_bytes
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -88,20 +88,6 @@ def from_bytes(blob: bytes, origin: str = "checkpoint") -> State:
         raise ArtifactError(f"{origin}: is truncated or not a checkpoint ({error})") from None
 
 
-def write_bytes(path: Path, blob: bytes) -> None:
-    """Write a file so that it is either wholly there or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _disk(error, path) from error
-
-
 @contextmanager
 def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """Yield a temporary folder; on success it becomes ``path``, with its manifest.
@@ -120,7 +106,7 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
         _swap(temporary, path)
     except OSError as error:
-        raise _disk(error, path) from error
+        raise disk_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -191,12 +177,6 @@ def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
         raise ArtifactError(f"{path}: is truncated or altered: {path.stat().st_size} bytes, not {facts['bytes']}")
     if verify and sha256(path) != facts["sha256"]:
         raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")
-
-
-def _disk(error: OSError, path: Path) -> Exception:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"{path}: the disk is full; nothing was written")
-    return error
 
 
 def stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -36,12 +36,14 @@ class Room:
         takes: ``each``: member i is made from the i-th member of its input; ``all``: from all of them.
         summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
             (members' states, data, config) -> (metrics, warnings).
+        light: a member takes less time than a worker process takes to start: do not start one.
     """
 
     make: Make
     needs: tuple[Kind, ...] = ()
     takes: Literal["each", "all"] = "all"
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
+    light: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+# make repro: everything, from a fresh machine to the report. make test: lint, types, imports, all tests.
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
+JOBS ?= 3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMP := $(VENV)/.installed
+IMAGES := /usr/share/datasets/fashion-mnist
+export PATH := $(BIN):$(PATH)
+export DVC_NO_ANALYTICS := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help install data repro test lint ui bench clean distclean
+help:
+	@echo "make install   .venv with the versions of constraints.txt"
+	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
+	@echo "make test      lint, types, import contract, all tests"
+	@echo "make lint      the same without the tests"
+	@echo "make ui        the tracking page"
+	@echo "make bench     speed and memory"
+	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
+
+install: $(STAMP)
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test]'
+	@touch $@
+
+# Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.
+data:
+	@test -e $(IMAGES) || ! command -v apt-get >/dev/null || { \
+	  if test "$$(id -u)" = 0; then as=""; elif sudo -n true 2>/dev/null; then as="sudo"; \
+	  else echo "To have Fashion-MNIST without a download: sudo apt-get install dataset-fashion-mnist"; exit 0; fi; \
+	  echo "installing the system package dataset-fashion-mnist"; \
+	  $$as apt-get install -qq -y dataset-fashion-mnist >/dev/null 2>&1 || \
+	  { $$as apt-get update -qq >/dev/null 2>&1; $$as apt-get install -qq -y dataset-fashion-mnist >/dev/null 2>&1; } || \
+	  echo "that failed; by hand: apt-get update && apt-get install dataset-fashion-mnist"; }
+
+repro: install data
+	@python -m pipeline repro -j $(JOBS)
+
+lint: install
+	@ruff check .
+	@ruff format --check --quiet .
+	@mypy
+	@lint-imports
+
+test: lint data
+	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS)
+
+ui: install
+	@python -m pipeline ui
+
+bench: install data
+	@for file in benchmarks/*.py; do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
+
+clean:
+	rm -rf work report .state mlruns .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+distclean: clean
+	rm -rf $(VENV) .dvc/cache .dvc/tmp

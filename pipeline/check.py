@@ -1,0 +1,16 @@
+"""``python -m pipeline check``: is params.yaml right?"""
+
+import sys
+from argparse import Namespace
+
+from .params import load, unwatched
+from .settings import Settings
+
+
+def main(args: Namespace) -> None:
+    """Raises UserError with the first thing that is wrong."""
+    Settings.read()
+    params = load()
+    for line in unwatched(params):
+        print(f"warning: {line}", file=sys.stderr)
+    print(f"ok: {len(params.datasets)} data sets, {len(params.rows)} rows")

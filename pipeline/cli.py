@@ -1,0 +1,66 @@
+"""The command line: ``python -m pipeline {check,repro,run,tune,predict,ui}``.
+
+A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bdl_pipe.errors import UserError
+
+STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, and hand over to ``pipeline.<verb>``: its ``main(args)`` returns an exit code or None."""
+    args = parser().parse_args(argv)
+    try:
+        return importlib.import_module(f"pipeline.{args.verb}").main(args) or 0
+    except UserError as error:
+        print(f"{args.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{args.verb}: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m pipeline", description="Run, search, predict.")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("check", help="read all of params.yaml, and say ok or what is wrong")
+    repro = verbs.add_parser("repro", help="run every stage whose result is out of date, several at once")
+    repro.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once (default 3)")
+    repro.add_argument("targets", nargs="*", metavar="STAGE", help="only these and what they need, as in dvc.yaml")
+    run = verbs.add_parser("run", help="run one stage (or all) here, without DVC")
+    run.add_argument("stage", choices=(*STAGES, "all"))
+    run.add_argument("key", nargs="?", help="a row of the stage's section, or a data set")
+    run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
+    tune = verbs.add_parser("tune", help="search a method's declared space on validation data")
+    tune.add_argument("method")
+    tune.add_argument("--dataset", required=True)
+    tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
+    tune.add_argument("--run", help="the row of runs whose branch is searched; default: the first of this method")
+    tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
+    tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")
+    tune.add_argument("--apply", action="store_true", help="merge the winner into params.yaml")
+    predict = verbs.add_parser("predict", help="predict new rows with a fitted posterior")
+    predict.add_argument("run", help="a row of runs")
+    predict.add_argument("--input", required=True, type=Path, metavar="FILE")
+    predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
+    predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
+    predict.add_argument("--member", type=int, default=0, help="of a run with several members")
+    ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
+    ui.add_argument("--host", default="127.0.0.1")
+    ui.add_argument("--port", type=_positive, default=5000)
+    return top
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return value

@@ -1,0 +1,89 @@
+"""Who runs the tasks of a stage: this process, Ray inside it, or a Ray cluster. Chosen by the environment.
+
+A task is a pure function of its payload, of shared read-only data, and of the seed addresses in
+them, on one thread: every executor gives the same bits.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bdl_pipe.progress import Report
+
+from ..settings import Settings
+from .display import Display
+from .store import Store
+
+Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
+
+
+@dataclass(frozen=True)
+class Task:
+    """One unit of work.
+
+    Attributes:
+        name: unique within a call; it names the task's checkpoint.
+        payload: small, sent with the task.
+        needs: keys of the shared data that it reads.
+    """
+
+    name: str
+    payload: Any
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's result and what it cost, over all its attempts.
+
+    Attributes:
+        seconds: wall-clock.
+        peak_bytes: the largest resident memory of the process that ran it, up to its end.
+    """
+
+    result: Any
+    seconds: float
+    peak_bytes: int
+
+
+class Executor(Protocol):
+    """Runs tasks."""
+
+    def map(
+        self,
+        work: Work,
+        tasks: Sequence[Task],
+        *,
+        shared: Mapping[str, Any],
+        display: Display,
+        store: Store | None = None,
+        light: bool = False,
+    ) -> list[Done]:
+        """The results in the order of the tasks.
+
+        Args:
+            work: an importable function.
+            shared: read-only; sent to each worker at most once.
+            display: told of every step.
+            store: with it, results are States, checkpoints are kept and gone on from.
+            light: the work takes less time than a worker takes to start: do it in this process.
+
+        Raises:
+            UserError: no node can ever run such a task, or the cluster does not answer.
+            Exception: what a task raised, as it is; the others are cancelled.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave no process behind."""
+
+
+def choose(settings: Settings) -> Executor:
+    """The executor that the settings name. Nothing is started or connected to before there is work."""
+    from .inline import Inline
+
+    if settings.executor == "inline":
+        return Inline(settings)
+    from .cluster import Cluster
+
+    return Cluster(settings)

@@ -1,0 +1,289 @@
+"""The Ray executor: started inside this process, or a cluster that RAY_ADDRESS names.
+
+Shared data go to the workers through the object store, checkpoints and progress come back through
+an actor on the driver's node, so no shared disk is assumed. A worker that is lost is replaced and
+its task goes on from the last checkpoint.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe.errors import UserError
+
+from ..settings import Settings
+from . import Done, Task, Work
+from .display import Display
+from .inline import Inline
+from .store import Store
+
+_RETRIES: Final = 3  # of a task whose worker was lost
+_POLL_SECONDS: Final = 0.3
+_STORE_BYTES: Final = 2 * 1024**3  # an embedded object store's limit; it is taken only as it fills
+_QUIET: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # or Ray may write a token under the home folder, and other clients then fail
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TQDM": "0",
+}
+
+
+class Cluster:
+    """Runs tasks as Ray tasks; connects when there is work for it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._temporary, self._connected = settings, "", False
+
+    def map(
+        self,
+        work: Work,
+        tasks: Sequence[Task],
+        *,
+        shared: Mapping[str, Any],
+        display: Display,
+        store: Store | None = None,
+        light: bool = False,
+    ) -> list[Done]:
+        if light and self._settings.device == "cpu":
+            return Inline(self._settings).map(work, tasks, shared=shared, display=display, store=store)
+        from .worker import finished
+
+        display.expect(len(tasks))
+        results: dict[str, Done] = {}
+        for task in tasks:
+            before = store.finished(task.name) if store else None
+            done = finished(before, task.name) if before else None
+            if done is not None:
+                results[task.name] = done
+                display.done(task.name)
+        left = [task for task in tasks if task.name not in results]
+        if left:
+            self._connect()
+            results |= self._run(work, left, shared, display, store)
+        return [results[task.name] for task in tasks]
+
+    def close(self) -> None:
+        if self._connected:
+            import ray
+
+            ray.shutdown()
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = ""
+
+    def _connect(self) -> None:
+        prepare_environment()
+        preflight(self._settings.address)
+        import ray
+
+        if not ray.is_initialized():
+            self._connected = True
+            try:
+                ray.init(**self._options(), log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, TimeoutError) as error:
+                where = self._settings.address or "inside this process"
+                raise UserError(f"Ray ({where}) did not start: {_first_line(error)}") from None
+        check_resources(ray.nodes(), 1.0, self._settings.gpus)
+
+    def _options(self) -> dict[str, Any]:
+        if self._settings.address:
+            return {"address": self._settings.address, **_code(self._settings.address)}
+        self._temporary = tempfile.mkdtemp(prefix="bdl-ray-")
+        return _local(self._temporary)
+
+    def _run(
+        self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any], display: Display, store: Store | None
+    ) -> dict[str, Done]:
+        import ray
+
+        hub = _hub(store)
+        used = {key for task in tasks for key in task.needs}
+        kept = {key: ray.put(shared[key]) for key in shared if key in used}
+        remote = ray.remote(_remote).options(num_cpus=1, num_gpus=self._settings.gpus, max_retries=_RETRIES)
+        pending = {
+            remote.remote(work, task, hub, self._settings, store is not None, *[kept[k] for k in task.needs]): task
+            for task in tasks
+        }
+        results: dict[str, Done] = {}
+        try:
+            while pending:
+                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
+                for told in ray.get(hub.drain.remote()):
+                    display.step(*told)
+                for ref in ready:
+                    results[pending[ref].name] = _get(ref)
+                    display.done(pending.pop(ref).name)
+            return results
+        finally:
+            for ref in pending:
+                with contextlib.suppress(Exception):
+                    ray.cancel(ref, force=True)
+            ray.kill(hub)
+
+
+@contextlib.contextmanager
+def head(settings: Settings) -> Iterator[str]:
+    """The address of a cluster for other processes: the one that is named, or one inside this process."""
+    prepare_environment()
+    if settings.address:
+        preflight(settings.address)
+        yield settings.address
+        return
+    import ray
+
+    temporary = tempfile.mkdtemp(prefix="bdl-ray-")
+    try:
+        ray.init(**_local(temporary), log_to_driver=False, logging_level=logging.ERROR)
+        check_resources(ray.nodes(), 1.0, settings.gpus)
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _local(temporary: str) -> dict[str, Any]:
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": _STORE_BYTES,
+        "_temp_dir": temporary,
+    }
+
+
+def prepare_environment() -> None:
+    """Before ray is imported: switches, and where workers find our code."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    root = Path(__file__).resolve().parents[2]
+    places = [str(root), str(root / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    absolute = dict.fromkeys(str(Path(place).absolute()) for place in places if place)
+    os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
+
+
+def preflight(address: str) -> None:
+    """Ray itself waits minutes for an address where nobody answers.
+
+    Raises:
+        UserError: the address is not host:port, or nothing listens there.
+    """
+    if not address:
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise UserError(f"RAY_ADDRESS must be host:port (of the cluster's head), got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one"
+        ) from None
+
+
+def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> None:
+    """A request that no node can meet would wait for ever.
+
+    Raises:
+        UserError: naming what is asked for and the most that one node has.
+    """
+    alive = [node["Resources"] for node in nodes if node.get("Alive", True)]
+    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in alive):
+        return
+    has = " and ".join(f"{max((n.get(r, 0) for n in alive), default=0):g} {r}" for r in ("CPU", "GPU"))
+    raise UserError(f"no node of the Ray cluster has {cpus:g} CPU and {gpus:g} GPU for a task; the most is {has}")
+
+
+def _code(address: str) -> dict[str, Any]:
+    """Workers on other machines are sent our code; on this one they find it by PYTHONPATH."""
+    root = Path(__file__).resolve().parents[2]
+    host = address.rpartition(":")[0]
+    with contextlib.suppress(OSError):
+        if host in ("localhost", "127.0.0.1", socket.gethostbyname(socket.gethostname())):
+            return {}
+    modules = [root / "pipeline", root / "stages", root / "src" / "bdl_pipe"]
+    return {"runtime_env": {"py_modules": [str(module) for module in modules]}}
+
+
+def _hub(store: Store | None) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(_Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
+
+
+class _Hub:
+    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._told: dict[str, tuple[str, int, int, dict[str, float]]] = {}
+
+    def tell(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
+        earlier = self._told.get(task, (task, 0, 0, {}))[3]
+        self._told[task] = (task, step, total, {**earlier, **metrics})
+
+    def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        told, self._told = self._told, {}
+        return list(told.values())
+
+    def save(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.save(task, blob)
+
+    def load(self, task: str) -> bytes | None:
+        return self._store.load(task) if self._store else None
+
+    def finish(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.finish(task, blob)
+
+
+class _ToHub:
+    """A worker's end of the way to the hub."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+
+    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        self._hub.tell.remote(task, step, total, dict(metrics))
+
+    def save(self, task: str, blob: bytes) -> None:
+        _get(self._hub.save.remote(task, blob))
+
+    def load(self, task: str) -> bytes | None:
+        return _get(self._hub.load.remote(task))
+
+    def finish(self, task: str, blob: bytes) -> None:
+        _get(self._hub.finish.remote(task, blob))
+
+
+def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:
+    from .worker import attempt
+
+    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), _ToHub(hub), settings, keeps)
+
+
+def _get(ref: Any) -> Any:
+    """``ray.get``, with what the task raised as it was raised there."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if not isinstance(cause, UserError):
+            cause.add_note(str(error))
+        raise cause from None
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
+        raise UserError(f"a worker was lost {_RETRIES + 1} times: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

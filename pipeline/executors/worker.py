@@ -1,0 +1,107 @@
+"""What happens where a task runs: threads, device, progress and checkpoints."""
+
+import os
+import resource
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.progress import Report
+
+from ..settings import Settings, require_device
+from . import Done, Task, Work
+
+_TELL_SECONDS: Final = 0.5
+
+
+class Channel(Protocol):
+    """The way from a worker to the driver."""
+
+    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
+    def save(self, task: str, blob: bytes) -> None: ...
+    def load(self, task: str) -> bytes | None: ...
+    def finish(self, task: str, blob: bytes) -> None: ...
+
+
+class TaskReport(Report):
+    """A task's report: steps are passed on twice a second, checkpoints as bytes."""
+
+    def __init__(self, task: str, channel: Channel, every: float, keeps: bool) -> None:
+        self._task, self._channel, self._every, self._keeps = task, channel, every, keeps
+        self._start = self._saved = time.monotonic()
+        self._told = -_TELL_SECONDS
+        self._before = 0.0
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Spent on this task, in earlier attempts too (up to their last checkpoint)."""
+        return self._before + time.monotonic() - self._start
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._metrics.update(metrics or {})
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS or step == total:
+            self._told = now
+            self._channel.tell(self._task, step, total, self._metrics)
+            self._metrics = {}
+
+    def due(self) -> bool:
+        return self._keeps and time.monotonic() - self._saved >= self._every
+
+    def save(self, state: State) -> None:
+        if self._keeps:
+            self._channel.save(self._task, to_bytes(_timed(state, self.seconds)))
+            self._saved = time.monotonic()
+
+    def load(self) -> State | None:
+        blob = self._channel.load(self._task) if self._keeps else None
+        if blob is None:
+            return None
+        try:
+            state, facts = _untimed(blob, self._task)
+        except ArtifactError:
+            return None  # half a checkpoint is none: start over
+        self._before = facts["seconds"]
+        return state
+
+
+def attempt(
+    work: Work, task: Task, shared: Mapping[str, Any], channel: Channel, settings: Settings, keeps: bool
+) -> Done:
+    """Run one task, from its last checkpoint where there is one."""
+    os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    import torch
+
+    torch.set_num_threads(settings.threads)
+    require_device(settings.device)
+    report = TaskReport(task.name, channel, settings.checkpoint_seconds, keeps)
+    result = work(task.payload, shared, report)
+    done = Done(result, report.seconds, peak_bytes())
+    if keeps:
+        channel.finish(task.name, to_bytes(_timed(result, done.seconds, done.peak_bytes)))
+    return done
+
+
+def finished(blob: bytes, origin: str) -> Done | None:
+    """What ``attempt`` stored; None if it does not parse."""
+    try:
+        state, facts = _untimed(blob, origin)
+    except ArtifactError:
+        return None
+    return Done(state, facts["seconds"], facts["peak_bytes"])
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _timed(state: State, seconds: float, peak: int = 0) -> State:
+    return State(state.tensors, {"state": state.config, "seconds": seconds, "peak_bytes": peak})
+
+
+def _untimed(blob: bytes, origin: str) -> tuple[State, dict[str, Any]]:
+    stored = from_bytes(blob, origin)
+    return State(stored.tensors, stored.config["state"]), stored.config

@@ -1,0 +1,86 @@
+"""The output of several stages at once: one live line for each on a terminal, prefixed lines elsewhere."""
+
+import sys
+import threading
+import time
+from typing import Any, Final, Self
+
+_NOISE: Final = (  # what DVC says beside what the stage says
+    "Running stage",
+    "Updating lock file",
+    "Generating lock file",
+    "To track the changes",
+    "git add",
+    "To enable auto staging",
+    "dvc config core",
+    "Use `dvc push`",
+    "> python",
+)
+
+
+class Lines:
+    """Shows what running stages say; a context manager, called from several threads."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._ended = total, 0
+        self._lock = threading.RLock()
+        self._running: dict[str, tuple[float, str]] = {}
+        self._live: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def start(self, name: str) -> None:
+        with self._lock:
+            self._running[name] = (time.monotonic(), "")
+            if self._live is None:
+                self._print(f"{name}: started")
+            self.refresh()
+
+    def say(self, name: str, text: str) -> None:
+        """A line that ``name`` printed."""
+        if text.strip().startswith(_NOISE):
+            return
+        with self._lock:
+            if name in self._running:
+                self._running[name] = (self._running[name][0], text)
+            if self._live is None:
+                self._print(f"{name}: {text}")
+            elif text.startswith("warning"):
+                self._live.console.print(f"{name}: {text}", markup=False)
+            self.refresh()
+
+    def end(self, name: str, well: bool, seconds: float) -> None:
+        with self._lock:
+            self._running.pop(name, None)
+            self._ended += 1
+            how = "done" if well else "FAILED"
+            text = f"[{self._ended}/{self._total}] {name}: {how}, {seconds:.0f} s"
+            if self._live is None:
+                self._print(text)
+            else:
+                self._live.console.print(text, markup=False)
+            self.refresh()
+
+    def refresh(self) -> None:
+        if self._live is None:
+            return
+        from rich.text import Text
+
+        now = time.monotonic()
+        with self._lock:
+            rows = [f"  {name}  {now - start:.0f} s  {text}" for name, (start, text) in self._running.items()]
+        width = self._live.console.width
+        self._live.update(Text("\n".join(row[: width - 1] for row in rows)))
+
+    def _print(self, text: str) -> None:
+        print(text, flush=True)

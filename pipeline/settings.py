@@ -1,0 +1,72 @@
+"""Machine settings: how work is run, never what it computes; they come from the environment alone.
+
+BDL_EXECUTOR            inline | ray (default: ray)
+RAY_ADDRESS             a cluster's address; without it Ray is started inside the process
+BDL_DEVICE              cpu | cuda (default: cpu)
+BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
+BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
+BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bdl_pipe.errors import ConfigError, UserError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment, read and checked."""
+
+    executor: str = "ray"
+    address: str = ""
+    device: str = "cpu"
+    gpus: float = 0.0
+    threads: int = 1
+    checkpoint_seconds: float = 15.0
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
+        """Raises ConfigError naming the variable, its rule and its value."""
+        env = os.environ if environment is None else environment
+        device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
+        threads = _number(env, "BDL_THREADS", 1.0, least=1.0)
+        if not threads.is_integer():
+            raise ConfigError("BDL_THREADS", "must be a whole number", env["BDL_THREADS"])
+        return cls(
+            executor=executor or _choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
+            address=env.get("RAY_ADDRESS", "").strip(),
+            device=device,
+            gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0),
+            threads=int(threads),
+            checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
+        )
+
+
+def require_device(device: str) -> None:
+    """Raises UserError where ``device`` is ``cuda`` and this process sees no GPU."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError("BDL_DEVICE=cuda, but there is no GPU that torch can use here: set BDL_DEVICE=cpu")
+
+
+def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, ...]) -> str:
+    value = env.get(name) or default
+    if value not in options:
+        raise ConfigError(name, f"must be {' or '.join(options)}", value)
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: float, least: float = 0.0) -> float:
+    text = env.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(name, "must be a number", text) from None
+    if not (math.isfinite(value) and value >= least):
+        raise ConfigError(name, f"must be >= {least:g}", text)
+    return value

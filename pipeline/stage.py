@@ -1,0 +1,178 @@
+"""What the stages that fit have in common: a row of params.yaml in, an artifact out.
+
+params → row → data and input states of each split → one task for each (split, member) → artifact,
+then provenance, then summaries. The artifact comes first: whatever fails after it loses nothing.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.artifacts import State
+from bdl_pipe.data import prepare
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.files import write_bytes
+from bdl_pipe.method import Make
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+
+from . import places, records
+from .executors import Done, Executor, Task
+from .executors.display import Display
+from .executors.store import Store
+from .params import Params, Row
+from .settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The payload of a task: everything about one member but the shared data."""
+
+    make: Make
+    config: Any
+    data: str  # key of the shared FitData
+    inputs: tuple[str, ...]  # keys of the shared input states
+    input_kind: str
+    rng: Seed
+
+
+def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
+    """Make the artifact of one row.
+
+    Raises:
+        UserError: an input is missing or damaged, or the executor cannot run the work.
+    """
+    from .tracking import stage_run
+
+    row = params.row(kind, key)
+    about = facts(row, params)
+    shared, tasks = _plan(row, params, settings)
+    store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(row)))
+    store.open()
+    with stage_run(kind, key, tags(row, params), about["config"]) as tracked:
+        with Display(f"{kind} {key}", tracked.metrics) as display:
+            light = row.room.light
+            done = executor.map(make, tasks, shared=shared, display=display, store=store, light=light)
+        named = dict(zip((task.name for task in tasks), done, strict=True))
+        place = places.artifact(kind, key)
+        _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
+        metrics, warnings = _summarise(row, named, shared)
+        records.write(row, named, settings, metrics, warnings)
+        store.clear()
+        tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
+        for text in warnings:
+            tracked.warn(f"{kind} {key}: {text}")
+        if kind == "student":
+            tracked.model(place)
+
+
+def make(member: Member, shared: Mapping[str, Any], report: Report) -> State:
+    """The work of a task."""
+    inputs = {member.input_kind: [shared[name] for name in member.inputs]} if member.inputs else {}
+    return member.make(shared[member.data], inputs, member.config, rng=member.rng, report=report)
+
+
+def facts(row: Row, params: Params) -> dict[str, Any]:
+    """What an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    return {
+        "dataset": row.entry.dataset,
+        "method": row.method.name,
+        "members": row.entry.members,
+        "input": row.entry.input,
+        "seed": params.seed,
+        "config": config.to_mapping(row.config),
+    }
+
+
+def tags(row: Row, params: Params) -> dict[str, Any]:
+    """What tracked runs are filtered by."""
+    entry = row.entry
+    return {"dataset": entry.dataset, "method": entry.method, "setting": entry.setting, "seed": params.seed}
+
+
+def inputs_of(row: Row) -> list[Path]:
+    """The artifacts that a row reads: its data and its input."""
+    paths = [places.artifact("prepare", row.entry.dataset), places.artifact(row.input_kind, row.input_key)]
+    return list(dict.fromkeys(paths))
+
+
+def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
+    """A hash of all that the bits of the work depend on: numbers, data, code, torch, device, threads."""
+    import torch
+
+    code = hashlib.sha256()
+    for path in sorted(Path(artifacts.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    facts = {
+        "about": {k: v for k, v in about.items() if k != "members"},
+        "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
+        "code": code.hexdigest(),
+        "torch": torch.__version__,
+        "machine": [settings.device, settings.threads],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
+    """The shared data and the tasks, one for each member of each split."""
+    place = places.artifact("prepare", row.entry.dataset)
+    shared: dict[str, Any] = {}
+    tasks = []
+    above = None
+    if row.room.needs:
+        above = artifacts.load(places.artifact(row.input_kind, row.input_key), row.input_kind)
+    root = Seed(params.seed).fold(row.kind, row.key)
+    for split in range(params.datasets[row.entry.dataset].splits):
+        data = f"data-{split}"
+        shared[data] = dataclasses.replace(prepare.load_fit(place, split, final=True), device=settings.device)
+        states = _states(above, split)
+        shared |= states
+        for member in range(row.entry.members):
+            names = tuple(states)[member : member + 1] if row.room.takes == "each" else tuple(states)
+            rng = root.fold(split, member)
+            payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
+            tasks.append(Task(f"{split}-{member}", payload, (data, *names)))
+    return shared, tasks
+
+
+def _states(above: artifacts.Artifact | None, split: int) -> dict[str, State]:
+    """The members of one split of the input, in their order."""
+    if above is None:
+        return {}
+    count = above.manifest["about"]["members"]
+    return {f"input-{split}-{member}": above.state(f"{split}-{member}") for member in range(count)}
+
+
+def _publish(
+    place: Path, row: Row, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
+) -> None:
+    places.sweep(place)
+    with artifacts.publish(place, row.kind, about=about) as folder:
+        for name, made in done.items():
+            artifacts.write_state(folder / name, made.result)
+        if row.kind == "student":
+            for key, fit_data in data.items():
+                split = key.removeprefix("data-")
+                artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
+            schema = prepare.load_schema(places.artifact("prepare", row.entry.dataset))
+            write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
+
+
+def _summarise(row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
+    """Scores of the members together, over splits: the mean, and every split's warnings."""
+    if row.room.summarise is None:
+        return {}, []
+    sums: dict[str, list[float]] = {}
+    warnings = []
+    splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
+    for split in splits:
+        states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
+        metrics, texts = row.room.summarise(states, shared[f"data-{split}"], row.config)
+        warnings += [text if len(splits) == 1 else f"split {split}: {text}" for text in texts]
+        for name, value in metrics.items():
+            sums.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in sums.items()}, warnings

@@ -1,0 +1,16 @@
+"""coreset: a few synthetic or chosen rows in place of a data set: ``python -m stages.coreset KEY``."""
+
+import sys
+
+from pipeline import shell, stage
+from pipeline.executors import Executor
+from pipeline.params import Params
+from pipeline.settings import Settings
+
+
+def run(key: str, params: Params, executor: Executor, settings: Settings) -> None:
+    stage.fit("coreset", key, params, executor, settings)
+
+
+if __name__ == "__main__":
+    sys.exit(shell.main("coreset", run, sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Methods that are quick, slow or wrong on purpose, importable by workers; and a registry of them."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import UserError, require
+from bdl_pipe.method import Inputs, Method, Room
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+
+
+@dataclass(frozen=True)
+class WalkConfig:
+    """A random walk of ``steps`` steps, ``pause`` seconds each."""
+
+    steps: int
+    scale: float = 1.0
+    pause: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, "steps", "must be > 0", self.steps)
+
+
+@dataclass(frozen=True)
+class NothingConfig:
+    pass
+
+
+def walk(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report: Report) -> State:
+    """x ← x + scale·ε, resumable to the bit."""
+    last = report.load()
+    x = last.tensors["x"] if last else torch.zeros(5)
+    for step in range(last.config["step"] if last else 0, config.steps):
+        x = x + config.scale * torch.randn(5, generator=rng.fold("step", step).generator())
+        time.sleep(config.pause)
+        if log := os.environ.get("WALK_LOG"):
+            with open(log, "a") as file:
+                file.write(f"{step}\n")
+        report(step + 1, config.steps, {"norm": float(x.norm())})
+        if report.due():
+            report.save(State({"x": x}, {"step": step + 1}))
+    return State({"x": x}, {"count": sum(len(v) for v in inputs.values())})
+
+
+def spread(states: list[State], data: FitData, config: WalkConfig) -> tuple[dict[str, float], list[str]]:
+    values = torch.stack([s.tensors["x"] for s in states])
+    return {"spread": float(values.std(0).mean())}, ["they differ"] if len(states) > 1 else []
+
+
+WALK = Method(
+    "walk",
+    WalkConfig,
+    ("classification", "regression"),
+    {
+        "trajectory": Room(walk, summarise=spread),
+        "teacher": Room(walk),
+        "coreset": Room(walk),
+        "student": Room(walk, needs=("trajectory", "teacher"), takes="each"),
+    },
+)
+ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": Room(walk)})
+REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, ONLY_CLASSES)}
+
+
+def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:
+    """payload² + the sum of what is shared; nothing may be shared but what was asked for."""
+    assert torch.get_num_threads() == 1
+    report(1, 1)
+    return payload**2 + sum(int(v) for v in shared.values())
+
+
+def steps(payload: int, shared: Mapping[str, Any], report: Report) -> State:
+    """A resumable sum of 1..payload; its worker dies once, at half way, if ``shared["fuse"]`` does not exist."""
+    last = report.load()
+    total, start = (int(last.tensors["sum"]), last.config["step"]) if last else (0, 0)
+    for step in range(start, payload):
+        total += step + 1
+        report(step + 1, payload)
+        if report.due():
+            report.save(State({"sum": torch.tensor(total)}, {"step": step + 1}))
+        if "fuse" in shared and step == payload // 2 and not Path(shared["fuse"]).exists():
+            Path(shared["fuse"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return State({"sum": torch.tensor(total)}, {"began_at": start})
+
+
+def wrong(payload: int, shared: Mapping[str, Any], report: Report) -> int:
+    if payload == 1:
+        raise UserError("the number must not be 1")
+    if payload == 2:
+        raise ZeroDivisionError("by two")
+    time.sleep(60)
+    return payload

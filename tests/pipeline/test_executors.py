@@ -1,0 +1,163 @@
+"""Every executor: the same results, errors as they were raised, checkpoints gone on from."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.errors import UserError
+from pipeline.executors import Executor, Task, choose
+from pipeline.executors.cluster import check_resources, preflight
+from pipeline.executors.display import Display
+from pipeline.executors.inline import Inline
+from pipeline.executors.store import Store
+from pipeline.settings import Settings
+from tests.pipeline import fake_work
+
+EAGER = Settings(executor="inline", checkpoint_seconds=0.0)
+
+
+@pytest.fixture(scope="module")
+def ray_executor() -> Iterator[Executor]:
+    """One embedded Ray for this file; afterwards none of its processes is left."""
+    executor = choose(Settings(executor="ray", checkpoint_seconds=0.0))
+    before = set(psutil.Process().children(recursive=True))
+    yield executor
+    executor.close()
+    left = set(psutil.Process().children(recursive=True)) - before
+    psutil.wait_procs(list(left), timeout=10)
+    assert [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.fixture(params=["inline", "ray"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    return request.getfixturevalue("ray_executor") if request.param == "ray" else Inline(EAGER)
+
+
+def opened(folder: Path, identity: str = "a") -> Store:
+    store = Store(folder, identity)
+    store.open()
+    return store
+
+
+def test_results_come_in_the_order_of_the_tasks(executor: Executor) -> None:
+    tasks = [Task(f"t{i}", i, ("one",) if i % 2 else ()) for i in range(5)]
+    with Display("squares") as display:
+        done = executor.map(fake_work.square, tasks, shared={"one": 1, "unused": 100}, display=display)
+    assert [d.result for d in done] == [0, 2, 4, 10, 16]
+    assert all(d.seconds >= 0 and d.peak_bytes > 2**20 for d in done)
+
+
+def test_errors_surface_as_they_were_raised(executor: Executor) -> None:
+    with Display("wrong") as display:
+        with pytest.raises(UserError, match=r"^the number must not be 1$"):
+            executor.map(fake_work.wrong, [Task("a", 1)], shared={}, display=display)
+        with pytest.raises(ZeroDivisionError, match="by two"):
+            executor.map(fake_work.wrong, [Task("a", 2)], shared={}, display=display)
+
+
+def test_other_tasks_are_cancelled_when_one_fails(ray_executor: Executor) -> None:
+    start = time.monotonic()
+    with Display("wrong") as display, pytest.raises(UserError):
+        ray_executor.map(fake_work.wrong, [Task("sleeps", 0), Task("fails", 1)], shared={}, display=display)
+    assert time.monotonic() - start < 45, "the sleeper, who sleeps for 60 s, was waited for"
+
+
+def test_finished_work_is_not_done_again(executor: Executor, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with Display("steps") as display:
+        first = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
+        again = executor.map(fake_work.wrong, [Task("a", 1)], shared={}, display=display, store=store)
+    assert first[0].result.tensors["sum"] == again[0].result.tensors["sum"] == 55
+    assert again[0].seconds == first[0].seconds
+
+
+def test_a_checkpoint_is_gone_on_from_and_time_adds_up(executor: Executor, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    kept = State({"sum": torch.tensor(15)}, {"state": {"step": 5}, "seconds": 100.0, "peak_bytes": 0})
+    store.save("a", to_bytes(kept))
+    with Display("steps") as display:
+        (done,) = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
+    assert done.result.tensors["sum"] == 55
+    assert done.result.config == {"began_at": 5}
+    assert 100 <= done.seconds < 200
+    assert store.load("a") is None, "the finished member's checkpoint is left"
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.save("a", b"\x00\x01garbage")
+    store.finish("b", to_bytes(State({"sum": torch.tensor(1)}, {"state": {}, "seconds": 1.0, "peak_bytes": 1}))[:-3])
+    with Display("steps") as display:
+        done = Inline(EAGER).map(fake_work.steps, [Task("a", 4), Task("b", 4)], shared={}, display=display, store=store)
+    assert [(int(d.result.tensors["sum"]), d.result.config["began_at"]) for d in done] == [(10, 0), (10, 0)]
+
+
+def test_other_identities_are_forgotten(tmp_path: Path) -> None:
+    opened(tmp_path, "a").save("t", b"old")
+    later = opened(tmp_path, "b")
+    assert later.load("t") is None
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+    later.clear()
+    assert not tmp_path.exists()
+
+
+def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, tmp_path: Path) -> None:
+    """The worker kills itself at step 50 of 100; the next attempt starts where it was."""
+    fuse = str(tmp_path / "fuse")
+    with Display("steps") as display:
+        (done,) = ray_executor.map(
+            fake_work.steps, [Task("a", 100, ("fuse",))], shared={"fuse": fuse}, display=display, store=opened(tmp_path / "s")
+        )
+    assert os.path.exists(fuse), "no worker died"
+    assert done.result.tensors["sum"] == 5050
+    assert done.result.config["began_at"] >= 50
+
+
+def test_light_work_starts_no_ray() -> None:
+    executor = choose(Settings(executor="ray", address="127.0.0.1:9"))  # where connecting would fail
+    with Display("light") as display:
+        (done,) = executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display, light=True)
+        assert done.result == 9
+        assert executor.map(fake_work.square, [], shared={}, display=display) == []
+    executor.close()
+
+
+def test_a_dead_address_is_noticed_at_once() -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        start = time.monotonic()
+        with Display("dead") as display, pytest.raises(UserError, match="no Ray cluster answers there"):
+            choose(Settings(executor="ray", address=address)).map(
+                fake_work.square, [Task("a", 3)], shared={}, display=display
+            )
+    assert time.monotonic() - start < 20
+    for wrong in ("auto", "ray://127.0.0.1:1", "127.0.0.1"):
+        with pytest.raises(UserError, match="RAY_ADDRESS must be host:port"):
+            preflight(wrong)
+
+
+def test_a_request_that_no_node_can_meet() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 4.0}}]
+    check_resources(nodes, 2, 0)
+    with pytest.raises(UserError, match="no node of the Ray cluster has 1 CPU and 1 GPU for a task; the most is 2 CPU and 0 GPU"):
+        check_resources(nodes, 1, 1)
+    split = [{"Resources": {"CPU": 4.0}}, {"Resources": {"CPU": 0.0, "GPU": 1.0}}]
+    with pytest.raises(UserError):
+        check_resources(split, 1, 1)  # no single node has both
+
+
+def test_metrics_reach_the_sink() -> None:
+    told: list[tuple[dict[str, float], int]] = []
+    with Display("m", lambda values, step: told.append((dict(values), step))) as display:
+        display.expect(1)
+        display.step("0-0", 1, 2, {"loss": 3.0})
+        display.step("0-0", 2, 2, {"accuracy": 0.5})
+    assert told == [({"0-0/loss": 3.0, "0-0/accuracy": 0.5}, 2)]

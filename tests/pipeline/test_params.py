@@ -1,0 +1,134 @@
+"""params.yaml: one clear line for whatever is wrong in it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bdl_pipe.errors import UserError
+from pipeline import params
+from tests.pipeline.fake_work import REGISTRY
+
+GOOD: dict[str, Any] = {
+    "seed": 0,
+    "datasets": {
+        "boston": {
+            "source": {"name": "boston"},
+            "normalise": "train",
+            "whiten": False,
+            "validation": 0.2,
+            "fit_rows": "train_and_validation",
+            "splits": 2,
+            "ood": [],
+            "corrupted_images": 0,
+        }
+    },
+    "methods": {"walk": {"steps": 5}, "only_classes": {}},
+    "trajectories": {"b-walk": {"dataset": "boston", "method": "walk", "members": 2, "input": "prepare/boston"}},
+    "teachers": {},
+    "coresets": {},
+    "runs": {
+        "b-run": {"dataset": "boston", "method": "walk", "setting": "small", "members": 2, "input": "trajectory/b-walk"}
+    },
+    "evaluate": {"calibration_bins": 15, "batch": 100, "joint_pairs": 0},
+    "report": {"figures_dpi": 110},
+}
+
+
+def read(tmp_path: Path, raw: Any) -> params.Params:
+    path = tmp_path / "params.yaml"
+    path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw))
+    return params.load(path, REGISTRY)
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    """GOOD with the value at ``a.b.c`` set, or removed where it is ``...``."""
+    raw = copy.deepcopy(GOOD)
+    *above, last = place.split(".")
+    section = raw
+    for key in above:
+        section = section[key]
+    if value is ...:
+        del section[last]
+    else:
+        section[last] = value
+    return raw
+
+
+def test_good_params_are_typed(tmp_path: Path) -> None:
+    found = read(tmp_path, changed("runs.b-run.override", {"scale": 2}))
+    row = found.row("student", "b-run")
+    assert (row.config.steps, row.config.scale) == (5, 2.0)
+    assert (row.input_kind, row.input_key) == ("trajectory", "b-walk")
+    assert found.row("trajectory", "b-walk").config.scale == 1.0
+    assert found.datasets["boston"].splits == 2
+
+
+WRONG = {
+    "unknown section": ("modells", {}, "modells is not a known section"),
+    "missing section": ("evaluate", ..., "evaluate is missing"),
+    "mistyped seed": ("seed", "zero", "seed must be a whole number >= 0, got 'zero'"),
+    "true is no seed": ("seed", True, "seed must be a whole number >= 0, got True"),
+    "out of range": ("methods.walk.steps", 0, "methods.walk.steps must be > 0, got 0"),
+    "mistyped": ("methods.walk.steps", "many", "methods.walk.steps must be a whole number, got 'many'"),
+    "unknown key": ("methods.walk.stepz", 1, "methods.walk.stepz is not a known key (did you mean steps?)"),
+    "missing key": ("methods.walk", {}, "methods.walk.steps is missing"),
+    "unknown method": ("methods.wolk", {}, "methods.wolk is not a method (did you mean walk?)"),
+    "row of unknown method": (
+        "runs.b-run.method",
+        "wolk",
+        "runs.b-run.method must be a method (did you mean walk?), got 'wolk'",
+    ),
+    "wrong override": ("runs.b-run.override", {"steps": -1}, "methods.walk.steps must be > 0, got -1"),
+    "no members": ("runs.b-run.members", 0, "runs.b-run.members must be >= 1, got 0"),
+    "more members than its input": ("runs.b-run.members", 3, "runs.b-run.members must be <= 2, those of its input, got 3"),
+    "unknown data set": ("runs.b-run.dataset", "bosten", "runs.b-run.dataset must be a data set (did you mean boston?)"),
+    "unknown input": ("runs.b-run.input", "trajectory/b-wolk", "runs.b-run.input must be a row above (did you mean b-walk?)"),
+    "input of a wrong kind": ("runs.b-run.input", "prepare/boston", "runs.b-run.input must be trajectory/<row> or teacher/<row>"),
+    "other data": ("trajectories.b-walk.input", "prepare/digits", "trajectories.b-walk.input must be prepare/boston"),
+    "no room": (
+        "teachers.t",
+        {"dataset": "boston", "method": "only_classes", "members": 1, "input": "prepare/boston"},
+        "teachers.t.method must support regression (the data of boston), got 'only_classes'",
+    ),
+    "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must be a key of letters"),
+    "setting above": ("trajectories.b-walk.setting", "small", "trajectories.b-walk.setting is for runs only"),
+    "no setting": ("runs.b-run.setting", ..., "runs.b-run.setting is missing"),
+    "unknown ood": ("datasets.boston.ood", ["mist"], "datasets.boston.ood"),
+    "unknown source": ("datasets.boston.source", {"name": "bosten"}, "datasets.boston.source.name must be one of"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+    place, value, message = WRONG[name]
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, changed(place, value))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
+    for text, line in (("seed: 0\nseed: 1\n", 2), ("a: [1\nb: 2\n", 2), ("a: 1\n\tb: 2\n", 2)):
+        with pytest.raises(UserError, match=rf"params\.yaml:{line}: is not YAML"):
+            read(tmp_path, text)
+    with pytest.raises(UserError, match="must be sections"):
+        read(tmp_path, "- 1\n")
+    with pytest.raises(UserError, match="there is no such file"):
+        params.load(tmp_path / "absent.yaml", REGISTRY)
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """As DVC reads them: 1e-3 is a number."""
+    found = read(tmp_path, yaml.safe_dump(GOOD).replace("steps: 5", "steps: 5\n    scale: 1e-3"))
+    assert found.row("trajectory", "b-walk").config.scale == 1e-3
+
+
+def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
+    table = {"name": "table", "path": "elsewhere/a.csv", "target": ["y"], "task": "regression"}
+    (line,) = params.unwatched(read(tmp_path, changed("datasets.boston.source", table)))
+    assert "elsewhere/a.csv is outside data/" in line
+    table["path"] = "data/a.csv"
+    assert params.unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []

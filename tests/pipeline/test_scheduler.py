@@ -1,0 +1,89 @@
+"""The parallel executor of the graph: order, failures, interrupts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.scheduler import Plan, ancestors, descendants, priorities, run
+
+GRAPH = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": []}
+
+
+def plan(tmp_path: Path, *todo: str) -> Plan:
+    return Plan(GRAPH, frozenset(todo or GRAPH), tmp_path / "state" / "seconds.json")
+
+
+def shell(tmp_path: Path, special: dict[str, str] | None = None):  # noqa: ANN201
+    """A stage writes its name to ``order``, at its end."""
+
+    def command(name: str) -> list[str]:
+        return ["sh", "-c", (special or {}).get(name, f"echo {name} >> {tmp_path}/order")]
+
+    return command
+
+
+def test_what_hangs_on_what() -> None:
+    assert descendants(GRAPH, {"a"}) == {"b", "c", "d"}
+    assert descendants(GRAPH, {"e"}) == set()
+    assert ancestors(GRAPH, {"d"}) == {"a", "b", "c"}
+    assert priorities(GRAPH, {"a": 1, "b": 10, "c": 2, "d": 1, "e": 5}) == {"a": 12, "b": 11, "c": 3, "d": 1, "e": 5}
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_stage_runs_after_what_it_needs(tmp_path: Path, jobs: int) -> None:
+    outcome = run(plan(tmp_path), jobs, shell(tmp_path))
+    order = (tmp_path / "order").read_text().split()
+    assert sorted(order) == sorted(GRAPH) == sorted(outcome.done)
+    assert all(order.index(need) < order.index(name) for name, needs in GRAPH.items() for need in needs)
+    assert set(json.loads((tmp_path / "state/seconds.json").read_text())) == set(GRAPH)
+
+
+def test_only_what_is_asked_for_runs(tmp_path: Path) -> None:
+    run(plan(tmp_path, "d", "e"), 2, shell(tmp_path))
+    assert sorted((tmp_path / "order").read_text().split()) == ["d", "e"]
+
+
+def test_a_failure_stops_its_descendants_only(tmp_path: Path) -> None:
+    outcome = run(plan(tmp_path), 2, shell(tmp_path, {"b": "echo first; echo no such file >&2; exit 3"}))
+    assert sorted(outcome.done) == ["a", "c", "e"]
+    assert outcome.failed == {"b": ["first", "no such file"]}
+    assert outcome.skipped == {"d"}
+
+
+def test_the_longest_way_goes_first(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "seconds.json"
+    history.parent.mkdir()
+    for seconds, first in ((1.0, "a"), (99.0, "e")):
+        history.write_text(json.dumps({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": seconds}))
+        (tmp_path / "order").unlink(missing_ok=True)
+        run(plan(tmp_path), 1, shell(tmp_path))
+        assert (tmp_path / "order").read_text().split()[0] == first
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    """Stages that start children, one of which ignores SIGINT's default handling by its shell."""
+    text = f"""
+import sys
+from pathlib import Path
+from pipeline.scheduler import Plan, run
+sleeper = ["sh", "-c", "sleep 300 & echo $! >> {tmp_path}/pids; echo $$ >> {tmp_path}/pids; wait"]
+run(Plan({{"a": [], "b": []}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 2, lambda name: sleeper)
+"""
+    started = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 4:
+        assert time.monotonic() < deadline and started.poll() is None
+        time.sleep(0.05)
+    os.kill(started.pid, number)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode != 0 and "KeyboardInterrupt" in said
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []

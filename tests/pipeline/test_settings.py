@@ -1,0 +1,35 @@
+"""Machine settings from the environment."""
+
+import pytest
+
+from bdl_pipe.errors import UserError
+from pipeline.settings import Settings, require_device
+
+
+def test_defaults_and_gpu_share() -> None:
+    assert Settings.read({}) == Settings("ray", "", "cpu", 0.0, 1, 15.0)
+    assert Settings.read({"BDL_DEVICE": "cuda"}).gpus == 1.0
+    assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("BDL_DEVICE", "gpu", "must be cpu or cuda, got 'gpu'"),
+        ("BDL_EXECUTOR", "dask", "must be inline or ray, got 'dask'"),
+        ("BDL_THREADS", "0", "must be >= 1, got '0'"),
+        ("BDL_THREADS", "1.5", "must be a whole number, got '1.5'"),
+        ("BDL_GPUS_PER_TASK", "half", "must be a number, got 'half'"),
+        ("BDL_CHECKPOINT_SECONDS", "nan", "must be >= 0, got 'nan'"),
+    ],
+)
+def test_wrong_settings_are_named(name: str, value: str, rule: str) -> None:
+    with pytest.raises(UserError, match=f"{name} {rule}"):
+        Settings.read({name: value})
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="there is no GPU"):
+        require_device("cuda")
+    require_device("cpu")

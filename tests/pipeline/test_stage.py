@@ -1,0 +1,216 @@
+"""The machinery of the stages that fit: what is made, resumed, kept and left behind."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bdl_pipe import artifacts
+from bdl_pipe.errors import ArtifactError, UserError
+from pipeline import params, places, preparing, records, stage, tracking
+from pipeline.executors.inline import Inline
+from pipeline.settings import Settings
+from tests.pipeline.fake_work import REGISTRY
+from tests.pipeline.test_params import GOOD
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
+ROW = {"dataset": "boston", "method": "walk", "members": 2, "input": "prepare/boston"}
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No tracking; what would have been warned about."""
+    warned: list[str] = []
+
+    class Run(tracking.StageRun):
+        def warn(self, text: str) -> None:
+            warned.append(text)
+
+    @contextmanager
+    def stage_run(*args: Any, **named: Any) -> Iterator[tracking.StageRun]:
+        yield Run()
+
+    monkeypatch.setattr(tracking, "stage_run", stage_run)
+    return warned
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with params.yaml and boston prepared."""
+    folder = tmp_path_factory.mktemp("stage")
+    raw = {**GOOD, "teachers": {"b-walk": ROW}, "coresets": {"b-walk": ROW}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        preparing.prepare_dataset("boston", load(), Inline(SETTINGS))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def there(prepared: Path, monkeypatch: pytest.MonkeyPatch, silent: list[str]) -> Path:
+    monkeypatch.chdir(prepared)
+    return prepared
+
+
+def load() -> params.Params:
+    return params.load(Path("params.yaml"), REGISTRY)
+
+
+def fit(kind: str, key: str) -> None:
+    stage.fit(kind, key, load(), Inline(SETTINGS), SETTINGS)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def test_members_of_every_split_and_their_records(there: Path, silent: list[str]) -> None:
+    fit("trajectory", "b-walk")
+    made = artifacts.load(places.artifact("trajectory", "b-walk"), "trajectory")
+    assert made.names() == ["0-0", "0-1", "1-0", "1-1"]
+    values = {tuple(made.state(name).tensors["x"].tolist()) for name in made.names()}
+    assert len(values) == 4, "two members share a stream"
+    record = records.read("trajectory", "b-walk")
+    assert set(record["seconds"]) == set(made.names()) and record["metrics"]["spread"] > 0
+    assert silent == [f"trajectory b-walk: split {s}: they differ" for s in (0, 1)] and len(record["warnings"]) == 2
+    assert not places.checkpoints("trajectory", "b-walk").exists()
+
+
+def test_equal_runs_give_equal_bytes(there: Path) -> None:
+    fit("trajectory", "b-walk")
+    first = files(places.artifact("trajectory", "b-walk"))
+    fit("trajectory", "b-walk")
+    assert files(places.artifact("trajectory", "b-walk")) == first
+
+
+def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
+    fit("trajectory", "b-walk")
+    fit("student", "b-run")
+    made = artifacts.load(places.artifact("student", "b-run"), "student")
+    assert made.names() == ["0-0", "0-1", "1-0", "1-1", "transform-0", "transform-1"]
+    assert made.state("0-1").config["count"] == 1, "takes each: one input"
+    assert made.json("schema.json")["task"] == "regression"
+    above, own = records.read("trajectory", "b-walk"), records.read("student", "b-run")
+    for name, total in own["total_seconds"].items():
+        assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
+
+
+def test_a_missing_input_is_one_line(there: Path) -> None:
+    with pytest.raises(ArtifactError, match="there is no prepare artifact here"):
+        os.rename("work/prepare", "work/elsewhere")
+        try:
+            fit("teacher", "b-walk")
+        finally:
+            os.rename("work/elsewhere", "work/prepare")
+
+
+def test_an_artifact_of_another_schema_version(there: Path) -> None:
+    fit("trajectory", "b-walk")
+    place = places.artifact("trajectory", "b-walk") / artifacts.MANIFEST
+    place.write_text(json.dumps({**json.loads(place.read_text()), "schema": 999}))
+    with pytest.raises(ArtifactError, match=r"manifest\.json: schema version must be 1, got 999; make it again"):
+        fit("student", "b-run")
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
+    there: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    fit("teacher", "b-walk")
+    place = places.artifact("teacher", "b-walk")
+    before, beside = files(place), sorted(p.name for p in place.parent.iterdir())
+    fsync, count = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count > at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(places, "STATE", there / "ample")
+    quiet = Settings(executor="inline", checkpoint_seconds=1e6)
+    with pytest.raises(UserError, match="the disk is full; nothing was written"):
+        stage.fit("teacher", "b-walk", load(), Inline(quiet), quiet)
+    assert files(place) == before and sorted(p.name for p in place.parent.iterdir()) == beside
+    assert not list(there.rglob("*.tmp"))
+
+
+def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> None:
+    row = load().row("teacher", "b-walk")
+    about = stage.facts(row, load())
+    first = stage.identity(about, SETTINGS, stage.inputs_of(row))
+    assert stage.identity({**about, "members": 9}, SETTINGS, stage.inputs_of(row)) == first
+    assert stage.identity({**about, "seed": 1}, SETTINGS, stage.inputs_of(row)) != first
+    assert stage.identity({**about, "config": {"steps": 6}}, SETTINGS, stage.inputs_of(row)) != first
+    assert stage.identity(about, Settings(threads=2), stage.inputs_of(row)) != first
+    place = places.artifact("prepare", "boston") / artifacts.MANIFEST
+    kept = place.read_text()
+    place.write_text(kept + " ")
+    assert stage.identity(about, SETTINGS, stage.inputs_of(row)) != first
+    place.write_text(kept)
+
+
+DRIVER = """
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from pipeline import params, stage, tracking
+from pipeline.executors import choose
+from pipeline.settings import Settings
+from tests.pipeline.fake_work import REGISTRY
+
+@contextmanager
+def stage_run(*args, **named):
+    yield tracking.StageRun()
+
+tracking.stage_run = stage_run
+settings = Settings.read()
+stage.fit(sys.argv[1], "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["trajectory", "teacher", "coreset"])
+def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str, tmp_path: Path) -> None:
+    """kill -9 at four random moments of the work; the members' checkpoints and finished members are used."""
+    raw = yaml.safe_load(Path("params.yaml").read_text())
+    raw["methods"]["walk"] = {"steps": 60, "pause": 0.01}
+    Path("params.yaml").write_text(yaml.safe_dump(raw))
+    steps, log = 60 * 2 * 2, tmp_path / "log"
+    env = {**os.environ, "BDL_EXECUTOR": "inline", "BDL_CHECKPOINT_SECONDS": "0", "WALK_LOG": str(log)}
+    env["PYTHONPATH"] = f"{ROOT}/src:{ROOT}"
+    chance = random.Random(f"kill {kind}")
+    for target in sorted(chance.sample(range(1, steps - 1), 4)):
+        process = subprocess.Popen([sys.executable, "-c", DRIVER, kind], env=env)
+        deadline = time.monotonic() + 120
+        while not log.exists() or log.read_text().count("\n") < target:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.003)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run([sys.executable, "-c", DRIVER, kind], env=env, check=True)
+    resumed = files(places.artifact(kind, "b-walk"))
+    done = log.read_text().count("\n")
+    assert steps <= done <= steps + 4, f"{done} steps were done: work was lost or never done"
+    assert not places.checkpoints(kind, "b-walk").exists()
+    env.pop("WALK_LOG")
+    subprocess.run([sys.executable, "-c", DRIVER, kind], env=env, check=True)
+    assert files(places.artifact(kind, "b-walk")) == resumed
+    assert not list(Path("work").rglob("*.tmp"))
