@@ -32,6 +32,7 @@ _QUIET: Final = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 T = TypeVar("T")
@@ -75,12 +76,12 @@ class _Tracked(StageRun):
 
     def artifact(self, path: Path) -> None:
         log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-        _attempt(lambda: log(self.id, str(path)))
+        _attempt(lambda: log(self.id, str(path)), then_stop=False)
 
     def model(self, student: Path) -> None:
         from . import model
 
-        _attempt(lambda: model.log(student, str(self.id)))
+        _attempt(lambda: model.log(student, str(self.id)), then_stop=False)
 
 
 @contextmanager
@@ -272,18 +273,19 @@ def _preflight(uri: str) -> None:
         socket.create_connection((address.hostname, port), timeout=3).close()
 
 
-_silenced = False
+_stopped = False
 
 
-def _attempt(action: Callable[[], T]) -> T | None:
-    """What ``action`` returns; None if it fails, or if tracking has failed before."""
-    global _silenced
-    if _silenced:
+def _attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
+    """What ``action`` returns; None if it fails. A failure that would repeat stops all tracking."""
+    global _stopped
+    if _stopped:
         return None
     try:
         return action()
     except Exception as error:  # whatever MLflow, SQL, the disk or the network raise: the result matters more
-        _silenced = True
+        _stopped = then_stop
         reason = next(iter(str(error).splitlines()), "")
-        print(f"warning: no tracking ({store_uri()}): {type(error).__name__}: {reason[:200]}", file=sys.stderr)
+        what = "no tracking" if then_stop else "not tracked"
+        print(f"warning: {what} ({store_uri()}): {type(error).__name__}: {reason[:200]}", file=sys.stderr)
         return None
