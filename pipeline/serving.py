@@ -5,6 +5,7 @@ It needs ``bdl_pipe`` and the student artifact stored beside it, and nothing els
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,8 @@ class FittedPosterior(PythonModel):
         self.schema = json.loads((student / "schema.json").read_text())
         self.fitted = load_fitted(student)
 
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]  # MLflow reads the hints
+    def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """``model_input`` is an array for images: MLflow takes no union here, and warns without a hint."""
         if isinstance(model_input, pd.DataFrame):
             model_input = model_input[self.schema["features"]].to_numpy(np.float64)
         predictive = self.fitted.predict(np.asarray(model_input), rng=Seed(0))
