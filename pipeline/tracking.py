@@ -118,9 +118,13 @@ def initialise() -> str | None:
     return _attempt(lambda: _experiment())
 
 
-def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None) -> str | None:
-    """Start the run that this process's stages, and its children's, belong to."""
-    run_id = _attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
+def start_parent(
+    name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None
+) -> str | None:
+    """Start the run that this process's stages, and its children's, belong to; or go on with ``resumed``."""
+    run_id = resumed and _attempt(lambda: _reopen(str(resumed)))
+    if not run_id:
+        run_id = _attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
     if run_id is not None:
         os.environ[PARENT] = run_id
         _attempt(_bury)
@@ -192,6 +196,12 @@ def _begin(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> Sta
 def _create(name: str, tags: Mapping[str, Any]) -> Any:
     texts = {k: str(v)[:_LONG] for k, v in tags.items()} | {"process": provenance.process(os.getpid())}
     return _client().create_run(_experiment(), run_name=name, tags=texts)
+
+
+def _reopen(run_id: str) -> str:
+    _client().set_tag(run_id, "process", provenance.process(os.getpid()))
+    _client().update_run(run_id, status="RUNNING")
+    return run_id
 
 
 def _end(run_id: str, status: str) -> None:

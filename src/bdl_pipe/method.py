@@ -25,6 +25,12 @@ class Make(Protocol):
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
 
 
+class Peek(Protocol):
+    """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
+
+    def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
+
+
 @dataclass(frozen=True)
 class Room:
     """What a method does in one stage kind.
@@ -35,12 +41,15 @@ class Room:
         takes: ``each``: member i is made from the i-th member of its input; ``all``: from all of them.
         summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
             (members' states, data, config) -> (metrics, warnings).
+        peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
+            search can give up a bad trial early.
     """
 
     make: Make
     needs: tuple[Kind, ...] = ()
     takes: Literal["each", "all"] = "all"
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
+    peek: Peek | None = None
 
 
 @dataclass(frozen=True)
