@@ -26,6 +26,12 @@ class Make(Protocol):
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
 
 
+class Peek(Protocol):
+    """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
+
+    def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
+
+
 @dataclass(frozen=True)
 class Room:
     """What a method does in one stage kind.
