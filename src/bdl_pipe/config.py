@@ -51,12 +51,15 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
     merged = dict(base)
     for key, value in override.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if both and value.get("name", old.get("name")) == old.get("name"):
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_variant(old, value):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _same_variant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
 def to_mapping(config: Any) -> dict[str, Any]:

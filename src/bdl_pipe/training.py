@@ -112,9 +112,7 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
 
 def make_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
     if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay
-        )
+        return torch.optim.SGD(parameters, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return rule(parameters, lr=config.rate, weight_decay=config.weight_decay)
 

@@ -35,7 +35,9 @@ class ConvNetConfig:
     def __post_init__(self) -> None:
         require(self.width > 0, "width", "must be > 0", self.width)
         require(self.blocks > 0, "blocks", "must be > 0", self.blocks)
-        require(self.norm != "group" or self.width % 8 == 0, "width", "must be a multiple of 8 for group norm", self.width)
+        require(
+            self.norm != "group" or self.width % 8 == 0, "width", "must be a multiple of 8 for group norm", self.width
+        )
 
 
 @final

@@ -22,9 +22,7 @@ class MlpConfig:
         require(bool(self.hidden) and min(self.hidden) > 0, "hidden", "must list widths > 0", list(self.hidden))
 
 
-def mlp_trunk(
-    config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator
-) -> tuple[nn.Module, int]:
+def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
     """The trunk and its width; images are flattened. He-normal weights, zero biases."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
