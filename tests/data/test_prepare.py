@@ -30,7 +30,7 @@ def two_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("bdl_pipe.data.corrupt")
     module.NAMES = ("dark", "noise")  # type: ignore[attr-defined]
     module.corrupt = lambda images, name, severity, rng: (  # type: ignore[attr-defined]
-        images // (severity + 1) if name == "dark" else images ^ np.uint8(rng.integer() % 256)
+        images // (severity + 1) if name == "dark" else images ^ np.uint8(rng.fold(name, severity).integer() % 256)
     )
     monkeypatch.setitem(sys.modules, "bdl_pipe.data.corrupt", module)
     monkeypatch.setattr("bdl_pipe.data.corrupt", module, raising=False)

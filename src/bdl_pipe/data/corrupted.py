@@ -48,7 +48,7 @@ def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: See
         return published(config.source.name, job, len(images))
     from .corrupt import corrupt
 
-    return corrupt(images, job.name, job.severity, rng.fold("corrupted", job.name, job.severity))
+    return corrupt(images, job.name, job.severity, rng.fold("corrupted"))
 
 
 def published(name: str, job: Job, count: int) -> np.ndarray:
