@@ -9,9 +9,13 @@ import torch
 
 from .artifacts import State
 from .baselines import DETERMINISTIC, ENSEMBLE
+from .coresets.methods import RANDOM_CORESET, VBPC
+from .coresets.posterior import VbpcPosterior
+from .dark_knowledge.distil import DARK_KNOWLEDGE
 from .errors import ArtifactError, ConfigError
 from .method import Method
 from .posterior import NetworkDraws, Posterior
+from .sgmcmc.chains import SGLD
 from .trajectory import SGD
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
@@ -19,8 +23,12 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         method.name: method
         for method in (
             SGD,
+            SGLD,
+            VBPC,
+            RANDOM_CORESET,
             DETERMINISTIC,
             ENSEMBLE,
+            DARK_KNOWLEDGE,
         )
     }
 )
@@ -28,6 +36,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
 POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
     {
         NetworkDraws.key: NetworkDraws,
+        VbpcPosterior.key: VbpcPosterior,
     }
 )
 
