@@ -1,4 +1,4 @@
-"""Where a run comes from: commit, device, hashes of what it was made from, and which session it is in."""
+"""Where a run comes from: commit, device, hashes of what it was made from, and which invocation it is part of."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ def hashes(deps: Sequence[str]) -> dict[str, str]:
     return {path: digest for path, digest in found.items() if digest}
 
 
-def session() -> tuple[str, str]:
+def invocation() -> tuple[str, str]:
     """(name, process) of what the stages of one invocation share: a ``dvc`` above us, or this process."""
     import psutil
 

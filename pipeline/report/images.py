@@ -35,12 +35,12 @@ def section(coreset: CoresetInfo) -> str:
     folder = artifacts.load(coreset.path, "coreset")
     names = sorted((n for n in folder.names() if _member(n)), key=_member)
     states = {name: folder.state(name).tensors for name in names}
-    found = [n for n in names if {"images_raw", "labels"} <= states[n].keys()]
+    found = [n for n in names if {"raw", "labels"} <= states[n].keys()]
     if not found:
         return ""  # rows of features: nothing to look at
-    images, labels = (states[found[0]][k].float().numpy() for k in ("images_raw", "labels"))
+    images, labels = (states[found[0]][k].float().numpy() for k in ("raw", "labels"))
     if images.ndim != 4 or len(images) != len(labels):
-        rule = "images_raw must be [n, c, h, w], labels [n, k]"
+        rule = "raw must be [n, c, h, w], labels [n, k]"
         raise ArtifactError(f"{coreset.path}/{found[0]}: {rule}; got {images.shape} and {labels.shape}")
     total = f"{len(images)} images" + (f", the first of {len(found)} members" if len(found) > 1 else "")
     return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"

@@ -103,7 +103,7 @@ def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, chann
     images = np.stack([0.5 + 0.4 * np.sin((k + 2) * 3 * x + k * y) + rng.normal(0, 0.08, (28, 28)) for k in top])
     labels = np.eye(classes)[top] * 0.9 + rng.uniform(0, 0.1, (len(top), classes))
     tensors = {
-        "images_raw": torch.tensor(images[:, None].repeat(channels, 1), dtype=torch.float32),
+        "raw": torch.tensor(images[:, None].repeat(channels, 1), dtype=torch.float32),
         "labels": torch.tensor(labels, dtype=torch.float32),
     }
     with artifacts.publish(root / "coreset" / key, "coreset") as folder:
