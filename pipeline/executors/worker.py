@@ -17,7 +17,8 @@ from ..settings import Settings, require_device
 from . import Done, Task, Work
 
 _TELL_SECONDS: Final = 0.5
-_TRIM_THRESHOLD: Final, _MMAP_THRESHOLD: Final = -1, -3  # mallopt's names in malloc.h
+_TRIM_THRESHOLD: Final = -1  # mallopt's numbers in malloc.h
+_MMAP_THRESHOLD: Final = -3
 
 
 class Channel(Protocol):
