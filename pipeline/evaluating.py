@@ -56,7 +56,6 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
 
     row = params.row("student", key)
     place = places.artifact("evaluate", key)
-    (places.WORK / "coreset").mkdir(parents=True, exist_ok=True)  # the report depends on it, also where it is empty
     shared, tasks = _plan(row, params, settings)
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     light = task_of(params.datasets[row.entry.dataset]) == "regression"

@@ -15,7 +15,8 @@ from .settings import Settings
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
     runs = [_run(row) for row in params.of("student")]
-    coresets = [_coreset(row) for row in params.of("coreset")]
+    used = {row.entry.input for row in params.of("student")}  # a change in these changes a student, which DVC watches
+    coresets = [_coreset(row) for row in params.of("coreset") if f"coreset/{row.key}" in used]
     report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
 
 

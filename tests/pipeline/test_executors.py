@@ -113,7 +113,11 @@ def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, t
     fuse = str(tmp_path / "fuse")
     with Display("steps") as display:
         (done,) = ray_executor.map(
-            fake_work.steps, [Task("a", 100, ("fuse",))], shared={"fuse": fuse}, display=display, store=opened(tmp_path / "s")
+            fake_work.steps,
+            [Task("a", 100, ("fuse",))],
+            shared={"fuse": fuse},
+            display=display,
+            store=opened(tmp_path / "s"),
         )
     assert os.path.exists(fuse), "no worker died"
     assert done.result.tensors["sum"] == 5050
@@ -147,7 +151,9 @@ def test_a_dead_address_is_noticed_at_once() -> None:
 def test_a_request_that_no_node_can_meet() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 4.0}}]
     check_resources(nodes, 2, 0)
-    with pytest.raises(UserError, match="no node of the Ray cluster has 1 CPU and 1 GPU for a task; the most is 2 CPU and 0 GPU"):
+    with pytest.raises(
+        UserError, match="no node of the Ray cluster has 1 CPU and 1 GPU for a task; the most is 2 CPU and 0 GPU"
+    ):
         check_resources(nodes, 1, 1)
     split = [{"Resources": {"CPU": 4.0}}, {"Resources": {"CPU": 0.0, "GPU": 1.0}}]
     with pytest.raises(UserError):

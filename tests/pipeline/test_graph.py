@@ -35,7 +35,9 @@ def source(module: str) -> Path:
 
 
 def has_code(path: Path) -> bool:
-    return any(not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)) for n in ast.parse(path.read_text()).body)
+    return any(
+        not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)) for n in ast.parse(path.read_text()).body
+    )
 
 
 def imported(kind: str) -> set[Path]:

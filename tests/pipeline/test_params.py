@@ -83,10 +83,26 @@ WRONG = {
     ),
     "wrong override": ("runs.b-run.override", {"steps": -1}, "methods.walk.steps must be > 0, got -1"),
     "no members": ("runs.b-run.members", 0, "runs.b-run.members must be >= 1, got 0"),
-    "more members than its input": ("runs.b-run.members", 3, "runs.b-run.members must be <= 2, those of its input, got 3"),
-    "unknown data set": ("runs.b-run.dataset", "bosten", "runs.b-run.dataset must be a data set (did you mean boston?)"),
-    "unknown input": ("runs.b-run.input", "trajectory/b-wolk", "runs.b-run.input must be a row above (did you mean b-walk?)"),
-    "input of a wrong kind": ("runs.b-run.input", "prepare/boston", "runs.b-run.input must be trajectory/<row> or teacher/<row>"),
+    "more members than its input": (
+        "runs.b-run.members",
+        3,
+        "runs.b-run.members must be <= 2, those of its input, got 3",
+    ),
+    "unknown data set": (
+        "runs.b-run.dataset",
+        "bosten",
+        "runs.b-run.dataset must be a data set (did you mean boston?)",
+    ),
+    "unknown input": (
+        "runs.b-run.input",
+        "trajectory/b-wolk",
+        "runs.b-run.input must be a row above (did you mean b-walk?)",
+    ),
+    "input of a wrong kind": (
+        "runs.b-run.input",
+        "prepare/boston",
+        "runs.b-run.input must be trajectory/<row> or teacher/<row>",
+    ),
     "other data": ("trajectories.b-walk.input", "prepare/digits", "trajectories.b-walk.input must be prepare/boston"),
     "no room": (
         "teachers.t",

@@ -1,0 +1,118 @@
+"""A copy of the project with tiny data and methods, its whole graph run once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARAMS = """
+seed: 0
+datasets:
+  digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
+           splits: 1, ood: [mnist5k], corrupted_images: 10}
+  boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
+           splits: 2, ood: [], corrupted_images: 0}
+methods:
+  sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, batch: 32, optimiser: {name: adam, rate: 3e-3}}
+  deterministic: {}
+  ensemble: {}
+trajectories:
+  digits-sgd: {dataset: digits, method: sgd, members: 2, input: prepare/digits}
+  boston-sgd: {dataset: boston, method: sgd, members: 2, input: prepare/boston, override: {epochs: 3}}
+teachers: {}
+coresets: {}
+runs:
+  digits-ensemble: {dataset: digits, method: ensemble, setting: small, members: 1, input: trajectory/digits-sgd}
+  boston-deterministic: {dataset: boston, method: deterministic, setting: small, members: 2, input: trajectory/boston-sgd}
+evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
+report: {figures_dpi: 110}
+"""
+
+
+class Project:
+    """A working copy, and commands in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        places = [str(folder / "src"), str(folder)]
+        removed = ("RAY_ADDRESS", "BDL_DEVICE", "BDL_PARENT_RUN", "MLFLOW_TRACKING_URI")
+        self.env = {k: v for k, v in os.environ.items() if k not in removed} | {
+            "PYTHONPATH": os.pathsep.join(places),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "BDL_EXECUTOR": "inline",
+            "OMP_NUM_THREADS": "1",
+            "DVC_NO_ANALYTICS": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.env | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(
+        self, *command: str, env: Mapping[str, str] | None = None, code: int = 0
+    ) -> "subprocess.CompletedProcess[str]":
+        process = self.start(*command, env=env)
+        out, error = process.communicate(timeout=500)
+        assert process.returncode == code, f"{command}: {process.returncode}\n{out}\n{error}"
+        return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+    def pipeline(self, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0):  # noqa: ANN201
+        return self.run(sys.executable, "-m", "pipeline", *arguments, env=env, code=code)
+
+    def dvc(self, *arguments: str, code: int = 0) -> str:
+        return self.run(sys.executable, "-m", "dvc", *arguments, code=code).stdout
+
+    def git(self, *arguments: str) -> None:
+        self.run("git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments)
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        text = (self.folder / path).read_text()
+        assert old in text
+        (self.folder / path).write_text(text.replace(old, new, 1))
+
+
+def make(folder: Path, params: str) -> Project:
+    """A fresh working copy under git, with ``params`` as its params.yaml."""
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("pipeline", "stages", "src", "data"):
+        shutil.copytree(ROOT / name, folder / name, ignore=skip)
+    (folder / ".dvc").mkdir()
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "params.yaml").write_text(params)
+    project = Project(folder)
+    project.git("init", "-q")
+    project.git("add", "-A")
+    project.git("commit", "-qm", "start")
+    return project
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Every stage done, by the parallel executor with its work in process. Tests must leave it as it is."""
+    project = make(tmp_path_factory.mktemp("project") / "tiny", PARAMS)
+    said = project.pipeline("repro", "-j", "2").stdout
+    assert "9 stages done" in said and "report: " in said and "| ensemble |" in said
+    project.git("add", "-A")
+    project.git("commit", "-qm", "results")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    """A copy of the finished project that a test may change."""
+    shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
+    return Project(tmp_path / "copy")
