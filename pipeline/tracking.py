@@ -118,9 +118,7 @@ def initialise() -> str | None:
     return _attempt(lambda: _experiment())
 
 
-def start_parent(
-    name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None
-) -> str | None:
+def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
     """Start the run that this process's stages, and its children's, belong to; or go on with ``resumed``."""
     run_id = resumed and _attempt(lambda: _reopen(str(resumed)))
     if not run_id:

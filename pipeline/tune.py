@@ -128,8 +128,10 @@ def load_data(search: Search, params: Params, settings: Settings) -> FitData:
     data = prepare.load_fit(places.artifact("prepare", search.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{search.dataset}.validation: must leave rows to score a search on, got none")
-    if stage.splits_of(params, search.dataset) > 1:
-        print(f"warning: {search.dataset} has several splits: some of split 0's validation rows are test rows of others")
+    if params.datasets[search.dataset].splits > 1:
+        print(
+            f"warning: {search.dataset} has several splits: some of split 0's validation rows are test rows of others"
+        )
     return replace(data, device=settings.device)
 
 

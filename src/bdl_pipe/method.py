@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .artifacts import State
 from .data.fitdata import FitData
@@ -14,6 +14,7 @@ Task = Literal["classification", "regression"]
 Inputs = Mapping[str, list[State]]  # stage kind -> its members, in order
 
 
+@runtime_checkable
 class Make(Protocol):
     """Makes one member of a stage's artifact: a trajectory, a chain, a coreset, a fitted posterior.
 
@@ -25,6 +26,7 @@ class Make(Protocol):
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
 
 
+@runtime_checkable
 class Peek(Protocol):
     """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
 

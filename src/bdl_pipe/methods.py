@@ -25,7 +25,9 @@ def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu"
     name = f"{split}-{member}"
     made = [n for n in artifact.names() if not n.startswith("transform-")]
     if name not in made:
-        raise ArtifactError(f"{path}: has no member {member} of split {split} (it has <split>-<member> {', '.join(made)})")
+        raise ArtifactError(
+            f"{path}: has no member {member} of split {split} (it has <split>-<member> {', '.join(made)})"
+        )
     state, schema = artifact.state(name), artifact.json("schema.json")
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     posterior = posterior_of(state).from_state(state, device)
