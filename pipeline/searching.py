@@ -1,5 +1,6 @@
 """Ray Tune: samples by Optuna, bad ones stopped early by ASHA, each an MLflow child run."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -48,7 +49,7 @@ def ray_of(settings: Settings) -> Iterator[None]:
     already = ray.is_initialized()
     try:
         if not already:
-            ray.init(**options, log_to_driver=False, logging_level="error")
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         cluster.check_resources(ray.nodes(), 1.0, settings.gpus)
         yield
     finally:
@@ -79,7 +80,7 @@ def search(
     results = tuner.fit()
     if results.num_errors:
         raise UserError(f"{search.name}: {results.num_errors} samples failed: {_reason(results.errors[0])}")
-    ended = [r for r in results if r.metrics and METRIC in r.metrics]
+    ended = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and METRIC in r.metrics]
     if len(ended) < search.samples or results.num_terminated < search.samples:
         raise KeyboardInterrupt
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in ended]

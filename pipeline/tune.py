@@ -23,8 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bdl_pipe.files import write_bytes
+
 from bdl_pipe import artifacts, config
-from bdl_pipe.artifacts import State, write_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.method import Method

@@ -36,7 +36,7 @@ def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu"
 
 def posterior_of(state: artifacts.State) -> type[Posterior]:
     """The class that a fitted state belongs to."""
-    key = state.config.get("posterior")
+    key = str(state.config.get("posterior"))
     if key not in POSTERIORS:
         raise ArtifactError(f"posterior must be one of {', '.join(POSTERIORS)}, got {key!r}")
     return POSTERIORS[key]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tune_cases
 import yaml
+from pipeline.settings import Settings
 
 import bdl_pipe.methods
 from bdl_pipe.data import prepare
@@ -19,7 +20,6 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline import params, searching, trial, tune
-from pipeline.settings import Settings
 
 SETTINGS = Settings()
 HERE = Path(__file__).parent
@@ -97,8 +97,9 @@ def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
     path = toy / "params.yaml"
     path.write_text(path.read_text().replace("validation: 0.25", "validation: 0"))
-    from pipeline import preparing
     from pipeline.executors.inline import Inline
+
+    from pipeline import preparing
 
     preparing.prepare_dataset("toy", params.load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
