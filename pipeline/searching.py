@@ -80,10 +80,14 @@ def search(
     results = tuner.fit()
     if results.num_errors:
         raise UserError(f"{search.name}: {results.num_errors} samples failed: {_reason(results.errors[0])}")
-    ended = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and METRIC in r.metrics]
-    if len(ended) < search.samples or results.num_terminated < search.samples:
+    scores = [
+        Score(dict(r.config or {}), float(r.metrics[METRIC]), int(r.metrics[TIME]))
+        for r in map(results.__getitem__, range(len(results)))
+        if r.metrics and METRIC in r.metrics
+    ]
+    if len(scores) < search.samples or results.num_terminated < search.samples:
         raise KeyboardInterrupt
-    return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in ended]
+    return scores
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
