@@ -39,6 +39,7 @@ class Score:
 def ray_of(settings: Settings) -> Iterator[None]:
     """Ray inside this process, or the cluster that RAY_ADDRESS names; left as it was found."""
     cluster.prepare_environment()
+    os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     cluster.preflight(settings.address)
     import ray
