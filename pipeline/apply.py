@@ -11,8 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from bdl_pipe.artifacts import write_bytes
 from bdl_pipe.errors import DataError
+from bdl_pipe.files import write_bytes
 
 from . import params
 
@@ -62,8 +62,8 @@ def _merge(base: MutableMapping[str, Any], overlay: Mapping[str, Any], prefix: s
     """``config.merge``, in place: another variant (a section whose ``name`` differs) replaces the old whole."""
     for key, value in overlay.items():
         old = base.get(key)
-        both = isinstance(old, MutableMapping) and isinstance(value, Mapping)
-        if both and value.get("name", old.get("name")) == old.get("name"):
+        same = isinstance(old, MutableMapping) and isinstance(value, Mapping)
+        if isinstance(old, MutableMapping) and same and value.get("name", old.get("name")) == old.get("name"):
             _merge(old, value, f"{prefix}{key}.", lines)
         elif old != value:
             base[key] = value

@@ -17,14 +17,6 @@ STUDENTS: Final = Path("work/student")
 BATCH: Final = 1000
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a row of runs in params.yaml that has been fitted")
-    parser.add_argument("--input", type=Path, required=True, help="CSV or Parquet, .npz, an image or a folder of them")
-    parser.add_argument("--output", type=Path, required=True, help="the Parquet file to write")
-    parser.add_argument("--split", type=int, default=0, help="which split's posterior (default 0)")
-    parser.add_argument("--member", type=int, default=0, help="which of its members (default 0)")
-
-
 def main(args: argparse.Namespace) -> int:
     """Write one row of the predictive for each row of the input.
 
@@ -34,13 +26,15 @@ def main(args: argparse.Namespace) -> int:
     from bdl_pipe.data.new_inputs import new_inputs
 
     student = _student(args.run)
-    fitted = load_fitted(student, args.split, args.member, os.environ.get("BDL_DEVICE") or "cpu")
+    split, member = vars(args).get("split", 0), vars(args).get("member", 0)
+    fitted = load_fitted(student, split, member, os.environ.get("BDL_DEVICE") or "cpu")
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
-    inputs = new_inputs(args.input, schema)
-    names = _names(args.input, len(inputs))
+    given, output = Path(args.input), Path(args.output)
+    inputs = new_inputs(given, schema)
+    names = _names(given, len(inputs))
     table = {"row" if names is None else "file": names or np.arange(len(inputs)), **predict(fitted, inputs, schema)}
-    _write(args.output, table)
-    print(f"{args.output}: {len(inputs)} rows, {', '.join(table)}")
+    _write(output, table)
+    print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
     return 0
 
 

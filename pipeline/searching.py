@@ -1,5 +1,6 @@
 """Ray Tune: samples by Optuna, bad ones stopped early by ASHA, each an MLflow child run."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -38,6 +39,7 @@ class Score:
 def ray_of(settings: Settings) -> Iterator[None]:
     """Ray inside this process, or the cluster that RAY_ADDRESS names; left as it was found."""
     cluster.prepare_environment()
+    os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     cluster.preflight(settings.address)
     import ray
@@ -48,7 +50,7 @@ def ray_of(settings: Settings) -> Iterator[None]:
     already = ray.is_initialized()
     try:
         if not already:
-            ray.init(**options, log_to_driver=False, logging_level="error")
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         cluster.check_resources(ray.nodes(), 1.0, settings.gpus)
         yield
     finally:
@@ -79,10 +81,14 @@ def search(
     results = tuner.fit()
     if results.num_errors:
         raise UserError(f"{search.name}: {results.num_errors} samples failed: {_reason(results.errors[0])}")
-    ended = [r for r in results if r.metrics and METRIC in r.metrics]
-    if len(ended) < search.samples or results.num_terminated < search.samples:
+    scores = [
+        Score(dict(r.config or {}), float(r.metrics[METRIC]), int(r.metrics[TIME]))
+        for r in map(results.__getitem__, range(len(results)))
+        if r.metrics and METRIC in r.metrics
+    ]
+    if len(scores) < search.samples or results.num_terminated < search.samples:
         raise KeyboardInterrupt
-    return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in ended]
+    return scores
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from mlflow.models import set_model
-from mlflow.pyfunc import PythonModel, PythonModelContext
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
 from bdl_pipe.methods import load_fitted

@@ -211,11 +211,15 @@ def _end(run_id: str, status: str) -> None:
 @cache
 def _session_parent() -> str:
     """The parent of stages that share one ``dvc repro``, or else one process: found or made."""
-    name, session = provenance.session()
+    name, invocation = provenance.invocation()
     experiment = _experiment()  # takes the lock itself
     with _lock():
-        found = _client().search_runs([experiment], f"tags.session = '{session}'", max_results=1)
-        run = found[0] if found else _create(name, {**provenance.tags(()), "session": session, "process": session})
+        found = _client().search_runs([experiment], f"tags.invocation = '{invocation}'", max_results=1)
+        run = (
+            found[0]
+            if found
+            else _create(name, {**provenance.tags(()), "invocation": invocation, "process": invocation})
+        )
     return run.info.run_id
 
 

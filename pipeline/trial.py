@@ -129,7 +129,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: S
 
 def validation_nll(state: State, data: FitData, seed: int) -> float:
     """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units."""
-    fitted = Fitted(posterior_of(state).from_state(state, data.device), data.transform, data.classes)
+    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
     total, rows = 0.0, data.validation
     for start in range(0, len(rows), _BATCH):
         part = slice(start, start + _BATCH)

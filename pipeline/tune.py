@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.artifacts import State, write_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
+from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Method
 from bdl_pipe.seeds import Seed
 
@@ -128,7 +129,7 @@ def load_data(search: Search, params: Params, settings: Settings) -> FitData:
     data = prepare.load_fit(places.artifact("prepare", search.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{search.dataset}.validation: must leave rows to score a search on, got none")
-    if stage.splits_of(params, search.dataset) > 1:
+    if params.datasets[search.dataset].splits > 1:
         print(
             f"warning: {search.dataset} has several splits: some of split 0's validation rows are test rows of others"
         )

@@ -28,7 +28,8 @@ teachers: {}
 coresets: {}
 runs:
   digits-ensemble: {dataset: digits, method: ensemble, setting: small, members: 1, input: trajectory/digits-sgd}
-  boston-deterministic: {dataset: boston, method: deterministic, setting: small, members: 2, input: trajectory/boston-sgd}
+  boston-deterministic:
+    {dataset: boston, method: deterministic, setting: small, members: 2, input: trajectory/boston-sgd}
 evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
 report: {figures_dpi: 110}
 """
@@ -69,7 +70,7 @@ class Project:
         assert process.returncode == code, f"{command}: {process.returncode}\n{out}\n{error}"
         return subprocess.CompletedProcess(command, process.returncode, out, error)
 
-    def pipeline(self, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0):  # noqa: ANN201
+    def pipeline(self, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0):
         return self.run(sys.executable, "-m", "pipeline", *arguments, env=env, code=code)
 
     def dvc(self, *arguments: str, code: int = 0) -> str:

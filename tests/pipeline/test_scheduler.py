@@ -20,7 +20,7 @@ def plan(tmp_path: Path, *todo: str) -> Plan:
     return Plan(GRAPH, frozenset(todo or GRAPH), tmp_path / "state" / "seconds.json")
 
 
-def shell(tmp_path: Path, special: dict[str, str] | None = None):  # noqa: ANN201
+def shell(tmp_path: Path, special: dict[str, str] | None = None):
     """A stage writes its name to ``order``, at its end."""
 
     def command(name: str) -> list[str]:

@@ -40,5 +40,5 @@ ENSEMBLE = Method(
     name="ensemble",
     config=EnsembleConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="all")},
+    rooms={"student": Room(fit, needs=("trajectory",), takes="all", light=True)},
 )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import networks, training
+from ..artifacts import State
 from ..data.augment import AugmentConfig, augment
 from ..data.fitdata import FitData
 from ..errors import require
@@ -57,6 +58,12 @@ class DistilConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rate", "label_rate", "label_scale", "accuracy_every"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+
+
+def stored(checkpoint: State, config: DistilConfig) -> tuple[Tensor, Tensor]:
+    """Images and labels in a checkpoint of :func:`distil`."""
+    tensors = checkpoint.tensors
+    return tensors["task.images"], tensors["task.labels"] * config.label_rate / config.rate
 
 
 class Distillation(training.Descent):

@@ -15,8 +15,8 @@ from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
 from . import posterior
-from .distil import DistilConfig, distil
-from .posterior import StudentConfig, VbpcPosterior
+from .distil import DistilConfig, distil, stored
+from .posterior import StudentConfig
 from .select import Coreset, balanced
 from .trunk import HeadConfig
 
@@ -96,6 +96,13 @@ def make_vbpc(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, r
     return made.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
 
 
+def peek_vbpc(checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed) -> State:
+    """The coreset as it stands in a checkpoint of :func:`make_vbpc`, for a search that judges it half-way."""
+    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
+    images, labels = stored(checkpoint, config.coreset)
+    return Coreset(images, labels, start.classes).state(data, {"coreset": "vbpc", "ipc": config.ipc})
+
+
 def make_random(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
     """A random class-balanced coreset, in the form of :func:`make_vbpc`."""
     made = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
@@ -111,13 +118,11 @@ def fit(data: FitData, inputs: Inputs, config: VbpcConfig | RandomCoresetConfig,
     return fitted.state()
 
 
-POSTERIORS = (VbpcPosterior,)
-
 VBPC = Method(
     name="vbpc",
     config=VbpcConfig,
     tasks=("classification",),
-    rooms={"coreset": Room(make_vbpc), "student": Room(fit, needs=("coreset",), takes="all")},
+    rooms={"coreset": Room(make_vbpc, peek=peek_vbpc), "student": Room(fit, needs=("coreset",), takes="all")},
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),
@@ -131,7 +136,7 @@ RANDOM_CORESET = Method(
     name="random_coreset",
     config=RandomCoresetConfig,
     tasks=("classification",),
-    rooms={"coreset": Room(make_random), "student": Room(fit, needs=("coreset",), takes="all")},
+    rooms={"coreset": Room(make_random, light=True), "student": Room(fit, needs=("coreset",), takes="all")},
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),

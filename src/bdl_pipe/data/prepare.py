@@ -20,6 +20,7 @@ import numpy as np
 
 from .. import artifacts
 from ..errors import ConfigError, DataError
+from ..files import write_bytes
 from ..seeds import Seed
 from . import sources, store
 from .config import DatasetConfig, ood_source
@@ -94,7 +95,7 @@ def prepare(
     parts = _parts(raw, config.splits)
     fit = [_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)) for s, (train, _) in parts]
     schema = _schema(raw, config)
-    artifacts.write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
+    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
     for s, (_, test) in parts:
         store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
     for key, source in zip(config.ood, ood, strict=True):

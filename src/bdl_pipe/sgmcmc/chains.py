@@ -155,7 +155,7 @@ SGLD = Method(
     tasks=("classification", "regression"),
     rooms={
         "teacher": Room(teacher, summarise=summarise),
-        "student": Room(student, needs=("teacher",), takes="all"),
+        "student": Room(student, needs=("teacher",), takes="all", light=True),
     },
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),

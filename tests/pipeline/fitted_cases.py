@@ -29,6 +29,7 @@ def student(path: Path, task: str = "classification", images: bool = False, draw
         transform = Transform("table", torch.tensor([40.0, 6.0]), torch.tensor([10.0, 2.0]), **scale)
     schema = {
         "task": task,
+        "kind": "image" if images else "table",
         "classes": classes,
         "input_shape": list(shape),
         "features": [] if images else FEATURES,
