@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,repro,run,tune,predict,ui}``.
+"""The command line: ``python -m pipeline {check,repro,run,tune,apply,predict,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
     predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
     predict.add_argument("--member", type=int, default=0, help="of a run with several members")
+    apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
+    apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
     ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
     ui.add_argument("--host", default="127.0.0.1")
     ui.add_argument("--port", type=_positive, default=5000)

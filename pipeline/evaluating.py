@@ -57,9 +57,12 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     row = params.row("student", key)
     place = places.artifact("evaluate", key)
     shared, tasks = _plan(row, params, settings)
+    deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", row.entry.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     light = task_of(params.datasets[row.entry.dataset]) == "regression"
-    with tracking.stage_run("evaluate", key, stage.tags(row, params), params.raw["evaluate"]) as tracked:
+    with tracking.stage_run(
+        "evaluate", key, stage.tags(row, params), stage.facts(row, params)["config"], deps
+    ) as tracked:
         with Display(f"evaluate {key}") as display:
             done = executor.map(answer, tasks, shared=shared, display=display, light=light)
         answers = [(task.payload, made.result) for task, made in zip(tasks, done, strict=True)]

@@ -19,7 +19,7 @@ from bdl_pipe.errors import ConfigError, DataError, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Kind, Method, Room
 
-SECTIONS: Final[dict[Kind, str]] = {
+SECTIONS: Final[Mapping[str, str]] = {
     "trajectory": "trajectories",
     "teacher": "teachers",
     "coreset": "coresets",
@@ -104,7 +104,7 @@ class Params:
     def row(self, kind: str, key: str) -> Row:
         if (kind, key) not in self.rows:
             known = [k for other, k in self.rows if other == kind]
-            raise ConfigError(f"{SECTIONS[kind]}.{key}", f"is not a row{nearest(key, known)}")
+            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a row{nearest(key, known)}")
         return self.rows[kind, key]
 
     def of(self, kind: str) -> list[Row]:

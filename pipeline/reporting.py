@@ -1,28 +1,57 @@
 """The report stage: what lies where, for the report's own code."""
 
+import hashlib
+import json
+from typing import Any
+
+from bdl_pipe import artifacts
+
 from . import places, provenance, records, report
-from .params import Params
+from .params import Params, Row
 from .settings import Settings
 
 
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs = [
-        report.RunInfo(
-            key=row.key,
-            dataset=row.entry.dataset,
-            method=row.method.name,
-            setting=row.entry.setting,
-            evaluate=places.artifact("evaluate", row.key),
-            record=places.record("student", row.key),
-        )
-        for row in params.of("student")
-    ]
+    runs = [_run(row) for row in params.of("student")]
     used = {row.entry.input for row in params.of("student")}  # a change in these changes a student, which DVC watches
-    coresets = [
-        report.CoresetInfo(row.key, row.entry.dataset, row.method.name, places.artifact("coreset", row.key))
-        for row in params.of("coreset")
-        if f"coreset/{row.key}" in used
-    ]
-    facts = {"commit": provenance.commit(), "seed": params.seed, "device": records.device_name(settings.device)}
-    report.build(runs, coresets, places.REPORT, provenance=facts, dpi=params.report.figures_dpi)
+    coresets = [_coreset(row) for row in params.of("coreset") if f"coreset/{row.key}" in used]
+    report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
+
+
+def _run(row: Row) -> report.RunInfo:
+    return report.RunInfo(
+        key=row.key,
+        dataset=row.entry.dataset,
+        method=row.method.name,
+        setting=row.entry.setting,
+        evaluate=places.artifact("evaluate", row.key),
+        record=places.record("student", row.key),
+        upstream=(places.record(row.input_kind, row.input_key),) if row.room.needs else (),
+    )
+
+
+def _coreset(row: Row) -> report.CoresetInfo:
+    schema = places.artifact("prepare", row.entry.dataset) / "schema.json"
+    classes = tuple(json.loads(schema.read_text())["classes"]) if schema.is_file() else ()
+    return report.CoresetInfo(row.key, row.entry.dataset, row.method.name, places.artifact("coreset", row.key), classes)
+
+
+def _facts(params: Params, settings: Settings) -> dict[str, Any]:
+    """Where the figures come from, as the page shows it."""
+    made = [records.read(row.kind, row.key) for row in params.rows.values()]
+    fitted = sum(sum(record.get("seconds", {}).values()) for record in made)
+    return {
+        "commit": provenance.commit(),
+        "seed": params.seed,
+        "params sha256": hashlib.sha256(json.dumps(params.raw, sort_keys=True).encode()).hexdigest()[:16],
+        **{f"data sha256, {key}": _data_hash(key) for key in params.datasets},
+        "device": records.device_name(settings.device),
+        "seconds of fitting, all stages": round(fitted, 1),
+    }
+
+
+def _data_hash(dataset: str) -> str:
+    """Of the rows that fits see; evaluate alone reads the others."""
+    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
+    return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"

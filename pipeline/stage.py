@@ -51,9 +51,10 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     row = params.row(kind, key)
     about = facts(row, params)
     shared, tasks = _plan(row, params, settings)
+    deps = [str(path) for path in inputs_of(row)]
     store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(row)))
     store.open()
-    with stage_run(kind, key, tags(row, params), about["config"]) as tracked:
+    with stage_run(kind, key, tags(row, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
             light = row.room.light
             done = executor.map(make, tasks, shared=shared, display=display, store=store, light=light)

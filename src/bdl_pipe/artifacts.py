@@ -70,7 +70,7 @@ def read_state(stem: Path) -> State:
         return State(safetensors.torch.load_file(tensors), json.loads(config.read_text()))
     except FileNotFoundError as error:
         raise ArtifactError(f"{error.filename or tensors}: is missing") from None
-    except (safetensors.SafetensorError, json.JSONDecodeError, OSError) as error:
+    except (safetensors.SafetensorError, ValueError, OSError) as error:
         raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({error})") from None
 
 
@@ -105,12 +105,26 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         yield temporary
         manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(temporary)}
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
+        _swap(temporary, path)
     except OSError as error:
         raise disk_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, place: Path) -> None:
+    """Move ``new`` to ``place``; what was there is deleted only once that is done."""
+    old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        os.replace(place, old)  # a folder that is not empty cannot be renamed onto
+    try:
+        os.replace(new, place)
+    except OSError:
+        if old.exists():
+            os.replace(old, place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
@@ -127,10 +141,13 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
         raise ArtifactError(f"{path}: there is no {kind} artifact here (no {MANIFEST})") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{place}: is truncated or not JSON ({error})") from None
-    if manifest.get("schema") != SCHEMA:
-        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {manifest.get('schema')!r}; make it again")
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
+        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {schema!r}; make it again")
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{place}: must be a {kind} artifact, got {manifest.get('kind')!r}")
+    if not isinstance(manifest.get("files"), dict):
+        raise ArtifactError(f"{place}: is damaged: it lists no files")
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)

@@ -118,9 +118,11 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
 
 def _variant(options: list[Any], value: Any, path: str) -> Any:
     named = {get_args(get_type_hints(o)["name"])[0]: o for o in options}
-    if not isinstance(value, Mapping) or "name" not in value:
-        raise ConfigError(f"{path}.name", "is missing" if isinstance(value, Mapping) else "must be a section", value)
-    if value["name"] not in named:
+    if not isinstance(value, Mapping):
+        raise ConfigError(path, "must be a section (key: value)", value)
+    if "name" not in value:
+        raise ConfigError(f"{path}.name", f"is missing (one of {', '.join(named)})")
+    if value["name"] not in list(named):  # a list, for what is not hashable
         raise ConfigError(f"{path}.name", f"must be one of {', '.join(named)}", value["name"])
     return read(named[value["name"]], value, path)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .artifacts import State
 from .data.fitdata import FitData
@@ -14,6 +14,7 @@ Task = Literal["classification", "regression"]
 Inputs = Mapping[str, list[State]]  # stage kind -> its members, in order
 
 
+@runtime_checkable
 class Make(Protocol):
     """Makes one member of a stage's artifact: a trajectory, a chain, a coreset, a fitted posterior.
 
@@ -23,6 +24,13 @@ class Make(Protocol):
     """
 
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
+
+
+@runtime_checkable
+class Peek(Protocol):
+    """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
+
+    def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Room:
         takes: ``each``: member i is made from the i-th member of its input; ``all``: from all of them.
         summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
             (members' states, data, config) -> (metrics, warnings).
+        peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
+            search can give up a bad trial early.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
@@ -42,6 +52,7 @@ class Room:
     needs: tuple[Kind, ...] = ()
     takes: Literal["each", "all"] = "all"
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
+    peek: Peek | None = None
     light: bool = False
 
 

@@ -1,1 +1,87 @@
 """The registry: name → (what it makes in which stage kind, what it needs, its config)."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from . import artifacts
+from .artifacts import State
+from .baselines import DETERMINISTIC, ENSEMBLE
+from .coresets.methods import RANDOM_CORESET, VBPC
+from .coresets.posterior import VbpcPosterior
+from .dark_knowledge.distil import DARK_KNOWLEDGE
+from .data.transform import Transform
+from .errors import ArtifactError, ConfigError
+from .method import Method
+from .posterior import Fitted, NetworkDraws, Posterior
+from .sgmcmc.chains import SGLD
+from .trajectory import SGD
+
+METHODS: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            SGD,
+            SGLD,
+            VBPC,
+            RANDOM_CORESET,
+            DETERMINISTIC,
+            ENSEMBLE,
+            DARK_KNOWLEDGE,
+        )
+    }
+)
+
+POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
+    {
+        NetworkDraws.key: NetworkDraws,
+        VbpcPosterior.key: VbpcPosterior,
+    }
+)
+
+
+def method_named(name: str, path: str = "method") -> Method:
+    """The method of that name; ``path`` is where params.yaml names it.
+
+    Raises:
+        ConfigError: the registry lacks it.
+    """
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(METHODS)}"
+        raise ConfigError(path, f"must be a registered method ({hint})", name)
+    return METHODS[name]
+
+
+def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> Fitted:
+    """The fitted posterior in a student artifact: raw inputs in, original units out.
+
+    Raises:
+        ArtifactError: the folder is not a whole student artifact, or has no such split or member.
+    """
+    artifact = artifacts.load(path, "student")
+    name = f"{split}-{member}"
+    made = [n for n in artifact.names() if not n.startswith("transform-")]
+    if name not in made:
+        raise ArtifactError(
+            f"{path}: has no member {member} of split {split} (it has <split>-<member> {', '.join(made)})"
+        )
+    transform = Transform.from_state(artifact.state(f"transform-{split}"))
+    classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
+    return Fitted(posterior_of(artifact.state(name), device), transform, classes)
+
+
+def posterior_of(state: State, device: torch.device | str = "cpu") -> Posterior:
+    """The posterior whose ``state()`` this is, on ``device``.
+
+    Raises:
+        ArtifactError: the state is of no registered posterior.
+    """
+    key = str(state.config.get("posterior"))
+    if key not in POSTERIORS:
+        raise ArtifactError(f"posterior must be one of {', '.join(POSTERIORS)}, got {key!r}")
+    return POSTERIORS[key].from_state(state, device)

@@ -5,7 +5,7 @@ training data at hand. Regression posteriors answer in *standardised* units: ``F
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from .seeds import Seed
 Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
 
 
+@runtime_checkable
 class Posterior(Protocol):
     """What every method fits."""
 

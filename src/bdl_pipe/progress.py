@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from .artifacts import State, from_bytes, to_bytes, write_bytes
+from .artifacts import State, from_bytes, to_bytes
 from .errors import ArtifactError
+from .files import write_bytes
 
 
 class Report(ABC):

@@ -152,5 +152,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
         if key.startswith(prefix + "."):
             number, name = key.removeprefix(prefix + ".").split(".", 1)
             parameter = parameters[int(number)]
-            at = parameter.device if name != "step" else value.device  # torch keeps Adam's step on the CPU
-            optimiser.state[parameter][name] = value.to(at).clone()
+            if name == "step":
+                optimiser.state[parameter][name] = value.clone()  # torch keeps Adam's step on the CPU
+            else:  # in the parameter's own memory order, or other bits may follow
+                optimiser.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)

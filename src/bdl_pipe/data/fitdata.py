@@ -31,7 +31,7 @@ class FitData:
     validation: Split
     transform: Transform
     classes: tuple[str, ...] = ()
-    device: str = "cpu"
+    device: str = "cpu"  # where a fit puts its tensors
 
     @property
     def input_shape(self) -> tuple[int, ...]:

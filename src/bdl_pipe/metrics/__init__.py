@@ -1,0 +1,33 @@
+"""Metrics of predictives, as states (sum, count) that partial results from many workers add up to.
+
+Every function takes a :class:`~bdl_pipe.predictive.Predictive` whose draws are already mixed by its
+own ``log_prob`` and ``mean``; where draws matter by themselves (joint, mutual information) it says so.
+Natural logarithms and per-example means throughout.
+"""
+
+from .calibration import Bins, adaptive_ece, bins_of, classwise_bins
+from .joint import joint_scores, target_terms
+from .mean import Mean
+from .ood import detection
+from .regression import covered, crps, quantile, width
+from .scores import accuracy, brier, log_likelihood, nll, squared_error
+
+__all__ = [
+    "Bins",
+    "Mean",
+    "accuracy",
+    "adaptive_ece",
+    "bins_of",
+    "brier",
+    "classwise_bins",
+    "covered",
+    "crps",
+    "detection",
+    "joint_scores",
+    "log_likelihood",
+    "nll",
+    "quantile",
+    "squared_error",
+    "target_terms",
+    "width",
+]

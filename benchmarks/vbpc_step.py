@@ -1,0 +1,152 @@
+"""VBPC's loss and gradient: the efficient form against the naive one, in one process.
+
+The naive form builds V (h×h) for the variance of the batch's logits, its log-determinant and trace;
+the efficient one (bdl_pipe.coresets.vbpc) holds one Cholesky factor of n̂×n̂. Both compute the
+loss of eq. 27 and its gradient with respect to the coreset's features and labels (Lee et al. 2025,
+table 5). The two must agree in float64 before anything is timed; each form's error in float32 is printed.
+
+    python benchmarks/vbpc_step.py --rows 10 100 500 --widths 1152 2304 --device cpu
+
+Prints one JSON line a case, then a table. Memory: on a GPU torch's peak; on the CPU the peak of
+bytes allocated by torch's operators, from its profiler. Times are medians over repeats, forms in turn.
+"""
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bdl_pipe.coresets import vbpc
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+RHO, GAMMA, NUM_TRAIN, BETA_DATASET = 1.0, 100.0, 60_000, 1e-8
+
+
+def efficient(features: Tensor, labels: Tensor, batch: Tensor, classes: Tensor) -> Tensor:
+    return vbpc.dataset_loss(vbpc.solve(features, labels, RHO, GAMMA), batch, classes, NUM_TRAIN, BETA_DATASET)
+
+
+def naive(features: Tensor, labels: Tensor, batch: Tensor, classes: Tensor) -> Tensor:
+    """V = (ρI + (γ/β)ΦᵀΦ)⁻¹, and every formula of the paper written with it."""
+    (n, h), k = features.shape, labels.shape[1]
+    identity = torch.eye(h, dtype=features.dtype, device=features.device)
+    covariance = torch.linalg.inv(RHO * identity + GAMMA / n * features.T @ features)
+    mean = GAMMA / n * covariance @ features.T @ labels
+    logit_variance = ((batch @ covariance) * batch).sum(1)
+    logits = batch @ mean / torch.sqrt(1 + math.pi / 8 * logit_variance)[:, None]
+    trace = k * RHO * covariance.trace() + RHO * mean.square().sum()
+    kl = 0.5 * (trace - k * torch.linalg.slogdet(covariance)[1] - k * h * math.log(RHO) - k * h)
+    return NUM_TRAIN * F.cross_entropy(logits, classes) + BETA_DATASET * kl
+
+
+def problem(rows: int, width: int, batch: int, classes: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    features, test = (torch.rand(n, width, generator=generator).to(device) for n in (rows, batch))
+    labels = F.one_hot(torch.arange(rows) % classes, classes).float().to(device) - 1 / classes
+    return features.requires_grad_(), labels.requires_grad_(), test, (torch.arange(batch) % classes).to(device)
+
+
+def gradients(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss(*case), case[:2])
+
+
+def seconds(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+    cuda = case[0].is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    gradients(loss, case)
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_bytes(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> int:
+    """The most bytes that the loss and its gradient hold at once, beside the inputs."""
+    if case[0].is_cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        gradients(loss, case)
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        gradients(loss, case)
+    held = peak = 0
+    for event in sorted(_memory_events(profile), key=lambda e: e[0]):
+        held += event[1]
+        peak = max(peak, held)
+    return peak
+
+
+def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
+    """(time, bytes) of each allocation (+) and release (−)."""
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    return [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+
+
+def gradient_errors(case: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
+    """Each form's relative error in the features' gradient, against the naive form in float64."""
+    exact = tuple(t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in case)
+    oracle, check = gradients(naive, exact)[0], gradients(efficient, exact)[0]  # type: ignore[arg-type]
+    assert (check - oracle).norm() < 1e-6 * oracle.norm(), "the two forms disagree in float64"
+    forms = {"naive": naive, "efficient": efficient}
+    return {
+        f"{name}_error": float((gradients(form, case)[0] - oracle).norm() / oracle.norm())
+        for name, form in forms.items()
+    }
+
+
+def measure(rows: int, width: int, batch: int, classes: int, device: str, repeats: int) -> dict[str, float]:
+    case = problem(rows, width, batch, classes, device)
+    errors = gradient_errors(case)
+    times: dict[str, list[float]] = {"naive": [], "efficient": []}
+    for _ in range(repeats):
+        times["naive"].append(seconds(naive, case))
+        times["efficient"].append(seconds(efficient, case))
+    slow, fast = statistics.median(times["naive"]), statistics.median(times["efficient"])
+    large, small = peak_bytes(naive, case), peak_bytes(efficient, case)
+    return {
+        "rows": rows,
+        "width": width,
+        "naive_ms": 1e3 * slow,
+        "efficient_ms": 1e3 * fast,
+        "time_ratio": slow / fast,
+        "naive_mib": large / 2**20,
+        "efficient_mib": small / 2**20,
+        "memory_ratio": large / small,
+        **errors,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10, 100, 500], help="coreset rows")
+    parser.add_argument("--widths", type=int, nargs="+", default=[576, 1152, 2304], help="features h")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.cuda.get_device_name() if args.device != "cpu" else f"{platform.machine()}, {args.threads} threads"
+    print(json.dumps({"torch": torch.__version__, "device": device}))
+    found = []
+    for width in args.widths:
+        for rows in args.rows:
+            found.append(measure(rows, width, args.batch, args.classes, args.device, args.repeats))
+            print(json.dumps({k: float(f"{v:.4g}") for k, v in found[-1].items()}), flush=True)
+    print("\n" + " ".join(f"{name:>15}" for name in found[0]))
+    for row in found:
+        print(" ".join(f"{value:15.4g}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()

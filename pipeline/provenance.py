@@ -1,0 +1,90 @@
+"""Where a run comes from: commit, device, hashes of what it was made from, and which invocation it is part of."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+
+def tags(deps: Sequence[str]) -> dict[str, str]:
+    """Tags of any run here: git commit, device, and ``dvc.<path>`` for each of ``deps``."""
+    return {
+        "git_commit": commit(),
+        "mlflow.source.git.commit": commit().removesuffix("-dirty"),
+        "mlflow.source.name": Path(sys.argv[0]).name or "python",
+        "device": os.environ.get("BDL_DEVICE", "cpu"),
+        **{f"dvc.{path}": digest for path, digest in hashes(deps).items()},
+    }
+
+
+@cache
+def commit() -> str:
+    """The checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git."""
+    try:
+        command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def hashes(deps: Sequence[str]) -> dict[str, str]:
+    """Path → the md5 that dvc.lock records for it, or else the SHA-256 of its manifest or file."""
+    known = _locked() if deps else {}
+    found = {path: known.get(path) or _sha256(Path(path)) for path in deps}
+    return {path: digest for path, digest in found.items() if digest}
+
+
+def invocation() -> tuple[str, str]:
+    """(name, process) of what the stages of one invocation share: a ``dvc`` above us, or this process."""
+    import psutil
+
+    for ancestor in psutil.Process().parents():
+        try:
+            words = ancestor.cmdline()
+        except psutil.Error:
+            continue
+        if any(Path(word).name == "dvc" for word in words[:3]):
+            return "dvc repro", process(ancestor.pid)
+    return " ".join(["run", *sys.argv[1:4]]), process(os.getpid())
+
+
+def process(pid: int) -> str:
+    """``host/pid/start time``: pids are used again, these are not."""
+    import psutil
+
+    return f"{socket.gethostname()}/{pid}/{psutil.Process(pid).create_time():.2f}"
+
+
+def is_dead(name: str) -> bool:
+    """Whether ``name`` (see :func:`process`) was a process of this machine that is gone."""
+    import psutil
+
+    host, _, rest = name.partition("/")
+    pid, _, _ = rest.partition("/")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        return process(int(pid)) != name
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _locked() -> dict[str, str]:
+    """Path → md5 of everything that dvc.lock says was made; it may be in the middle of a write."""
+    import yaml
+
+    try:
+        lock = yaml.safe_load(Path("dvc.lock").read_text()) or {}
+        outs = [out for stage in lock.get("stages", {}).values() for out in stage.get("outs", [])]
+        return {out["path"]: out["md5"] for out in outs if "md5" in out}
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+def _sha256(path: Path) -> str | None:
+    path = path / "manifest.json" if path.is_dir() else path
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

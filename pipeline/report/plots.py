@@ -1,0 +1,215 @@
+"""The figures, each drawn from stored tables alone; see :mod:`.svg` for how they reach the page."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import matplotlib
+import matplotlib.ticker
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from . import columns
+from .svg import INK, MUTED, PAPER, STYLE, Look, render
+from .tables import RunInfo, Stat, Table, merged_bins
+
+FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
+COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
+Point = tuple[float, float]
+
+
+def reliability(table: Table, run: RunInfo, label: str, look: Look, dpi: int) -> str:
+    """Accuracy against confidence by bin, above the share of predictions in each bin."""
+    bins = merged_bins(table, run.key)
+    share = bins["count"] / bins["count"].sum()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(2.49, 2.8), layout="constrained")
+        top, low = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
+        top.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
+        _bins(top, bins, share.to_numpy(), look.colour(run.key))
+        low.bar(bins.lower, 100 * share, bins.upper - bins.lower, align="edge", color=look.colour(run.key), alpha=0.55)
+        top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        ece = table.stat(run.key, "ece", "test")
+        top.set_title(label)
+        if ece:
+            text = f"ECE {columns.figure(ece, columns.percent)[0]} %"
+            top.text(0.05, 0.95, text, color=MUTED, va="top", transform=top.transAxes)
+        low.set(xlabel="confidence", ylabel="%", ylim=(0, 100), yticks=[0, 100])
+    gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
+    alt = f"Reliability of {label}: mean gap between confidence and accuracy {columns.percent(gap)} percentage points"
+    return render(figure, f"rel-{_slug(run.key)}", alt, dpi)
+
+
+def _bins(axes: Axes, bins: pd.DataFrame, share: np.ndarray, colour: str) -> None:
+    full = bins[share > 0]
+    axes.vlines(full.confidence, full.confidence, full.accuracy, color=colour, linewidth=1.0, alpha=0.6)
+    many, few = bins[share >= FEW], bins[(share > 0) & (share < FEW)]
+    axes.plot(many.confidence, many.accuracy, color=colour, marker="o", markersize=4, linewidth=1.4)
+    axes.plot(few.confidence, few.accuracy, color=colour, marker="o", markersize=4, linestyle="", mfc=PAPER)
+
+
+def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
+    """The metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
+    levels = sorted({int(s.rsplit(":", 1)[1]) for s in table.splits(runs[0].dataset, "corrupted:")})
+    scale = 100 if metric == "accuracy" else 1
+    ends: dict[str, float] = {}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.2))
+        axes = figure.add_axes((0.09, 0.135, 0.59, 0.775))
+        for run in runs:
+            found = [(0, table.stat(run.key, metric, "test"))]
+            found += [(s, table.stat(run.key, metric, _at(s))) for s in levels]
+            points = [(x, s) for x, s in found if s and math.isfinite(s.mean)]
+            if len(points) > 1:
+                _line(axes, points, scale, run.key, look)
+                ends[run.key] = scale * points[-1][1].mean
+        axes.set(xlim=(-0.1, levels[-1] + 0.15), xticks=[0, *levels], xlabel="severity (0: clean test set)")
+        axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
+        _end_labels(axes, ends, names, look)
+    alt = f"{metric} at severity {levels[-1]} of corruption: " + _list(names, ends, lambda v: f"{v:.3g}")
+    return render(figure, f"sev-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
+
+
+def _at(level: int) -> Callable[[str], bool]:
+    return lambda split: split.startswith("corrupted:") and split.endswith(f":{level}")
+
+
+def _line(axes: Axes, points: list[tuple[int, Stat]], scale: float, run: str, look: Look) -> None:
+    x, mean = [p[0] for p in points], [scale * p[1].mean for p in points]
+    error = [scale * (p[1].error or 0.0) for p in points]
+    axes.plot(x, mean, color=look.colour(run), marker=look.marker(run), linestyle=look.dashes(run))
+    if any(error):
+        axes.errorbar(x, mean, error, color=look.colour(run), linestyle="", elinewidth=0.9)
+
+
+def _end_labels(axes: Axes, ends: dict[str, float], names: dict[str, str], look: Look) -> None:
+    """Names at the right ends of the lines, moved apart until none overlap, tied to them by hairlines."""
+    low, high = axes.get_ylim()
+    gap = 0.058 * (high - low)
+    order = sorted(ends, key=lambda key: (ends[key], key))
+    for key, place in zip(order, spread([ends[k] for k in order], gap, low, high), strict=True):
+        right = axes.get_xlim()[1]
+        span = right * 0.06
+        axes.plot([right, right + span], [ends[key], place], color=look.colour(key), linewidth=0.7, clip_on=False)
+        axes.text(right + 1.3 * span, place, names[key], color=look.colour(key), va="center", fontsize=8)
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Sorted ``values`` moved as little as a sweep up and down needs to be ``gap`` apart within [low, high]."""
+    places = list(values)
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    excess = places[-1] - high if places else 0.0
+    if excess > 0:
+        places[-1] -= excess
+        for i in range(len(places) - 2, -1, -1):
+            places[i] = min(places[i], places[i + 1] - gap)
+    return places
+
+
+def cost(
+    table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: columns.Column, look: Look, dpi: int
+) -> str:
+    """NLL against one cost on a logarithmic axis; towards the lower left is better."""
+    found = {r.key: (table.stat(r.key, column.metric, "cost"), table.stat(r.key, "nll", "test")) for r in runs}
+    points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
+    if not points:
+        return ""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.5, 2.9))
+        axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
+        for key, (x, stat) in points.items():
+            style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
+            axes.errorbar(x, stat.mean, stat.error or 0.0, **style)
+        axes.set_xscale("log")
+        axes.margins(0.14)
+        _whole_decades(axes, columns.size if column.metric == "bytes" else lambda v: f"{v:,.10g}")
+        axes.set(xlabel=COSTS[column.metric], title="NLL")
+        _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
+    alt = f"NLL against {COSTS[column.metric]}: "
+    alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {column.write(p[0])}")
+    return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.metric}", alt, dpi)
+
+
+def _whole_decades(axes: Axes, write: Callable[[float], str]) -> None:
+    """Show at least one decade, written plainly rather than as powers."""
+    low, high = axes.get_xlim()
+    if high < 10 * low:
+        middle = math.sqrt(low * high)
+        axes.set_xlim(middle / 3.3, middle * 3.3)
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))
+    axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def _point_labels(figure: Figure, axes: Axes, points: dict[str, Point], names: dict[str, str], look: Look) -> None:
+    """Names beside their points, at the first side where they hide nothing; the legend has those left out."""
+    to_pixels = axes.transData.transform
+    scale = figure.dpi / 72
+    marks = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in map(to_pixels, points.values())]
+    frame = axes.get_window_extent().extents
+    taken = list(marks)
+    for key, point in points.items():
+        x, y = to_pixels(point)
+        wide, tall = 4.6 * scale * len(names[key]), 9 * scale
+        beside = [(7, -tall / 2), (-7 - wide, -tall / 2), (-wide / 2, 6), (-wide / 2, -6 - tall)]
+        for dx, dy in [*beside, (6, 4), (6, -4 - tall), (-6 - wide, 4), (-6 - wide, -4 - tall)]:
+            box = (x + dx, y + dy, x + dx + wide, y + dy + tall)
+            inside = box[0] >= frame[0] and box[2] <= frame[2] + 4 and box[1] >= frame[1] and box[3] <= frame[3]
+            if inside and not any(overlap(box, other) for other in taken):
+                taken.append(box)
+                middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+                place = axes.transData.inverted().transform(middle)
+                axes.text(
+                    place[0], place[1], names[key], color=look.colour(key), fontsize=7.5, ha="center", va="center"
+                )
+                break
+
+
+def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two boxes (left, low, right, high) share an area."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
+    """One row a method: mean and standard error, and every split as a faint dot."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.9, 0.75 + 0.34 * len(runs)), layout="constrained")
+        axes = figure.subplots()
+        s = table.scores
+        for i, run in enumerate(runs):
+            stat = table.stat(run.key, metric, "test")
+            if stat is None or not math.isfinite(stat.mean):
+                continue
+            each = s.value[(s.run == run.key) & (s.metric == metric) & (s.split == "test")]
+            colour = look.colour(run.key)
+            axes.plot(each, [i] * len(each), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
+            axes.errorbar(stat.mean, i, xerr=stat.error or 0.0, color=colour, marker="D", elinewidth=2)
+        axes.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5), title=metric.upper())
+        axes.set_yticklabels([names[r.key] for r in runs], color=INK)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+    means = {r.key: stat for r in runs if (stat := table.stat(r.key, metric, "test"))}
+    alt = f"{metric.upper()} by method: " + _list(names, means, lambda t: f"{t.mean:.3f}")
+    return render(figure, f"dots-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
+
+
+def key_mark(run: str, look: Look) -> str:
+    """A line with the run's mark, for legends."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.36, 0.14))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.axis("off")
+        axes.set(xlim=(0, 1), ylim=(-1, 1))
+        axes.plot([0.02, 0.98], [0, 0], color=look.colour(run), linestyle=look.dashes(run))
+        axes.plot([0.5], [0], color=look.colour(run), marker=look.marker(run))
+    return render(figure, f"key-{_slug(run)}", "", 100)
+
+
+def _list(names: dict[str, str], values: dict, write: Callable) -> str:
+    return ", ".join(f"{names[key]} {write(value)}" for key, value in values.items())
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text)

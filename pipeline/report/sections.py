@@ -1,0 +1,219 @@
+"""One data set's part of the page: its tables and figures, each with a line on how to read it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from . import columns, images, plots
+from .columns import NOTHING, Cell
+from .images import CoresetInfo
+from .svg import Look
+from .tables import Paper, RunInfo, Stat, Table
+
+OOD_METRICS: Final = (
+    ("auroc", "AUROC", +1),
+    ("aupr_in", "AUPR-In", +1),
+    ("aupr_out", "AUPR-Out", +1),
+    ("fpr95", "FPR95", -1),
+)
+OOD_SCORES: Final = {"": "max probability", "_mutual_information": "mutual information", "_variance": "variance"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What every section of a data set needs."""
+
+    table: Table
+    dataset: str
+    runs: list[RunInfo]
+    names: dict[str, str]
+    look: Look
+    paper: Paper
+    dpi: int
+
+    def done(self) -> list[RunInfo]:
+        return [run for run in self.runs if run.key not in self.table.notes]
+
+
+def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look, paper: Paper, dpi: int) -> str:
+    runs = table.of(name)
+    part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
+    sections = [headline(part), regression(part), reliability(part), severity(part), cost(part), ood(part)]
+    pictures = images.of(coresets, name)
+    if pictures:
+        about = (
+            "By the class of the learned label's top entry; below each image that entry. "
+            "Normalisation and whitening are undone."
+        )
+        sections.append(_titled("Coreset images", about, "".join(pictures)))
+    return f'<section id="{escape(name)}"><h2>{escape(name)}</h2>{"".join(sections)}</section>'
+
+
+def headline(part: Part) -> str:
+    shown = columns.columns(part.table, part.dataset)
+    grid = [columns.cells(part.table, part.runs, c, part.paper) for c in shown]
+    heads = "".join(f'<th scope="col" title="{escape(c.about, quote=True)}">{escape(c.title)}</th>' for c in shown)
+    rows = []
+    for i, run in enumerate(part.runs):
+        n = columns.seeds(part.table, run.key)
+        count = f'<td data-v="{n}">{n}</td>' if n else f"<td>{NOTHING}</td>"
+        rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}</tr>")
+    head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}</tr></thead>'
+    about = (
+        "Mean ± standard error over seeds (members, or data splits). Bold: best in its column. Click a heading to sort."
+    )
+    if printed := columns.sources(part.runs, part.paper):
+        about += f" <i>Italic: the paper's own figure ({escape('; '.join(printed))}), from its own set-up.</i>"
+    notes = "".join(_notes(part, run) for run in part.runs)
+    return f'<p class="read">{about}</p>{_scroll(head, rows, "headline sortable")}{notes}'
+
+
+def _run(part: Part, run: RunInfo) -> str:
+    name = escape(run.method.replace("_", " "))
+    chip = f'<span class="chip" style="background:{part.look.variable(run.key)}"></span>'
+    sort, key = f"{name} {escape(run.setting)}", escape(run.key)
+    setting = f"<small>{escape(run.setting)}</small>"
+    return f'<th scope="row" data-v="{sort}" title="{key}">{chip}{name} {setting}</th>'
+
+
+def _notes(part: Part, run: RunInfo) -> str:
+    lines = part.table.remarks(run.key)
+    return "".join(f'<p class="{kind}"><b>{escape(run.key)}</b>: {escape(text)}</p>' for kind, text in lines)
+
+
+def cell(content: Cell) -> str:
+    """One table cell with its sort value."""
+    known = content.value is not None and math.isfinite(content.value)
+    value = f' data-v="{content.value!r}"' if known else ""
+    text = f"<b>{content.text}</b>" if content.best else content.text
+    error = f" <small>± {content.error}</small>" if content.error else ""
+    paper = f'<span class="paper">paper {escape(content.paper)}</span>' if content.paper else ""
+    return f"<td{value}>{text}{error}{paper}</td>"
+
+
+def regression(part: Part) -> str:
+    if not part.table.has(part.dataset, "rmse"):
+        return ""
+    drawn = [plots.dots(part.table, part.done(), part.names, m, part.look, part.dpi) for m in ("rmse", "nll")]
+    about = (
+        "Diamond: mean over splits with its standard error; faint dots: the splits themselves. Further left is better."
+    )
+    return _titled("RMSE and NLL over splits", about, _figures(drawn, "wide"))
+
+
+def reliability(part: Part) -> str:
+    have = set(part.table.calibration.run)
+    runs = [run for run in part.done() if run.key in have]
+    drawn = [plots.reliability(part.table, r, part.names[r.key], part.look, part.dpi) for r in runs]
+    if not drawn:
+        return ""
+    about = (
+        "Above the dashed line a method is under-confident, below it over-confident. "
+        "Bars: share of predictions in each bin, "
+        f"all seeds together; hollow points stand for less than {100 * plots.FEW:g} % of them."
+    )
+    return _titled("Reliability", about, _figures(drawn, "small"))
+
+
+def severity(part: Part) -> str:
+    title = "Score against severity"
+    if not part.table.splits(part.dataset, "corrupted:"):
+        note = f'<p class="note">{NOTHING} no corrupted inputs were evaluated</p>'
+        return _titled(title, "", note) if part.table.has(part.dataset, "accuracy") else ""
+    done = part.done()
+    drawn = [plots.severity(part.table, done, part.names, m, part.look, part.dpi) for m in ("accuracy", "nll")]
+    about = "Mean over corruptions; whiskers: standard error over seeds. "
+    about += "Severity 0 is the whole clean test set; the others its corrupted part."
+    nll = f"<details><summary>The same table for NLL</summary>{heat_table(part, done, 'nll')}</details>"
+    note = "Mean over severities, easiest corruption first. The stronger the colour, the better."
+    heat = _titled("Corruption by corruption, accuracy %", note, heat_table(part, done, "accuracy") + nll)
+    return _titled(title, about, _figures(drawn, "wide")) + heat
+
+
+def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
+    """Corruptions × methods, each the mean over its severities."""
+    kinds = sorted({s.split(":")[1] for s in part.table.splits(part.dataset, "corrupted:")})
+    stats = {(k, r.key): part.table.stat(r.key, metric, _of_kind(k)) for k in kinds for r in runs}
+    sign = 1 if metric == "accuracy" else -1
+    values = [s.mean for s in stats.values() if s and math.isfinite(s.mean)]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    kinds.sort(key=lambda k: (-sign * _mean([stats[k, r.key] for r in runs]), k))
+    heads = "".join(f'<th scope="col">{escape(part.names[r.key])}</th>' for r in runs)
+    write = columns.percent if metric == "accuracy" else columns.places(3)
+    rows = []
+    for kind in kinds:
+        tds = "".join(_heat(stats[kind, r.key], low, high, sign, write) for r in runs)
+        rows.append(f'<tr><th scope="row" data-v="{escape(kind)}">{escape(kind.replace("_", " "))}</th>{tds}</tr>')
+    return _scroll(f'<thead><tr><th scope="col">Corruption</th>{heads}</tr></thead>', rows, "heat sortable")
+
+
+def _of_kind(kind: str) -> Callable[[str], bool]:
+    return lambda split: split.startswith(f"corrupted:{kind}:")
+
+
+def _mean(stats: Sequence[Stat | None]) -> float:
+    values = [s.mean for s in stats if s and math.isfinite(s.mean)]
+    return sum(values) / len(values) if values else -math.inf
+
+
+def _heat(stat: Stat | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
+    text, _ = columns.figure(stat, lambda v: write(v) if write is not columns.percent else f"{100 * v:.1f}")
+    if stat is None or not math.isfinite(stat.mean):
+        return f"<td>{text}</td>"
+    share = (stat.mean - low) / (high - low) if high > low else 0.5
+    strength = round(4 + 46 * (share if sign > 0 else 1 - share))
+    colour = f"color-mix(in srgb, var(--heat) {strength}%, transparent)"
+    return f'<td data-v="{stat.mean!r}" style="background:{colour}">{text}</td>'
+
+
+def cost(part: Part) -> str:
+    shown = [c for c in columns.columns(part.table, part.dataset) if c.metric in plots.COSTS]
+    drawn = [plots.cost(part.table, part.done(), part.names, c, part.look, part.dpi) for c in shown]
+    if not any(drawn):
+        return ""
+    about = "Lower left is better. Logarithmic cost axis; the fit includes everything that the method was made from."
+    return _titled("NLL against cost", about, legend(part) + _figures([d for d in drawn if d], "wide"))
+
+
+def legend(part: Part) -> str:
+    items = [f"<li>{plots.key_mark(r.key, part.look)}{escape(part.names[r.key])}</li>" for r in part.done()]
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def ood(part: Part) -> str:
+    splits = part.table.splits(part.dataset, "ood:")
+    about = (
+        f"{escape(part.dataset)}'s test set against another set. AUROC and AUPR-In take the test set as positive, "
+        "AUPR-Out the other; FPR95: share of the other set accepted where 95 % of the test set is. "
+        "An AUROC of 0.5 is chance."
+    )
+    tables = "".join(f"<h4>against {escape(s[4:])}</h4>{ood_table(part, s)}" for s in splits)
+    return _titled("Out-of-distribution detection", about, tables) if splits else ""
+
+
+def ood_table(part: Part, split: str) -> str:
+    """Every method, four metrics for each score that any method has."""
+    wanted = [(s, m, title, better) for s in OOD_SCORES for m, title, better in OOD_METRICS]
+    cols = [(s, columns.Column(title, m + s, split, better, columns.places(3), "")) for s, m, title, better in wanted]
+    cols = [(s, c) for s, c in cols if any(part.table.stat(r.key, c.metric, split) for r in part.runs)]
+    grid = [columns.cells(part.table, part.runs, c, {}) for _, c in cols]
+    groups = [(text, sum(s == score for s, _ in cols)) for score, text in OOD_SCORES.items()]
+    over = "".join(f'<th scope="colgroup" class="group" colspan="{n}">score: {text}</th>' for text, n in groups if n)
+    heads = "".join(f'<th scope="col">{c.title}</th>' for _, c in cols)
+    rows = [f"<tr>{_run(part, r)}{''.join(cell(c[i]) for c in grid)}</tr>" for i, r in enumerate(part.runs)]
+    head = f'<thead><tr><th></th>{over}</tr><tr><th scope="col">Method, setting</th>{heads}</tr></thead>'
+    return _scroll(head, rows, "sortable")
+
+
+def _titled(title: str, about: str, body: str) -> str:
+    return f"<h3>{title}</h3>" + (f'<p class="read">{about}</p>' if about else "") + body
+
+
+def _figures(drawn: Sequence[str], kind: str) -> str:
+    return f'<div class="figures {kind}">{"".join(drawn)}</div>'
+
+
+def _scroll(head: str, rows: Sequence[str], kind: str) -> str:
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{head}<tbody>{"".join(rows)}</tbody></table></div>'

@@ -1,0 +1,303 @@
+"""MLflow: one experiment for the project, a parent run for each repro, a child for each stage run.
+
+Artifacts come first: whatever goes wrong here is one line on stderr, and the work goes on without
+tracking. The default store is an SQLite file in WAL mode under ``mlruns/``, made under a file lock
+before anything fans out (two processes that create it at once fail); ``MLFLOW_TRACKING_URI`` names
+another one. mlflow is imported when the first run starts, and may be missing.
+"""
+
+import contextlib
+import os
+import socket
+import sqlite3
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlparse
+
+from . import provenance
+
+EXPERIMENT: Final = "bdl-pipe"
+FOLDER: Final = "mlruns"
+PARENT: Final = "BDL_PARENT_RUN"
+_NEST: Final = "mlflow.parentRunId"  # MLflow's own tag: the runs table folds children under it
+_MANY: Final = 90  # params in one request; MLflow takes 100
+_LONG: Final = 500  # characters of a value
+_QUIET: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+T = TypeVar("T")
+
+
+class StageRun:
+    """What a stage tells about itself. This one keeps nothing: there is no tracking."""
+
+    id: str | None = None
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Record figures, at a step where they form a curve."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning, and record it as the run's tag ``warnings``."""
+        print(f"warning: {text}", file=sys.stderr)
+
+    def artifact(self, path: Path) -> None:
+        """Keep a copy of a small file or folder."""
+
+    def model(self, student: Path) -> None:
+        """Log the fitted posterior in ``student`` as a model that can be served."""
+
+
+class _Tracked(StageRun):
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self.id, self._warnings = client, run_id, list[str]()
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        from mlflow.entities import Metric
+        from mlflow.utils.time import get_current_time_millis
+
+        now = get_current_time_millis()
+        entries = [Metric(k, float(v), now, step or 0) for k, v in values.items()]
+        _attempt(lambda: self._client.log_batch(self.id, metrics=entries))
+
+    def warn(self, text: str) -> None:
+        super().warn(text)
+        self._warnings.append(text)
+        _attempt(lambda: self._client.set_tag(self.id, "warnings", "\n".join(self._warnings)[:5000]))
+
+    def artifact(self, path: Path) -> None:
+        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+        _attempt(lambda: log(self.id, str(path)), then_stop=False)
+
+    def model(self, student: Path) -> None:
+        from . import model
+
+        _attempt(lambda: model.log(student, str(self.id)), then_stop=False)
+
+
+@contextmanager
+def stage_run(
+    kind: str, key: str, tags: Mapping[str, Any], params: Mapping[str, Any], deps: Sequence[str] = ()
+) -> Iterator[StageRun]:
+    """A run for the block; it ends FINISHED, or FAILED/KILLED by what the block raises.
+
+    Args:
+        kind, key: the stage, as in ``evaluate`` and ``fashion_mnist-sgld``.
+        tags: dataset, method, setting, seed, …: what runs are filtered by.
+        params: the numbers of the run, possibly nested; logged as dotted keys.
+        deps: the paths of what it is made from, tagged with their DVC hashes.
+    """
+    about = {"stage": kind, "key": key, **tags, **provenance.tags(deps)}
+    run = _attempt(lambda: _child(f"{kind} {key}", about, params)) or StageRun()
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        if run.id is not None:
+            _attempt(lambda: _end(str(run.id), status))
+
+
+def initialise() -> str | None:
+    """Make sure that store and experiment exist; the experiment's id, or None without tracking.
+
+    Call it once before several processes begin to log.
+    """
+    return _attempt(lambda: _experiment())
+
+
+def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
+    """Start the run that this process's stages, and its children's, belong to; or go on with ``resumed``."""
+    run_id = resumed and _attempt(lambda: _reopen(str(resumed)))
+    if not run_id:
+        run_id = _attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
+    if run_id is not None:
+        os.environ[PARENT] = run_id
+        _attempt(_bury)
+    return run_id
+
+
+def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
+    """End it: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+    os.environ.pop(PARENT, None)
+    if run_id is not None:
+        _attempt(lambda: _client().set_terminated(run_id, status))
+
+
+def store_uri() -> str:
+    """Where runs are kept: ``MLFLOW_TRACKING_URI``, or the project's own SQLite file."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(FOLDER).absolute()}/mlflow.db"
+
+
+def final_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Comparison rows of one run → its final metrics, named alike for every method.
+
+    ``test/accuracy``, ``corrupted/accuracy`` (the mean over corruptions and severities),
+    ``ood/<set>/auroc``, ``cost/fit_seconds``: each the mean over seeds.
+    """
+    groups = defaultdict(list)
+    for row in rows:
+        split, _, rest = str(row["split"]).partition(":")
+        place = f"{split}/{rest}" if split == "ood" else split
+        groups[f"{place}/{row['metric']}"].append(float(row["value"]))
+    return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested sections → dotted keys and texts; ``{"a": {"b": 1}}`` → ``{"a.b": "1"}``."""
+    flat: dict[str, str] = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"[:250]] = str(value)[:_LONG]
+    return flat
+
+
+def child(name: str, parent: str | None, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
+    """A run below ``parent`` that the caller ends with :func:`end`; for trials of a search."""
+    about = {**tags, **({_NEST: parent} if parent else {})}
+    return _attempt(lambda: _begin(name, about, params)) or StageRun()
+
+
+def end(run: StageRun, status: str = "FINISHED") -> None:
+    if run.id is not None:
+        _attempt(lambda: _client().set_terminated(str(run.id), status))
+
+
+def _child(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
+    return _begin(name, {**tags, _NEST: os.environ.get(PARENT) or _session_parent()}, params)
+
+
+def _begin(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
+    from mlflow.entities import Param
+
+    run_id = _create(name, tags).info.run_id
+    entries = [Param(k, v) for k, v in flatten(params).items()]
+    for start in range(0, len(entries), _MANY):
+        _client().log_batch(run_id, params=entries[start : start + _MANY])
+    return _Tracked(_client(), run_id)
+
+
+def _create(name: str, tags: Mapping[str, Any]) -> Any:
+    texts = {k: str(v)[:_LONG] for k, v in tags.items()} | {"process": provenance.process(os.getpid())}
+    return _client().create_run(_experiment(), run_name=name, tags=texts)
+
+
+def _reopen(run_id: str) -> str:
+    _client().set_tag(run_id, "process", provenance.process(os.getpid()))
+    _client().update_run(run_id, status="RUNNING")
+    return run_id
+
+
+def _end(run_id: str, status: str) -> None:
+    _client().set_terminated(run_id, status)
+    if os.environ.get(PARENT) is None:  # nobody else will end a parent that stages made among themselves
+        _client().set_terminated(_session_parent(), status)
+
+
+@cache
+def _session_parent() -> str:
+    """The parent of stages that share one ``dvc repro``, or else one process: found or made."""
+    name, invocation = provenance.invocation()
+    experiment = _experiment()  # takes the lock itself
+    with _lock():
+        found = _client().search_runs([experiment], f"tags.invocation = '{invocation}'", max_results=1)
+        run = (
+            found[0]
+            if found
+            else _create(name, {**provenance.tags(()), "invocation": invocation, "process": invocation})
+        )
+    return run.info.run_id
+
+
+def _bury() -> None:
+    """End the runs of this machine's processes that were killed."""
+    for run in _client().search_runs([_experiment()], "attributes.status = 'RUNNING'"):
+        if provenance.is_dead(run.data.tags.get("process", "")):
+            _client().set_terminated(run.info.run_id, "KILLED")
+
+
+@cache
+def _client() -> Any:
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    _preflight(store_uri())
+    import logging
+
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(store_uri())
+
+
+@cache
+def _experiment() -> str:
+    """The experiment's id; store and experiment are made under the lock if need be."""
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return _find_experiment(None)
+    ready = Path(FOLDER, ".ready")
+    if ready.exists() and Path(FOLDER, "mlflow.db").exists():
+        return _find_experiment(Path(FOLDER, "artifacts"))
+    with _lock():
+        found = _find_experiment(Path(FOLDER, "artifacts"))
+        with contextlib.closing(sqlite3.connect(Path(FOLDER, "mlflow.db"), timeout=30)) as database:
+            database.execute("PRAGMA journal_mode=WAL")  # kept in the file: readers and one writer at once
+        ready.touch()
+    return found
+
+
+def _find_experiment(artifacts: Path | None) -> str:
+    found = _client().get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        place = None if artifacts is None else artifacts.absolute().as_uri()
+        return _client().create_experiment(EXPERIMENT, artifact_location=place)
+    if found.lifecycle_stage == "deleted":
+        _client().restore_experiment(found.experiment_id)
+    return found.experiment_id
+
+
+def _lock() -> Any:
+    from filelock import FileLock
+
+    Path(FOLDER).mkdir(exist_ok=True)
+    return FileLock(Path(FOLDER, ".lock"), timeout=60)
+
+
+def _preflight(uri: str) -> None:
+    """MLflow would retry a dead server for minutes."""
+    address = urlparse(uri)
+    if address.scheme in ("http", "https") and address.hostname:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), timeout=3).close()
+
+
+_stopped = False
+
+
+def _attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
+    """What ``action`` returns; None if it fails. A failure that would repeat stops all tracking."""
+    global _stopped
+    if _stopped:
+        return None
+    try:
+        return action()
+    except Exception as error:  # whatever MLflow, SQL, the disk or the network raise: the result matters more
+        _stopped = then_stop
+        reason = next(iter(str(error).splitlines()), "")
+        what = "no tracking" if then_stop else "not tracked"
+        print(f"warning: {what} ({store_uri()}): {type(error).__name__}: {reason[:200]}", file=sys.stderr)
+        return None

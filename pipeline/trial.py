@@ -1,0 +1,158 @@
+"""One trial of a search: the method's chain on training rows, scored on validation rows.
+
+The chain is the rows from the first that the method makes to the run that predicts. The score is
+the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first row's
+method can ``peek`` into a checkpoint, the score of what it would be if it stopped there is reported
+at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.posterior import Fitted
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+
+from .params import Row
+
+MILESTONES: Final = 4
+METRIC: Final = "nll"
+TIME: Final = "milestone"
+DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
+_BATCH: Final = 1000
+_FILE: Final = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a trial makes.
+
+    Attributes:
+        rows: from the first row of the searched method to the run; each makes one member of split 0.
+        method: whose numbers are searched.
+        threads: of the trial's process.
+    """
+
+    rows: tuple[Row, ...]
+    method: str
+    seed: int
+    threads: int = 1
+
+    def configs(self, sampled: Mapping[str, float]) -> list[Any]:
+        """Each row's config, with the sampled numbers in those of the searched method."""
+        return [self._config(row, nested(sampled) if row.method.name == self.method else {}) for row in self.rows]
+
+    def finish(self, first: State, data: FitData, configs: Sequence[Any]) -> State:
+        """From what the first row made to the fitted posterior."""
+        made = first
+        for i, row in enumerate(self.rows[1:], start=1):
+            inputs = {row.input_kind: [made]}
+            made = row.room.make(data, inputs, configs[i], rng=self.address(row), report=Silent())
+        return made
+
+    def address(self, row: Row) -> Seed:
+        """The same in every trial: they differ by their numbers alone."""
+        return Seed(self.seed).fold("tune", row.kind, row.key, 0, 0)
+
+    def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
+        merged = config.merge(config.to_mapping(row.config), overlay)
+        return config.read(row.method.config, merged, f"methods.{row.method.name}")
+
+
+class Milestones(Report):
+    """Reports to Ray Tune at each quarter of a make's steps, with its checkpoint."""
+
+    def __init__(self, score: Any) -> None:
+        """``score``: checkpoint -> validation score, or None where a checkpoint cannot be read."""
+        self._score = score
+        self._at = self._told = 0
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._at = step * MILESTONES // total
+
+    def due(self) -> bool:
+        return self._score is not None and self._told < self._at < MILESTONES
+
+    def save(self, state: State) -> None:
+        from ray import tune
+
+        self._told = self._at
+        with tempfile.TemporaryDirectory() as folder:
+            blob = to_bytes(State(state.tensors, {"state": state.config, TIME: self._told}))
+            Path(folder, _FILE).write_bytes(blob)
+            kept = tune.Checkpoint.from_directory(folder)
+            tune.report({METRIC: self._score(state), TIME: self._told}, checkpoint=kept)
+
+    def load(self) -> State | None:
+        from ray import tune
+
+        kept = tune.get_checkpoint()
+        if kept is None:
+            return None
+        with kept.as_directory() as folder:
+            stored = from_bytes(Path(folder, _FILE).read_bytes())
+        self._told = stored.config[TIME]
+        return State(stored.tensors, stored.config["state"])
+
+
+def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Sequence[State]) -> None:
+    """The trainable that Ray Tune runs."""
+    from ray import tune
+
+    torch.set_num_threads(chain.threads)
+    configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
+    first, rng = chain.rows[0], chain.address(chain.rows[0])
+    inputs = {first.input_kind: list(upstream)} if upstream else {}
+
+    def score(checkpoint: State) -> float:
+        assert first.room.peek is not None
+        made = first.room.peek(checkpoint, data, inputs, configs[0], rng=rng)
+        return validation_nll(chain.finish(made, data, configs), data, chain.seed)
+
+    try:
+        report = Milestones(score if first.room.peek else None)
+        made = first.room.make(data, inputs, configs[0], rng=rng, report=report)
+        nll = validation_nll(chain.finish(made, data, configs), data, chain.seed)
+    except FloatingPointError:
+        nll = DIVERGED
+    tune.report({METRIC: nll, TIME: MILESTONES})
+
+
+def validation_nll(state: State, data: FitData, seed: int) -> float:
+    """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units."""
+    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
+    total, rows = 0.0, data.validation
+    for start in range(0, len(rows), _BATCH):
+        part = slice(start, start + _BATCH)
+        rng = Seed(seed).fold("tune", "validation", start)
+        predictive = fitted.predict(rows.inputs[part], rng=rng, device=data.device)
+        targets = torch.tensor(rows.targets[part], device=data.device)
+        total -= float(predictive.log_prob(targets).double().sum())
+    nll = total / len(rows)
+    return min(nll, DIVERGED) if nll == nll else DIVERGED
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: the number that is tried is the number that is written."""
+    return float(f"{value:.4g}")
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
+    tree: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree

@@ -1,0 +1,33 @@
+"""One network at the end of its trajectory: p(y | x, D) ≈ p(y | f(x; w)), a posterior of one draw."""
+
+from dataclasses import dataclass
+
+from ..artifacts import State
+from ..config import read
+from ..data.fitdata import FitData
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+
+
+@dataclass(frozen=True)
+class DeterministicConfig:
+    """``methods.deterministic``: nothing to choose, the trajectory's config says it all."""
+
+
+def fit(data: FitData, inputs: Inputs, config: DeterministicConfig, *, rng: Seed, report: Report) -> State:
+    """The last snapshot of the one trajectory in ``inputs``; data and rng are not used."""
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    state = NetworkDraws(spec, {name: snapshots[-1:] for name, snapshots in trajectory.tensors.items()}).state()
+    report(1, 1)
+    return state
+
+
+DETERMINISTIC = Method(
+    name="deterministic",
+    config=DeterministicConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+)

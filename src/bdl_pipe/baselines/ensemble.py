@@ -1,0 +1,44 @@
+"""A deep ensemble: p(y | x, D) ≈ (1/S) Σ_s p(y | f(x; w_s)) over independently trained networks.
+
+Lakshminarayanan, Pritzel & Blundell 2017, section 2.4, without their adversarial training. For regression
+the mixture of Gaussians is kept whole, where the paper replaces it by one Gaussian of equal moments.
+"""
+
+from dataclasses import dataclass
+
+from ..artifacts import State
+from ..config import read
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """``methods.ensemble``: nothing to choose, the members are those of the trajectory."""
+
+
+def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, report: Report) -> State:
+    """The last snapshots of all trajectories in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: the trajectories are of different networks.
+    """
+    members = inputs["trajectory"]
+    specs = [read(NetworkSpec, member.config["spec"], "spec") for member in members]
+    require(all(s == specs[0] for s in specs), "ensemble", "must be made of trajectories of one network")
+    last = [{name: snapshots[-1] for name, snapshots in member.tensors.items()} for member in members]
+    state = NetworkDraws.of(specs[0], last).state()
+    report(1, 1)
+    return state
+
+
+ENSEMBLE = Method(
+    name="ensemble",
+    config=EnsembleConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="all", light=True)},
+)

@@ -1,0 +1,146 @@
+"""What predicts from a coreset: a trunk trained on it, and the closed-form posterior of its head.
+
+Lee et al. 2025, algorithm 2: a fresh network, T' Adam steps on S with the Gaussian likelihood, then
+eq. 21 once, then one forward pass a prediction (eq. 25, 31). The state holds Φ, m and the Cholesky
+factor of A (n̂×n̂), never V (h×h).
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.augment import AugmentConfig
+from ..data.fitdata import FitData
+from ..errors import require
+from ..predictive import Categorical
+from ..progress import Report
+from ..seeds import Seed
+from ..training import optimiser_tensors, restore_optimiser
+from .select import Coreset
+from .trunk import HeadConfig, Trained, features, fresh, step_on_coreset
+from .vbpc import HeadPosterior
+
+_CHUNK = 500  # inputs per forward pass, for the memory of the first block's activations
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """How the trunk is trained on the coreset.
+
+    Attributes:
+        steps: T', Adam steps; 0 leaves the random trunk.
+        rate: Adam's constant rate.
+        augmentation: of the coreset at each step; the closed form sees the coreset as it is.
+    """
+
+    steps: int
+    rate: float
+    augmentation: AugmentConfig
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps", "must be >= 0", self.steps)
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What rebuilds the trunk and reads the head's tensors.
+
+    Attributes:
+        network, input_shape: the trunk.
+        feature_scale, rho, ratio: see ``HeadConfig`` and ``HeadPosterior``.
+    """
+
+    network: networks.NetworkConfig
+    input_shape: tuple[int, ...]
+    feature_scale: float
+    rho: float
+    ratio: float
+
+
+@final
+class VbpcPosterior:
+    """One trunk φ and q(W); predicts in closed form, deterministically."""
+
+    key = "vbpc"
+
+    def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
+        """``trunk``: the ``state_dict`` of the headless network."""
+        self.spec, self.head = spec, head
+        self._network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
+        self._network.load_state_dict(trunk)
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor) -> Tensor:
+        """φ(x) [b, h] of transformed inputs."""
+        parts = inputs.split(_CHUNK)
+        return torch.cat([features(self._network, part, self.spec.feature_scale) for part in parts])
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """Class probabilities of transformed inputs; ``rng`` is not used."""
+        return self.head.predict(self.features(inputs))
+
+    def state(self) -> State:
+        tensors = self._network.state_dict() | {
+            f"head.{k}": getattr(self.head, k) for k in ("features", "labels", "mean", "factor")
+        }
+        plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
+        return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "VbpcPosterior":
+        spec = read(Spec, state.config["spec"], "spec")
+        tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
+        head: dict[str, Any] = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
+        trunk = {k: v for k, v in tensors.items() if k.startswith("trunk.")}
+        return cls(spec, trunk, HeadPosterior(**head, rho=spec.rho, ratio=spec.ratio))
+
+
+def fit(
+    data: FitData,
+    coreset: Coreset,
+    network: networks.NetworkConfig,
+    head: HeadConfig,
+    config: StudentConfig,
+    *,
+    rng: Seed,
+    report: Report,
+) -> VbpcPosterior:
+    """Train a fresh trunk on ``coreset`` (on ``data.device``) and solve for its head.
+
+    Only the data's shape and device are used, no row of it. Resumes from ``report.load()`` with the same bits.
+    """
+    outputs = coreset.labels.shape[1]
+    trained = fresh(network, data.input_shape, outputs, config.rate, rng=rng.fold("network"), device=data.device)
+    _restore(trained, report.load())
+    while trained.steps < config.steps:
+        address = rng.fold("step", trained.steps)
+        loss = step_on_coreset(trained, coreset.images, coreset.labels, config.augmentation, address)
+        report(trained.steps, config.steps, {"loss": loss})
+        if report.due():
+            report.save(_checkpoint(trained))
+    with torch.no_grad():
+        q = head.solve(trained.network, coreset.images, coreset.labels)
+    spec = Spec(network, data.input_shape, head.feature_scale, q.rho, q.ratio)
+    weights = trained.network.state_dict()
+    return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q)
+
+
+def _checkpoint(trained: Trained) -> State:
+    tensors = {f"network.{k}": v.detach().clone() for k, v in trained.network.state_dict().items()}
+    return State(tensors | optimiser_tensors(trained.optimiser, "adam"), {"steps": trained.steps})
+
+
+def _restore(trained: Trained, last: State | None) -> None:
+    if last is None:
+        return
+    weights = {k.removeprefix("network."): v for k, v in last.tensors.items() if k.startswith("network.")}
+    trained.network.load_state_dict(weights)
+    restore_optimiser(trained.optimiser, last.tensors, "adam")
+    trained.steps = int(last.config["steps"])

@@ -1,0 +1,140 @@
+"""Augmentation of transformed images, differentiable with respect to the images.
+
+The operations and strengths of dataset distillation (Zhao & Bilen 2021; Zhou et al. 2022), as
+Lee et al. 2025 apply them while distilling and while fitting on a coreset: ``flip`` (probability .5),
+``colour`` or ``brightness`` (.25), ``crop`` (zoom up to 1.25), ``rotate`` (15 degrees), ``translate``
+(.125 of the side), ``cutout`` (.25 of the side), ``noise`` (standard deviation .1, so variance .01).
+Each image draws its own parameters; a pixel that moves in from outside repeats the border.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import require
+from ..seeds import Seed
+
+Images = Float[Tensor, "b c h w"]
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Which operations, how strong.
+
+    Attributes:
+        choose: ``all``: every operation, in the order of ``OPERATIONS``; ``one``: one of them a
+            batch, drawn uniformly. Noise is added last in both cases.
+        operations: name -> strength; 0 switches one off. ``flip``: probability; ``brightness`` and
+            ``colour``: half-width of the shift, in units of the transformed images, and of the
+            factors of saturation and contrast; ``crop``: largest zoom z, drawn from [1/z, z]
+            log-uniformly; ``rotate``: degrees; ``translate``, ``cutout``: share of the side;
+            ``noise``: standard deviation in units of the transformed images.
+    """
+
+    choose: Literal["one", "all"]
+    operations: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, strength in self.operations.items():
+            known = name in OPERATIONS or name == "noise"
+            require(known, f"operations.{name}", f"is not one of {', '.join([*OPERATIONS, 'noise'])}")
+            require(strength >= 0, f"operations.{name}", "must be >= 0", strength)
+        for name in ("flip", "translate", "cutout"):
+            require(self.operations.get(name, 0) <= 1, f"operations.{name}", "must be <= 1", self.operations.get(name))
+        zoom = self.operations.get("crop", 0)
+        require(zoom == 0 or zoom >= 1, "operations.crop", "must be 0 or >= 1", zoom)
+
+
+def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
+    """Augmented images; equal arguments give equal images, whatever the device."""
+    active = [name for name in OPERATIONS if config.operations.get(name, 0) > 0]
+    if config.choose == "one" and active:
+        active = [active[rng.fold("operation").integer() % len(active)]]
+    for name in active:
+        draw = _Draws(rng.fold(name).generator(), len(images), images)
+        images = OPERATIONS[name](images, config.operations[name], draw)
+    noise = config.operations.get("noise", 0)
+    if noise > 0:
+        sample = torch.randn(images.shape, generator=rng.fold("noise").generator(), dtype=images.dtype)
+        images = images + noise * sample.to(images.device)
+    return images
+
+
+class _Draws:
+    """Uniform numbers, one row an image, drawn on the CPU so that devices agree."""
+
+    def __init__(self, generator: torch.Generator, count: int, like: Tensor) -> None:
+        self._generator, self._count, self._like = generator, count, like
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        numbers = torch.rand((self._count, *shape), generator=self._generator, dtype=self._like.dtype)
+        return (low + (high - low) * numbers).to(self._like.device)
+
+
+def _flip(images: Images, strength: float, draw: _Draws) -> Images:
+    mirrored = draw.uniform(0, 1, 1, 1, 1) < strength
+    return torch.where(mirrored, images.flip(-1), images)
+
+
+def _brightness(images: Images, strength: float, draw: _Draws) -> Images:
+    return images + draw.uniform(-strength, strength, 1, 1, 1)
+
+
+def _colour(images: Images, strength: float, draw: _Draws) -> Images:
+    """Brightness, then saturation (about the mean over channels), then contrast (about the mean)."""
+    images = _brightness(images, strength, draw)
+    grey = images.mean(1, keepdim=True)
+    images = grey + (images - grey) * draw.uniform(1 - strength, 1 + strength, 1, 1, 1)
+    level = images.mean((1, 2, 3), keepdim=True)
+    return level + (images - level) * draw.uniform(1 - strength, 1 + strength, 1, 1, 1)
+
+
+def _affine(images: Images, matrix: Tensor, shift: Tensor) -> Images:
+    """Sample image i at matrix_i·p + shift_i, in coordinates where the side is [−1, 1]."""
+    grid = F.affine_grid(torch.cat([matrix, shift[:, :, None]], 2), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _crop(images: Images, strength: float, draw: _Draws) -> Images:
+    zoom = draw.uniform(-math.log(strength), math.log(strength), 1, 1).exp()
+    identity = torch.eye(2, dtype=images.dtype, device=images.device)
+    return _affine(images, identity / zoom, images.new_zeros(len(images), 2))
+
+
+def _rotate(images: Images, strength: float, draw: _Draws) -> Images:
+    angle = draw.uniform(-math.radians(strength), math.radians(strength))
+    rows = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], 1)
+    return _affine(images, rows.reshape(-1, 2, 2), images.new_zeros(len(images), 2))
+
+
+def _translate(images: Images, strength: float, draw: _Draws) -> Images:
+    identity = torch.eye(2, dtype=images.dtype, device=images.device).expand(len(images), 2, 2)
+    return _affine(images, identity, draw.uniform(-2 * strength, 2 * strength, 2))  # the side is 2 long
+
+
+def _cutout(images: Images, strength: float, draw: _Draws) -> Images:
+    """A square of ``strength`` of the side becomes 0, the mean of transformed training images."""
+    inside = []
+    for side in images.shape[2:]:
+        centre = draw.uniform(0, side, 1)
+        pixel = torch.arange(side, dtype=images.dtype, device=images.device) + 0.5
+        inside.append((pixel - centre).abs() < strength * side / 2)  # [b, side]
+    hole = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return images.masked_fill(hole, 0.0)
+
+
+OPERATIONS: Final[dict[str, Callable[[Tensor, float, _Draws], Tensor]]] = {
+    "flip": _flip,
+    "brightness": _brightness,
+    "colour": _colour,
+    "crop": _crop,
+    "rotate": _rotate,
+    "translate": _translate,
+    "cutout": _cutout,
+}

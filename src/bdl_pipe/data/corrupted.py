@@ -1,0 +1,89 @@
+"""Corrupted test images: computed here, or a published -C release.
+
+A release is a folder ``$BDL_DATA_DIR/<set>_corrupted/`` of one ``.npy`` per corruption, uint8
+[5·n, height, width, channel]: the same n test images at severity 1, then 2, … (Hendrycks and
+Dietterich, 2019); a release in a tar archive there is read without unpacking it first.
+"""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError, UserError
+from ..seeds import Seed
+from .config import DatasetConfig
+from .sources.archive import FOLDER_VARIABLE, manual_folder
+
+SEVERITIES: Final = (1, 2, 3, 4, 5)
+
+
+class Job(NamedTuple):
+    """One corruption at one severity."""
+
+    name: str
+    severity: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.severity}"
+
+
+def corruption_jobs(config: DatasetConfig) -> list[Job]:
+    """Every corruption and severity to make; they are independent of each other. Empty where none are asked for."""
+    from .corrupt import NAMES
+
+    return [Job(name, s) for name in NAMES for s in SEVERITIES] if config.corrupted_images else []
+
+
+def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: Seed) -> np.ndarray:
+    """``images`` uint8 [n, channel, height, width] under one corruption, the same shape.
+
+    ``rng`` is the data set's own address: the result depends on the job and the image, not on the
+    order or the place in which the jobs run.
+    """
+    if config.corruptions == "published":
+        return published(config.source.name, job, len(images))
+    from .corrupt import corrupt
+
+    return corrupt(images, job.name, job.severity, rng.fold("corrupted"))
+
+
+def published(name: str, job: Job, count: int) -> np.ndarray:
+    """The first ``count`` images of a release at one severity.
+
+    Raises:
+        UserError: the release is not on this machine.
+        DataError: its array is unreadable or of the wrong shape.
+    """
+    folder = manual_folder(f"{name}_corrupted")
+    if folder is None:
+        place = f"${FOLDER_VARIABLE}/{name}_corrupted/"
+        raise UserError(f"{place}: is missing; put the .npy files of the -C release there, or set corruptions: made")
+    array, origin = _array(folder, f"{job.name}.npy")
+    if array.ndim != 4 or array.dtype != np.uint8 or len(array) % len(SEVERITIES):
+        rule = "must be uint8 [5·n, height, width, channel]"
+        raise DataError(f"{origin}: {rule}, got {array.dtype} {list(array.shape)}")
+    rows = len(array) // len(SEVERITIES)
+    if count > rows:
+        raise DataError(f"{origin}: must have {count} images per severity (corrupted_images), got {rows}")
+    start = (job.severity - 1) * rows
+    return np.ascontiguousarray(array[start : start + count].transpose(0, 3, 1, 2))
+
+
+def _array(folder: Path, file: str) -> tuple[np.ndarray, Path]:
+    path = folder / file
+    try:
+        if path.is_file():
+            return np.load(path, mmap_mode="r", allow_pickle=False), path
+        for archive in sorted(folder.glob("*.tar")):
+            with tarfile.open(archive) as tar:
+                member = next((m for m in tar if m.isfile() and Path(m.name).name == file), None)
+                stream = tar.extractfile(member) if member else None
+                if stream is not None:
+                    return np.load(io.BytesIO(stream.read()), allow_pickle=False), archive
+    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"{path}: is not a readable .npy of plain numbers ({error})") from None
+    raise DataError(f"{path}: is missing")

@@ -1,0 +1,79 @@
+"""New rows to predict: a table, an ``.npz``, an image or a folder of images, held to the fitted data's schema."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import DataError
+from .sources.images import SUFFIXES, image_array, image_files, open_npz, read_images
+from .sources.table import feature_matrix, open_table
+
+_ARRAYS: Final = ("x", "x_test")
+
+
+def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
+    """Raw inputs in file order (images: by name), in the fitted data's own units and shape.
+
+    A table needs the fitted feature columns, by name and in any order; others are ignored. An
+    ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
+    must have their size.
+
+    Args:
+        schema: ``schema.json`` of the data: kind, features, input_shape.
+
+    Returns:
+        float64 [n, feature] or uint8 [n, channel, height, width].
+
+    Raises:
+        DataError: the file, rule and value of whatever is wrong.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: is missing")
+    if schema["kind"] == "table":
+        return _table(path, schema)
+    shape = tuple(schema["input_shape"])
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return _npz(path, shape)
+    return read_images(_files(path), shape)
+
+
+def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
+    features = tuple(schema["features"])
+    if path.suffix.lower() == ".npz":
+        values = _array(path)
+        if values.ndim != 2 or values.shape[1] != len(features) or values.dtype.kind not in "fiu":
+            rule = f"must be numbers [n, {len(features)}]"
+            raise DataError(f"{path}: array 'x' {rule}, got {values.dtype} {list(values.shape)}")
+        bad = np.argwhere(~np.isfinite(values))
+        if len(bad):
+            raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, not so in row {bad[0][0] + 1}")
+        return values.astype(np.float64)
+    return feature_matrix(open_table(path), features, str(path))
+
+
+def _npz(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    images = image_array(_array(path), str(path), "x")
+    if images.shape[1:] != shape:
+        raise DataError(f"{path}: images must have shape {list(shape)}, got {list(images.shape[1:])}")
+    return images
+
+
+def _array(path: Path) -> np.ndarray:
+    arrays = open_npz(path)
+    for name in _ARRAYS:
+        if name in arrays:
+            return arrays[name]
+    raise DataError(f"{path}: must have the array 'x', got {', '.join(sorted(arrays)) or 'none'}")
+
+
+def _files(path: Path) -> list[Path]:
+    """One image, the images of a folder, or those of its subfolders."""
+    if path.is_file():
+        return [path]
+    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
+    files = [file for folder in folders for file in image_files(folder)]
+    if not files:
+        raise DataError(f"{path}: must hold images ({' '.join(SUFFIXES)}), got none")
+    return files

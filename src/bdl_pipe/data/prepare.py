@@ -1,0 +1,237 @@
+"""``prepare``: raw rows in, two folders out, and how they are read back.
+
+``folder_fit`` holds what a fit may see: per split s the training and validation rows
+``<s>/train.arrow`` (training rows first, so that both parts and their union are views of one
+memory map) and ``<s>/transform`` (of all rows that a final fit sees; ``<s>/transform-search`` of the
+training rows alone where that differs), and ``schema.json``. ``folder_holdout`` holds the rest:
+``<s>/test.arrow``, ``ood/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``. No byte of the first
+depends on a row of the second.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import artifacts
+from ..errors import ConfigError, DataError
+from ..files import write_bytes
+from ..seeds import Seed
+from . import sources, store
+from .config import DatasetConfig, ood_source
+from .corrupted import Job, corrupt_one, corruption_jobs
+from .fitdata import FitData, Split
+from .normalise import fit_transform
+from .ood import test_rows, to_shape
+from .raw import Raw
+from .splits import hold_out, uci_splits
+from .transform import Transform
+
+FIT_KIND: Final = "prepare"
+HOLDOUT_KIND: Final = "holdout"
+SCHEMA_FILE: Final = "schema.json"
+
+FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the two folders hold, for their manifests: row counts and hashes of the raw rows."""
+
+    fit: dict[str, Any]
+    holdout: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """The rows that evaluate alone reads, memory-mapped."""
+
+    path: Path
+    test: Split
+
+    def ood(self) -> dict[str, Split]:
+        """Out-of-distribution sets by name; their labels are those of their own classes."""
+        return {p.stem: store.read(p).split for p in sorted((self.path / "ood").glob("*.arrow"))}
+
+    def corruptions(self) -> list[Job]:
+        """The corruptions and severities that are there."""
+        names = (p.stem.rsplit("-", 1) for p in sorted((self.path / "corrupted").glob("*.arrow")))
+        return [Job(name, int(severity)) for name, severity in names]
+
+    def corrupted(self, name: str, severity: int) -> Split:
+        return store.read(self.path / "corrupted" / f"{Job(name, severity).key}.arrow").split
+
+
+def prepare(
+    name: str,
+    datasets: Mapping[str, DatasetConfig],
+    folder_fit: Path,
+    folder_holdout: Path,
+    *,
+    rng: Seed,
+    fan_out: FanOut = map,
+) -> Facts:
+    """Fill both folders with the data set ``name``; call it between their ``artifacts.publish``.
+
+    Args:
+        datasets: the rows of ``datasets`` that it reads: its own, and those that its ``ood`` names.
+        rng: the data set's address; the validation rows and the corruptions depend on it.
+        fan_out: maps a picklable function over corruption jobs, in order; the builtin ``map``, or
+            an executor's.
+
+    Raises:
+        UserError, DataError: the rows cannot be had or are wrong.
+        ConfigError: a key of ``datasets.<name>`` does not fit the rows.
+    """
+    config, path = datasets[name], f"datasets.{name}"
+    ood = [ood_source(o, dict(datasets), f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
+    raw = sources.load(config.source)
+    _check_fit(config, raw, path)
+    parts = _parts(raw, config.splits)
+    fit = [_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)) for s, (train, _) in parts]
+    schema = _schema(raw, config)
+    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
+    for s, (_, test) in parts:
+        store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
+    for key, source in zip(config.ood, ood, strict=True):
+        _write_ood(folder_holdout / "ood" / f"{key}.arrow", sources.load(source), raw)
+    _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
+    held = [{"rows": len(test), "sha256": rows_sha256(test)} for _, (_, test) in parts]
+    return Facts({"splits": fit}, {"splits": held})
+
+
+def load_fit(path: Path, split: int, *, final: bool) -> FitData:
+    """One split's training data from a ``prepare`` artifact.
+
+    Args:
+        final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
+            part is then empty. A search (``final=False``) always has the two apart, and a transform
+            fitted on the training rows alone.
+
+    Raises:
+        ArtifactError: the artifact is missing, altered or truncated.
+    """
+    artifact = artifacts.load(path, FIT_KIND)
+    schema = artifact.json(SCHEMA_FILE)
+    rows = store.read(path / str(split) / "train.arrow")
+    joined = final and schema["fit_rows"] == "train_and_validation"
+    count = len(rows.split) if joined else rows.about["train"]
+    searching = not joined and f"{split}/transform-search" in artifact.names()
+    state = artifact.state(f"{split}/transform-search" if searching else f"{split}/transform")
+    train, validation = _cut(rows.split, count)
+    return FitData(schema["task"], train, validation, Transform.from_state(state), tuple(schema["classes"]))
+
+
+def load_schema(path: Path) -> dict[str, Any]:
+    """What new rows must look like: task, kind, classes, input_shape, features, targets, fit_rows."""
+    return artifacts.load(path, FIT_KIND, verify=False).json(SCHEMA_FILE)
+
+
+def load_holdout(path: Path, split: int) -> Holdout:
+    """One split's test rows, and the OOD and corrupted sets, from a ``holdout`` artifact."""
+    artifacts.load(path, HOLDOUT_KIND)
+    return Holdout(path, store.read(path / str(split) / "test.arrow").split)
+
+
+def rows_sha256(split: Split) -> str:
+    """A hash of raw rows: their shape, type and values."""
+    digest = hashlib.sha256()
+    for array in (split.inputs, split.targets):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
+    if raw.test is not None and config.splits > 1:
+        raise ConfigError(f"{path}.splits", "must be 1 for a set with test rows of its own", config.splits)
+    if config.corrupted_images and config.splits > 1:
+        raise ConfigError(f"{path}.corrupted_images", "must be 0 where splits > 1", config.corrupted_images)
+    if raw.kind == "table" and config.normalise == "paper":
+        raise ConfigError(f"{path}.normalise", "must be train or none for a table", config.normalise)
+
+
+Parts = list[tuple[int, tuple[Split, Split]]]
+
+
+def _parts(raw: Raw, splits: int) -> Parts:
+    """(split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
+    if raw.test is not None:
+        return [(0, (raw.train, raw.test))]
+    pairs = uci_splits(len(raw.train), splits)
+    return [(s, (_take(raw.train, train), _take(raw.train, test))) for s, (train, test) in enumerate(pairs)]
+
+
+def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
+    train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
+    ordered = _take(rows, np.concatenate([train, validation]))
+    about = {"train": len(train)}
+    store.write(folder / "train.arrow", ordered, features=raw.features, targets=raw.targets, about=about)
+    searched, _ = _cut(ordered, len(train))
+    search = _transform(searched, raw, config).state()
+    joined = config.fit_rows == "train_and_validation" and len(validation) > 0
+    final = _transform(ordered, raw, config).state() if joined and _fitted(config) else search
+    artifacts.write_state(folder / "transform", final)
+    if final is not search:
+        artifacts.write_state(folder / "transform-search", search)
+    return {"train": len(train), "validation": len(validation), "sha256": rows_sha256(ordered)}
+
+
+def _fitted(config: DatasetConfig) -> bool:
+    """Whether the transform depends on the rows at all."""
+    return config.normalise == "train" or config.whiten
+
+
+def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
+    return fit_transform(
+        rows.inputs,
+        rows.targets,
+        kind=raw.kind,
+        normalise=config.normalise,
+        whiten=config.whiten,
+        source=config.source.name,
+        origin=raw.origin,
+    )
+
+
+def _write_ood(path: Path, other: Raw, raw: Raw) -> None:
+    if other.kind != "image" or raw.kind != "image":
+        raise DataError(f"{other.origin}: an out-of-distribution set must be images, and so must its partner")
+    rows = test_rows(other)
+    store.write(path, Split(to_shape(rows.inputs, raw.train.inputs.shape[1:]), rows.targets))
+
+
+def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed, fan_out: FanOut) -> None:
+    if not config.corrupted_images:
+        return
+    first, _ = _cut(test, config.corrupted_images)
+    jobs = corruption_jobs(config)
+    work = partial(corrupt_one, config=config, images=first.inputs, rng=rng)
+    for job, images in zip(jobs, fan_out(work, jobs), strict=True):
+        assert images.shape == first.inputs.shape and images.dtype == np.uint8, job
+        store.write(folder / f"{job.key}.arrow", Split(images, first.targets))
+
+
+def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
+    return {
+        "task": raw.task,
+        "kind": raw.kind,
+        "classes": list(raw.classes),
+        "input_shape": list(raw.train.inputs.shape[1:]),
+        "features": list(raw.features),
+        "targets": list(raw.targets),
+        "fit_rows": config.fit_rows,
+    }
+
+
+def _cut(rows: Split, count: int) -> tuple[Split, Split]:
+    return Split(rows.inputs[:count], rows.targets[:count]), Split(rows.inputs[count:], rows.targets[count:])
+
+
+def _take(rows: Split, index: np.ndarray) -> Split:
+    return Split(np.ascontiguousarray(rows.inputs[index]), np.ascontiguousarray(rows.targets[index]))

@@ -1,0 +1,100 @@
+"""Raw rows as a source delivers them, and the rules that every source's rows must meet."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ..errors import DataError
+from .fitdata import Split
+
+FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A whole data set in original units.
+
+    Attributes:
+        origin: the file or folder, for error messages only.
+        train: all rows, or all but the test rows.
+        test: the set's own test rows; None where the standard UCI splits provide them.
+        classes: names, in label order; empty for regression.
+        features, targets: column names of a table.
+    """
+
+    origin: str
+    task: Literal["classification", "regression"]
+    kind: Literal["image", "table"]
+    train: Split
+    test: Split | None = None
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ("label",)
+
+
+def checked(raw: Raw) -> Raw:
+    """``raw`` itself.
+
+    Raises:
+        DataError: too few rows, one class only, or a constant target.
+    """
+    if len(raw.train) < FEWEST_ROWS:
+        raise DataError(f"{raw.origin}: must have at least {FEWEST_ROWS} rows, got {len(raw.train)}")
+    if raw.test is not None and len(raw.test) == 0:
+        raise DataError(f"{raw.origin}: must have at least 1 test row, got 0")
+    if raw.task == "classification":
+        found = np.unique(raw.train.targets)
+        if len(found) < 2:
+            only = raw.classes[int(found[0])]
+            raise DataError(f"{raw.origin}: column {raw.targets[0]!r} must have at least 2 classes, got only {only!r}")
+        return raw
+    for name, column in zip(raw.targets, raw.train.targets.T, strict=True):
+        if np.ptp(column) == 0:
+            raise DataError(f"{raw.origin}: column {name!r} must vary, got {column[0]:g} in every row")
+    return raw
+
+
+def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels (whole numbers or texts) as int64 [n] and the sorted class names.
+
+    Raises:
+        DataError: a label is missing or is a number that is not whole.
+    """
+    values = np.asarray(values)
+    if values.dtype.kind == "f":
+        bad = ~(np.isfinite(values) & (values == np.floor(values)))
+        if bad.any():
+            row = int(np.argmax(bad))
+            rule = "labels must be whole numbers or texts"
+            raise DataError(f"{origin}: column {column!r}: {rule}, got {values[row]:g} in row {row + 1}")
+        values = values.astype(np.int64)
+    if values.dtype.kind in "OT":
+        values = values.astype(str)
+    if values.dtype.kind not in "biuU":
+        raise DataError(f"{origin}: column {column!r}: labels must be whole numbers or texts, got {values.dtype}")
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64).reshape(-1), tuple(str(n) for n in names)
+
+
+def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> None:
+    """Raises DataError naming the first column and row (counted from 1) with NaN or inf; values [n, column]."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        column, row = (int(i) for i in np.argwhere(bad.T)[0])
+        found = f"{values[row, column]:g}"
+        raise DataError(f"{origin}: column {columns[column]!r} must be finite, got {found} in row {row + 1}")
+
+
+def relabel(split: Split, names: Any, classes: tuple[str, ...], origin: str) -> Split:
+    """``split`` with its codes into ``names`` turned into codes into ``classes``.
+
+    Raises:
+        DataError: a test row is of a class that no training row has.
+    """
+    place = {name: i for i, name in enumerate(classes)}
+    unknown = sorted(set(names) - set(place))
+    if unknown:
+        raise DataError(f"{origin}: the test rows have a class that no training row has: {unknown[0]!r}")
+    codes = np.array([place[n] for n in names], dtype=np.int64)
+    return replace(split, targets=codes[split.targets])

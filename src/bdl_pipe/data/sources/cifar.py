@@ -1,0 +1,69 @@
+"""CIFAR-10 and CIFAR-100 in the *binary* version: plain records, nothing to unpickle.
+
+A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes red, green, blue, row by row.
+"""
+
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ...errors import DataError
+from ..fitdata import Split
+from ..raw import Raw
+
+_PIXELS: Final = 3 * 32 * 32
+
+
+def read_cifar10(folder: Path) -> Raw:
+    """``cifar-10-binary.tar.gz`` in ``folder``: images uint8 [n, 3, 32, 32], labels int64 [n]."""
+    path, prefix = folder / "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
+    batches = [f"{prefix}/data_batch_{i}.bin" for i in range(1, 6)]
+    return _read(path, batches, f"{prefix}/test_batch.bin", f"{prefix}/batches.meta.txt", label_bytes=1)
+
+
+def read_cifar100(folder: Path) -> Raw:
+    """``cifar-100-binary.tar.gz`` in ``folder``, with the 100 fine labels."""
+    path, prefix = folder / "cifar-100-binary.tar.gz", "cifar-100-binary"
+    return _read(path, [f"{prefix}/train.bin"], f"{prefix}/test.bin", f"{prefix}/fine_label_names.txt", label_bytes=2)
+
+
+def _read(path: Path, train: list[str], test: str, names: str, *, label_bytes: int) -> Raw:
+    members = _members(path, [*train, test, names])
+    classes = tuple(members[names].decode().split())
+    parts = [
+        _records(b"".join(members[m] for m in group), f"{path}: {group[0]}", label_bytes, len(classes))
+        for group in (train, [test])
+    ]
+    return Raw(str(path), "classification", "image", parts[0], parts[1], classes)
+
+
+def _members(path: Path, wanted: list[str]) -> dict[str, bytes]:
+    """The contents of some members; only regular files are read, nothing is extracted to disk."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                stream = archive.extractfile(member) if name in wanted and member.isfile() else None
+                if stream is not None:
+                    found[name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: is truncated or not a gzipped tar archive ({error})") from None
+    for name in wanted:
+        if name not in found:
+            raise DataError(f"{path}: must contain {name}")
+    return found
+
+
+def _records(blob: bytes, origin: str, label_bytes: int, classes: int) -> Split:
+    size = label_bytes + _PIXELS
+    if len(blob) == 0 or len(blob) % size:
+        raise DataError(f"{origin}: must be whole records of {size} bytes, got {len(blob)} bytes")
+    rows = np.frombuffer(blob, np.uint8).reshape(-1, size)
+    labels = rows[:, label_bytes - 1].astype(np.int64)
+    if labels.max() >= classes:
+        raise DataError(f"{origin}: labels must be < {classes}, got {labels.max()}")
+    return Split(rows[:, label_bytes:].reshape(-1, 3, 32, 32), labels)

@@ -1,0 +1,142 @@
+"""A user's images: a folder per class, or an ``.npz`` with arrays."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from ...errors import DataError
+from ..config import ImageFolder, Npz
+from ..fitdata import Split
+from ..raw import Raw, encode_labels, relabel
+
+SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_GREY: Final = ("1", "L", "I;16", "I", "F")
+
+
+def read_image_folder(source: ImageFolder) -> Raw:
+    """Images uint8 [n, channel, height, width]: one channel if every file is grey, else three.
+
+    Raises:
+        DataError: a folder is missing or empty, an image is unreadable or of another size.
+    """
+    root = Path(source.path)
+    if not root.is_dir():
+        raise DataError(f"{root}: is not a folder")
+    if not (root / "train").is_dir():
+        split, classes = _class_folders(root)
+        return Raw(source.path, "classification", "image", split, None, classes)
+    train, classes = _class_folders(root / "train")
+    if not (root / "test").is_dir():
+        return Raw(source.path, "classification", "image", train, None, classes)
+    test, names = _class_folders(root / "test", train.inputs.shape[1:])
+    return Raw(source.path, "classification", "image", train, relabel(test, names, classes, source.path), classes)
+
+
+def read_npz(source: Npz) -> Raw:
+    """``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; x as in :func:`image_array`.
+
+    Raises:
+        DataError: the file is unreadable, or an array is missing or of the wrong type or shape.
+    """
+    arrays = open_npz(Path(source.path))
+    if "x_train" not in arrays:
+        split, classes = _labelled(arrays, "x", "y", source.path)
+        return Raw(source.path, "classification", "image", split, None, classes, (), ("y",))
+    train, classes = _labelled(arrays, "x_train", "y_train", source.path)
+    test, names = _labelled(arrays, "x_test", "y_test", source.path)
+    if test.inputs.shape[1:] != train.inputs.shape[1:]:
+        shapes = f"{list(test.inputs.shape[1:])} and {list(train.inputs.shape[1:])}"
+        raise DataError(f"{source.path}: x_test and x_train must have images of one shape, got {shapes}")
+    test = relabel(test, names, classes, source.path)
+    return Raw(source.path, "classification", "image", train, test, classes, (), ("y_train",))
+
+
+def open_npz(path: Path) -> Mapping[str, np.ndarray]:
+    """All arrays of an ``.npz``; pickled objects are refused."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing") from None
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: is not a readable .npz of plain arrays ({error})") from None
+
+
+def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
+    """uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, as [n, c, h, w]; channels last is tried first."""
+    if values.dtype != np.uint8:
+        raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}")
+    if values.ndim == 3:
+        values = values[:, None]
+    elif values.ndim == 4 and values.shape[3] in (1, 3):
+        values = values.transpose(0, 3, 1, 2)
+    elif values.ndim != 4 or values.shape[1] not in (1, 3):
+        rule = "must have shape [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
+        raise DataError(f"{origin}: array {name!r} {rule}, got {list(values.shape)}")
+    return np.ascontiguousarray(values)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files directly in ``folder``, by name."""
+    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
+
+
+def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Images uint8 [n, channel, height, width].
+
+    Args:
+        shape: (channel, height, width) that they must have; None: the size of the first, and one
+            channel if every file is grey, else three.
+
+    Raises:
+        DataError: naming the file that is unreadable or of another size.
+    """
+    opened = [_open(path) for path in files]
+    grey = shape[0] == 1 if shape else all(image.mode in _GREY for image in opened)
+    size = (shape[2], shape[1]) if shape else opened[0].size
+    for path, image in zip(files, opened, strict=True):
+        if image.size != size:
+            got = f"{image.size[0]}×{image.size[1]}"
+            raise DataError(f"{path}: every image must be {size[0]}×{size[1]} pixels, got {got}")
+    arrays = np.stack([np.asarray(image.convert("L" if grey else "RGB")) for image in opened])
+    return np.ascontiguousarray(arrays[:, None] if grey else arrays.transpose(0, 3, 1, 2))
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image.copy()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: is not a readable image ({error})") from None
+
+
+def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Split, tuple[str, ...]]:
+    folders = sorted(p for p in root.iterdir() if p.is_dir())
+    if not folders:
+        raise DataError(f"{root}: must have one subfolder of images per class, got none")
+    files = {folder: image_files(folder) for folder in folders}
+    for folder, found in files.items():
+        if not found:
+            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got none")
+    labels = np.repeat(np.arange(len(folders)), [len(f) for f in files.values()]).astype(np.int64)
+    images = read_images([path for found in files.values() for path in found], shape)
+    return Split(images, labels), tuple(f.name for f in folders)
+
+
+def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> tuple[Split, tuple[str, ...]]:
+    for name in (x, y):
+        if name not in arrays:
+            found = ", ".join(sorted(arrays)) or "none"
+            raise DataError(f"{origin}: must have the array {name!r}, got {found}")
+    images, labels = image_array(arrays[x], origin, x), arrays[y]
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != (len(images),):
+        raise DataError(f"{origin}: array {y!r} must have shape [{len(images)}], got {list(labels.shape)}")
+    codes, classes = encode_labels(labels, origin, y)
+    return Split(images, codes), classes

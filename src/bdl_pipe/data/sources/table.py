@@ -1,0 +1,119 @@
+"""A user's table: CSV with a header line, or Parquet."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import DataError
+from ..config import Table
+from ..fitdata import Split
+from ..raw import Raw, check_finite, encode_labels
+
+
+def read_table(source: Table) -> Raw:
+    """Features float64 [n, feature] and labels int64 [n] or targets float64 [n, output].
+
+    Raises:
+        DataError: the file is missing, empty or malformed; a column is missing, doubled or not
+            numeric; a value is missing, NaN or inf; a label is not whole.
+    """
+    table = open_table(Path(source.path))
+    for name in source.target:
+        if name not in table.column_names:
+            raise DataError(f"{source.path}: must have the target column {name!r}, got {_listed(table)}")
+    features = source.features or tuple(n for n in table.column_names if n not in source.target)
+    if not features:
+        raise DataError(f"{source.path}: must have a column beside the target, got {_listed(table)}")
+    inputs = feature_matrix(table, features, source.path)
+    if source.task == "regression":
+        targets = feature_matrix(table, source.target, source.path)
+        return Raw(source.path, "regression", "table", Split(inputs, targets), None, (), features, source.target)
+    column = source.target[0]
+    labels, classes = encode_labels(_labels(table, column, source.path), source.path, column)
+    return Raw(source.path, "classification", "table", Split(inputs, labels), None, classes, features, source.target)
+
+
+def open_table(path: Path) -> pa.Table:
+    """The table at ``path``, which must exist, parse, have unique column names and at least a row."""
+    if not path.is_file():
+        raise DataError(f"{path}: is missing")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: is empty")
+    try:
+        table = _parse(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: is not a readable CSV or Parquet file ({reason})") from None
+    doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
+    if doubled:
+        raise DataError(f"{path}: column names must differ, got {doubled[0]!r} twice")
+    if table.num_rows == 0:
+        raise DataError(f"{path}: must have rows below its header, got none")
+    return table
+
+
+def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np.ndarray:
+    """Finite numbers, float64 [n, column]."""
+    for name in columns:
+        if name not in table.column_names:
+            raise DataError(f"{origin}: must have the column {name!r}, got {_listed(table)}")
+    matrix = np.stack([_numbers(table.column(name), name, origin) for name in columns], axis=1)
+    check_finite(matrix, origin, columns)
+    return matrix
+
+
+def _parse(path: Path) -> pa.Table:
+    # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
+    if path.suffix.lower() in (".parquet", ".pq"):
+        import pyarrow.parquet
+
+        return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
+    import pyarrow.csv
+
+    return pyarrow.csv.read_csv(path, read_options=pyarrow.csv.ReadOptions(use_threads=False))
+
+
+def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_null(kind) or column.null_count:
+        _missing(column, name, origin)
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not (numeric or pa.types.is_decimal(kind)):
+        row, value = _first_word(column)
+        way = "encode it as numbers or leave it out with `features`"
+        raise DataError(f"{origin}: column {name!r} must be numeric, got {value!r} in row {row}; {way}")
+    return column.cast(pa.float64()).to_numpy()
+
+
+def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
+    column = table.column(name)
+    if pa.types.is_null(column.type) or column.null_count:
+        _missing(column, name, origin)
+    values = column.to_numpy()
+    if values.dtype.kind in "OTU" and (values == "").any():
+        row = int(np.argmax(values == "")) + 1
+        raise DataError(f"{origin}: column {name!r} must have a value in every row, got '' in row {row}")
+    return values
+
+
+def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
+    row = column.is_null().to_pylist().index(True) + 1
+    raise DataError(f"{origin}: column {name!r} must have a value in every row, got none or NaN in row {row}")
+
+
+def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
+    """The first value that is no number, and its row (counted from 1)."""
+    for row, value in enumerate(column.to_pylist(), start=1):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return row, value
+    return 1, column[0].as_py()
+
+
+def _listed(table: pa.Table) -> str:
+    names = ", ".join(table.column_names[:8])
+    return names + (", …" if table.num_columns > 8 else "")

@@ -1,0 +1,93 @@
+"""Rows on disk: uncompressed Arrow IPC, memory-mapped.
+
+Images are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width], read
+without a copy; tables are float64 columns under their own names. The file's schema metadata say
+which columns are inputs and which targets, and how many of the rows are training rows.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import ArtifactError
+from .fitdata import Split
+
+_ABOUT: Final = b"bdl_pipe"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file of rows and the facts written with it."""
+
+    split: Split
+    about: Mapping[str, Any]
+
+
+def write(
+    path: Path,
+    split: Split,
+    *,
+    features: tuple[str, ...] = (),
+    targets: tuple[str, ...] = ("label",),
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write rows to ``path``: images where ``features`` is empty, else a table with those columns."""
+    if features:
+        inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, split.inputs.T, strict=True)}
+    else:
+        inputs = {"input": _tensor_array(split.inputs)}
+    columns = split.targets[:, None] if split.targets.ndim == 1 else split.targets
+    outputs = {f"target:{n}": pa.array(c) for n, c in zip(targets, columns.T, strict=True)}
+    facts = {"one_label": split.targets.ndim == 1, **(about or {})}
+    table = pa.table(inputs | outputs, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read(path: Path) -> Rows:
+    """The rows at ``path``, memory-mapped; images are not copied and are read-only.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, or was not written by :func:`write`.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
+        facts = json.loads(table.schema.metadata[_ABOUT])
+        return Rows(_split(table, facts["one_label"]), facts)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: is missing") from None
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"{path}: is truncated or is not an Arrow file of rows ({reason})") from None
+
+
+def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
+    """[n, ...] as n tensors, row-major whatever the strides (pyarrow's own conversion records a permutation)."""
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
+    values = pa.array(images.reshape(-1))
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
+
+
+def _split(table: pa.Table, one_label: bool) -> Split:
+    inputs = _tensors(table.column("input")) if "input" in table.column_names else _matrix(table, "input:")
+    targets = _matrix(table, "target:")
+    return Split(inputs, targets[:, 0] if one_label else targets)
+
+
+def _tensors(column: pa.ChunkedArray) -> np.ndarray:
+    """[n, ...]; a view of the file where it is one chunk, which is how it is written."""
+    chunks = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
+    flat = chunks[0] if len(chunks) == 1 else np.concatenate([*chunks, np.empty(0, np.uint8)])
+    return flat.reshape(-1, *column.type.shape)
+
+
+def _matrix(table: pa.Table, prefix: str) -> np.ndarray:
+    names = [n for n in table.column_names if n.startswith(prefix)]
+    return np.stack([table.column(n).to_numpy() for n in names], axis=1)

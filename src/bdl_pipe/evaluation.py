@@ -1,0 +1,263 @@
+"""Scores of a fitted posterior: on test rows, on shifted rows, against other data, and its cost.
+
+Pure functions of a :class:`~bdl_pipe.posterior.Fitted` and a split; who runs them, and in how many
+processes, is not their business. Rows are predicted in their order, in near-equal batches of at most
+``EvaluateConfig.batch``, so that a posterior that looks at its batch answers the same every time;
+every batch gets the same ``rng``, so that draw s is the same network in all of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from . import metrics
+from .data.fitdata import Split
+from .errors import UserError, require
+from .metrics import cost
+from .posterior import Fitted
+from .predictive import Categorical, Gaussian, Predictive
+from .seeds import Seed
+
+Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
+INTERVAL = 0.9
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The section ``evaluate`` of params.yaml.
+
+    Attributes:
+        calibration_bins: equal-width bins of the expected calibration error.
+        batch: most inputs in one forward pass.
+        joint_pairs: pairs of test rows for the joint likelihood; 0: none.
+    """
+
+    calibration_bins: int
+    batch: int
+    joint_pairs: int
+
+    def __post_init__(self) -> None:
+        require(self.calibration_bins > 0, "calibration_bins", "must be > 0", self.calibration_bins)
+        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require(self.joint_pairs >= 0, "joint_pairs", "must be >= 0", self.joint_pairs)
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """What is known of one posterior on the test rows.
+
+    Attributes:
+        metrics: name -> (value, n).
+        predictions: one row per test row; see :func:`score_clean`.
+        calibration: the reliability diagram, for classes: bin, lower, upper, count, confidence, accuracy.
+        in_scores: score -> [n], higher for rows that look familiar: what :func:`score_ood` compares with.
+    """
+
+    metrics: Scores
+    predictions: pa.Table
+    calibration: pa.Table | None
+    in_scores: dict[str, np.ndarray]
+
+
+@dataclass
+class _Collected:
+    """Sums and columns gathered over batches."""
+
+    means: dict[str, metrics.Mean] = field(default_factory=dict)
+    bins: metrics.Bins | None = None
+    columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    known: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    terms: list[Tensor] = field(default_factory=list)
+
+    def mean(self, name: str, more: metrics.Mean) -> None:
+        self.means[name] = self.means.get(name, metrics.Mean()) + more
+
+    def column(self, name: str, values: Tensor) -> None:
+        self.columns.setdefault(name, []).append(values.cpu().numpy())
+
+
+def score_clean(
+    fitted: Fitted, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+) -> CleanResult:
+    """Everything about one posterior on the test rows.
+
+    Classes: ``accuracy nll brier ece entropy``, ``mutual_information`` where there is more than one
+    draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
+    mutual_information, log_prob. Regression, in original units: ``rmse nll log_likelihood
+    coverage_90 width_90 crps``; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
+    where there are several outputs), log_prob.
+
+    Raises:
+        UserError: a prediction is not finite.
+    """
+    seen = _Collected()
+    for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
+        targets = torch.tensor(split.targets[rows], device=device)
+        for name, values in familiarity(predictive).items():
+            seen.known.setdefault(name, []).append(values)
+        if isinstance(predictive, Categorical):
+            _classes(seen, predictive, targets, config)
+        elif isinstance(predictive, Gaussian):
+            _regression(seen, predictive, targets)
+    scores = _values(seen)
+    if "accuracy" in scores:
+        scores |= _joint(seen, config.joint_pairs, rng)
+    calibration = None if seen.bins is None else pa.table(seen.bins.table())
+    known = {name: np.concatenate(parts) for name, parts in seen.known.items()}
+    return CleanResult(scores, _table(split, seen), calibration, known)
+
+
+def score_shifted(
+    fitted: Fitted, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+) -> Scores:
+    """``accuracy nll brier ece`` of a posterior of classes on rows under one corruption."""
+    seen = _Collected()
+    for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
+        assert isinstance(predictive, Categorical), "only images are corrupted, and they have classes"
+        _common(seen, predictive, torch.tensor(split.targets[rows], device=device), config)
+    return _values(seen)
+
+
+def score_ood(
+    fitted: Fitted,
+    inputs: np.ndarray,
+    in_scores: dict[str, np.ndarray],
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """How well each score tells the test rows (``CleanResult.in_scores``) from ``inputs``.
+
+    ``auroc aupr_in aupr_out fpr95`` by the largest class probability, and the same with
+    ``_mutual_information`` (classes, several draws) or ``_variance`` (regression); n counts both sets.
+    """
+    parts = [familiarity(predictive) for _, predictive in predict(fitted, inputs, config.batch, rng, device)]
+    found: Scores = {}
+    for name, known in in_scores.items():
+        other = np.concatenate([part[name] for part in parts])
+        suffix = "" if name == "max_prob" else f"_{name}"
+        results = metrics.detection(known, other)
+        found |= {f"{metric}{suffix}": (value, len(known) + len(other)) for metric, value in results.items()}
+    return found
+
+
+def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
+    """Scores [batch] that are high where an input looks like the training data.
+
+    ``max_prob`` and, with more than one draw, ``mutual_information`` (negated); ``variance``
+    (negated, summed over outputs) for regression.
+    """
+    if isinstance(predictive, Gaussian):
+        return {"variance": -predictive.variance.sum(-1).double().cpu().numpy()}
+    assert isinstance(predictive, Categorical)
+    # its log, which tells apart probabilities that float32 rounds to 1
+    scores = {"max_prob": predictive.log_probs.max(-1).values.double().cpu().numpy()}
+    if len(predictive.draw_log_probs) > 1:
+        scores["mutual_information"] = -predictive.mutual_information().double().cpu().numpy()
+    return scores
+
+
+def measure_cost(
+    fitted: Fitted,
+    inputs: np.ndarray,
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """``parameters`` and ``bytes`` stored, ``seconds_per_1000`` predictions (the median of three passes)."""
+    state = fitted.posterior.state()
+
+    def once() -> None:
+        for _ in predict(fitted, inputs, config.batch, rng, device):
+            pass
+
+    taken = cost.seconds(once, device)
+    return {
+        "parameters": (float(cost.stored_parameters(state)), 1),
+        "bytes": (float(cost.stored_bytes(state)), 1),
+        "seconds_per_1000": (1000 * taken / len(inputs), len(inputs)),
+    }
+
+
+def predict(
+    fitted: Fitted, inputs: np.ndarray, batch: int, rng: Seed, device: torch.device | str = "cpu"
+) -> Iterator[tuple[slice, Predictive]]:
+    """The predictive of each batch of raw rows, in order, with the rows that it is of."""
+    count = -(-len(inputs) // batch)  # batches, of sizes that differ by at most one
+    edges = np.linspace(0, len(inputs), count + 1).astype(int)
+    for start, stop in pairwise(edges):
+        rows = slice(int(start), int(stop))
+        predictive = fitted.predict(inputs[rows], rng=rng.fold("predict"), device=device)
+        if not bool(torch.isfinite(predictive.mean).all()):
+            raise UserError("the posterior's predictions must be finite: its fit diverged, make it again")
+        yield rows, predictive
+
+
+def _common(seen: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
+    seen.mean("accuracy", metrics.accuracy(predictive, targets))
+    seen.mean("nll", metrics.nll(predictive, targets))
+    seen.mean("brier", metrics.brier(predictive, targets))
+    more = metrics.bins_of(predictive, targets, config.calibration_bins)
+    seen.bins = more if seen.bins is None else seen.bins + more
+
+
+def _classes(seen: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
+    _common(seen, predictive, targets, config)
+    entropy, information = predictive.entropy(), predictive.mutual_information()
+    seen.mean("entropy", metrics.Mean.of(entropy))
+    if len(predictive.draw_log_probs) > 1:
+        seen.mean("mutual_information", metrics.Mean.of(information))
+    for k, probability in enumerate(predictive.mean.unbind(-1)):
+        seen.column(f"p_{k}", probability)
+    seen.column("entropy", entropy)
+    seen.column("mutual_information", information)
+    seen.column("log_prob", predictive.log_prob(targets))
+    seen.terms.append(metrics.target_terms(predictive, targets).cpu())
+
+
+def _regression(seen: _Collected, predictive: Gaussian, targets: Tensor) -> None:
+    seen.mean("mse", metrics.squared_error(predictive, targets))
+    seen.mean("nll", metrics.nll(predictive, targets))
+    seen.mean("log_likelihood", metrics.log_likelihood(predictive, targets))
+    seen.mean("coverage_90", metrics.covered(predictive, targets, INTERVAL))
+    seen.mean("width_90", metrics.width(predictive, INTERVAL))
+    seen.mean("crps", metrics.crps(predictive, targets))
+    outputs = targets.shape[1]
+    for name, values in (("target", targets), ("mean", predictive.mean), ("variance", predictive.variance)):
+        for k, column in enumerate(values.unbind(-1)):
+            seen.column(name if outputs == 1 else f"{name}_{k}", column)
+    seen.column("log_prob", predictive.log_prob(targets))
+
+
+def _values(seen: _Collected) -> Scores:
+    scores = {name: (mean.value, mean.count) for name, mean in seen.means.items() if name != "mse"}
+    if "mse" in seen.means:
+        scores = {"rmse": (seen.means["mse"].root, seen.means["mse"].count)} | scores
+    if seen.bins is not None:
+        scores["ece"] = (seen.bins.ece(), int(seen.bins.count.sum()))
+    return scores
+
+
+def _joint(seen: _Collected, pairs: int, rng: Seed) -> Scores:
+    terms = torch.cat(seen.terms, dim=1)  # [draw, row]
+    rows = terms.shape[1]
+    if not pairs or rows < 2:
+        return {}
+    # from the root alone: every posterior is asked about the same pairs
+    random = Seed(rng.root).fold("evaluate", "pairs", rows, pairs).numpy()
+    first = random.integers(rows, size=pairs)
+    second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # another row, each as likely
+    nll, gap = metrics.joint_scores(terms, torch.from_numpy(first), torch.from_numpy(second))
+    return {"joint_nll": (nll.value, nll.count), "joint_gap": (gap.value, gap.count)}
+
+
+def _table(split: Split, seen: _Collected) -> pa.Table:
+    columns: dict[str, np.ndarray] = {"row": np.arange(len(split))}
+    if seen.bins is not None:
+        columns["target"] = np.asarray(split.targets)
+    return pa.table(columns | {name: np.concatenate(parts) for name, parts in seen.columns.items()})

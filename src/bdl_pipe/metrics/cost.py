@@ -1,0 +1,86 @@
+"""What a posterior costs: numbers stored, bytes, seconds, peak memory."""
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from ..artifacts import State
+
+_PROC = Path("/proc/self")
+
+
+def stored_parameters(state: State) -> int:
+    """Floating-point numbers in the state: weights, variances, running statistics, of all draws."""
+    return sum(t.numel() for t in state.tensors.values() if t.is_floating_point())
+
+
+def stored_bytes(state: State) -> int:
+    """The size of the state's safetensors file."""
+    return len(safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.tensors.items()}))
+
+
+def seconds(work: Callable[[], object], device: torch.device | str = "cpu", repeats: int = 3) -> float:
+    """The median wall-clock time of ``work`` after one run that is not counted; waits for the GPU."""
+    work()
+    times = []
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@dataclass
+class Peak:
+    """``bytes`` is set when the block of :func:`peak_bytes` ends."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def peak_bytes(device: torch.device | str = "cpu") -> Iterator[Peak]:
+    """The largest memory held during a block: ``with peak_bytes() as peak: ...; peak.bytes``.
+
+    On a GPU: what torch allocated there. Otherwise the whole process's resident memory, libraries
+    included; where the kernel cannot restart the count, its peak since the process began.
+    """
+    peak, cuda = Peak(), torch.device(device).type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    restarted = not cuda and _restart()
+    try:
+        yield peak
+    finally:
+        peak.bytes = torch.cuda.max_memory_allocated(device) if cuda else _resident(restarted)
+
+
+def _restart() -> bool:
+    try:
+        (_PROC / "clear_refs").write_text("5")  # proc(5): sets the peak to the present size
+    except OSError:
+        return False
+    return True
+
+
+def _resident(restarted: bool) -> int:
+    if restarted:
+        for line in (_PROC / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _wait(device: torch.device | str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

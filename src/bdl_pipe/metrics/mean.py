@@ -1,0 +1,32 @@
+"""The state of a metric that is a mean: (sum, count), added across batches and workers."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A sum in float64 and how many values are in it; ``Mean()`` is the neutral element of ``+``."""
+
+    sum: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Mean":
+        """Of all the values of a tensor."""
+        return cls(float(values.double().sum()), values.numel())
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.sum + other.sum, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN where nothing was counted."""
+        return self.sum / self.count if self.count else math.nan
+
+    @property
+    def root(self) -> float:
+        """The root of the mean: RMSE, of squared errors."""
+        return math.sqrt(self.value)

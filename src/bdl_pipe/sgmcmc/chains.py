@@ -1,0 +1,164 @@
+"""The method ``sgld``: chains over a network's weights, and the average of their draws.
+
+Teacher: one member is one chain of distilled SGLD's teacher (see ``sgld``) on the joint of ``joint``,
+from a fresh initialisation. Its state is a posterior's (``NetworkDraws``): the kept draws, each
+parameter [draw, ...], and the network's spec. Student: the predictive (1/S) Σ_s p(y | x, θ^s) of the
+draws of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import ConfigError, require
+from ..method import Inputs, Method, Room
+from ..networks import NetworkConfig
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+from . import diagnostics
+from .joint import NetworkJoint, factorises
+from .sgld import Minibatches, StepSize, Thinning, chain
+
+REPORT_EVERY = 50  # steps; progress and checkpoints, which change no result
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The posterior that is sampled, and the kernel that samples it.
+
+    Attributes:
+        network: the teacher's architecture; no norm that ties the rows of a batch together.
+        prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
+        noise_precision: λ_n of regression targets in standardised units; not used for classes.
+        step_size: η_t, the variance of the noise of step t.
+        batch: M, rows of a minibatch; N or more: all rows.
+    """
+
+    network: NetworkConfig
+    prior_precision: float
+    noise_precision: float
+    step_size: StepSize
+    batch: int
+
+    def __post_init__(self) -> None:
+        require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
+        require(self.noise_precision > 0, "noise_precision", "must be > 0", self.noise_precision)
+        require(self.batch > 0, "batch", "must be > 0", self.batch)
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """``max_draws``: how many draws the average keeps, evenly spaced over each chain; null: all."""
+
+    max_draws: int | None
+
+    def __post_init__(self) -> None:
+        require(self.max_draws is None or self.max_draws > 0, "max_draws", "must be > 0 or null", self.max_draws)
+
+
+@dataclass(frozen=True)
+class SgldConfig:
+    """``methods.sgld``.
+
+    Attributes:
+        target: the posterior and the kernel.
+        thinning: steps of a chain, of which ``burn_in`` are dropped and every ``every``-th after kept.
+        diagnostics: what R-hat and effective sample size are computed from, and when they warn.
+        student: the average over the chains' draws.
+    """
+
+    target: TargetConfig
+    thinning: Thinning
+    diagnostics: diagnostics.DiagnosticsConfig
+    student: AverageConfig
+
+
+def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
+    """The network whose weights are sampled.
+
+    Raises:
+        ConfigError: its norm makes a row's likelihood depend on its batch.
+    """
+    likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
+    spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
+    if not factorises(spec):
+        raise ConfigError("target.network.norm", "must be instance, group or none: the likelihood is one of rows")
+    return spec
+
+
+def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
+    """One chain. Resumes exactly: every random number is addressed by its step."""
+    spec, total = teacher_spec(data, config.target), config.thinning.steps
+    joint = NetworkJoint(spec, data.tensors("train", data.device), config.target.prior_precision, rng.fold("start"))
+    draws = joint.start.new_zeros(config.thinning.count, len(joint.start))
+    start, position, kept = _resume(report, joint.start, draws)
+    batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
+    for done, theta in chain(position, joint.gradient, batches, config.target.step_size, rng, start, total):
+        if config.thinning.keeps(done):
+            draws[kept] = theta["flat"]
+            kept += 1
+        if done % REPORT_EVERY == 0 or done == total:
+            report(done, total, {"log_likelihood": joint.batch_log_likelihood})
+            if report.due():
+                report.save(State({"position": theta["flat"], "draws": draws[:kept]}, {"step": done}))
+    return NetworkDraws(spec, joint.named(draws)).state()
+
+
+def _resume(report: Report, start: Tensor, draws: Tensor) -> tuple[int, dict[str, Tensor], int]:
+    """(steps done, position, draws kept) of the last checkpoint, its draws copied into ``draws``."""
+    last = report.load()
+    if last is None:
+        return 0, {"flat": start}, 0
+    kept = len(last.tensors["draws"])
+    draws[:kept] = last.tensors["draws"].to(draws)
+    return int(last.config["step"]), {"flat": last.tensors["position"].to(draws)}, kept
+
+
+def student(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
+    """The SGLD average: draws of all chains in one posterior."""
+    state = average(inputs["teacher"], config.student.max_draws).state()
+    report(1, 1)
+    return state
+
+
+def average(chains: list[State], max_draws: int | None = None) -> NetworkDraws:
+    """All chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
+
+    Of each chain the last draw is kept and those at even distances before it.
+    """
+    posteriors = [NetworkDraws.from_state(state) for state in chains]
+    weights = [_thin(p.weights, None if max_draws is None else max(1, max_draws // len(chains))) for p in posteriors]
+    weights = weights[:max_draws]
+    return NetworkDraws(posteriors[0].spec, {name: torch.cat([w[name] for w in weights]) for name in weights[0]})
+
+
+def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
+    total = len(next(iter(weights.values())))
+    count = total if count is None else min(count, total)
+    index = torch.tensor([(i + 1) * total // count - 1 for i in range(count)])
+    return {name: w[index] for name, w in weights.items()}
+
+
+def summarise(states: list[State], data: FitData, config: Any) -> tuple[dict[str, float], list[str]]:
+    """R-hat and effective sample size of what the chains predict."""
+    return diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
+
+
+SGLD = Method(
+    name="sgld",
+    config=SgldConfig,
+    tasks=("classification", "regression"),
+    rooms={
+        "teacher": Room(teacher, summarise=summarise),
+        "student": Room(student, needs=("teacher",), takes="all", light=True),
+    },
+    search={
+        "target.prior_precision": (0.1, 1000.0, "log"),
+        "target.noise_precision": (1.0, 30.0, "log"),
+    },
+)

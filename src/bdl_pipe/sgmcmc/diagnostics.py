@@ -1,0 +1,118 @@
+"""Have the chains mixed, as far as predictions can tell? Rank-normalised split R-hat and bulk ESS.
+
+Weights of a network are not identified (hidden units permute), so what is watched is what is used:
+functionals of the predictive, one number per draw: the log-likelihood of a few rows, and for each of
+them p(true class | x, θ), or the mean E[y | x, θ]. The estimators are ArviZ's (Vehtari et al. 2021).
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.fitdata import FitData
+from ..errors import require
+from ..posterior import NetworkDraws
+from ..predictive import Categorical, Gaussian
+
+FEWEST_CHAINS, FEWEST_DRAWS = 2, 4  # below these the estimators are not defined
+
+
+@dataclass(frozen=True)
+class DiagnosticsConfig:
+    """When to warn.
+
+    Attributes:
+        rows: the first N validation rows, or training rows where there are none.
+        max_rhat: warn above.
+        min_ess: warn below, in effective draws over all chains.
+    """
+
+    rows: int
+    max_rhat: float
+    min_ess: float
+
+    def __post_init__(self) -> None:
+        require(self.rows > 0, "rows", "must be > 0", self.rows)
+        require(self.max_rhat > 1, "max_rhat", "must be > 1", self.max_rhat)
+        require(self.min_ess > 0, "min_ess", "must be > 0", self.min_ess)
+
+
+def functionals(
+    draws: NetworkDraws, inputs: Tensor, targets: Tensor
+) -> tuple[Float[Tensor, " draw"], Float[Tensor, "draw row"]]:
+    """(log-likelihood of the rows, p(true class) or first output's mean at each row) of each draw."""
+    predictive = draws.predict(inputs)
+    if isinstance(predictive, Categorical):
+        chosen = targets[None, :, None].expand(len(predictive.draw_log_probs), -1, 1)
+        each = predictive.draw_log_probs.gather(-1, chosen)[..., 0]  # [draw, row]
+        return each.sum(1), each.exp()
+    assert isinstance(predictive, Gaussian)
+    single = (Gaussian(m[None], v[None]) for m, v in zip(predictive.draw_mean, predictive.draw_variance, strict=True))
+    return torch.stack([p.log_prob(targets).sum() for p in single]), predictive.draw_mean[..., 0]
+
+
+def summarise(
+    chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig
+) -> tuple[dict[str, float], list[str]]:
+    """(metrics, warnings) of all chains together.
+
+    Metrics: ``rhat_log_likelihood``, ``ess_log_likelihood``, and the worst over the rows' predictions,
+    ``rhat_prediction``, ``ess_prediction``; left out where they cannot be computed, which is a warning.
+    """
+    part = "validation" if len(data.validation) else "train"
+    inputs, targets = (t[: config.rows] for t in data.tensors(part))  # type: ignore[arg-type]
+    per_chain = [functionals(chain, inputs, targets) for chain in chains]
+    kept = len(per_chain[0][0])
+    if len(chains) < FEWEST_CHAINS or kept < FEWEST_DRAWS:
+        need = f"{FEWEST_CHAINS} chains of {FEWEST_DRAWS} draws"
+        return {}, [f"R-hat and ESS need {need}; there are {len(chains)} of {kept}"]
+    library = _arviz()
+    if library is None:
+        return {}, ["R-hat and ESS were not computed: arviz is not installed"]
+    total = torch.stack([c[0] for c in per_chain]).double().numpy()  # [chain, draw]
+    each = torch.stack([c[1] for c in per_chain]).double().numpy()  # [chain, draw, row]
+    columns = [each[..., i] for i in range(each.shape[-1]) if np.ptp(each[..., i]) > 0]  # a constant says nothing
+    if not columns:
+        return {}, ["R-hat and ESS were not computed: the draws' predictions are all equal"]
+    metrics = {
+        "rhat_log_likelihood": float(library.rhat(total)),
+        "ess_log_likelihood": float(library.ess(total)),
+        "rhat_prediction": _worst(max, [float(library.rhat(c)) for c in columns]),
+        "ess_prediction": _worst(min, [float(library.ess(c)) for c in columns]),
+    }
+    return metrics, judge(metrics, config)
+
+
+def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
+    """The warnings that ``metrics`` deserve; a figure that is not finite is one."""
+    found = []
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            found.append(f"{name} is {value}: the chains are constant or not finite")
+        elif name.startswith("rhat") and value > config.max_rhat:
+            found.append(f"{name} = {value:.3f} > {config.max_rhat:g}: the chains disagree; run them longer")
+        elif name.startswith("ess") and value < config.min_ess:
+            found.append(f"{name} = {value:.1f} < {config.min_ess:g}: few effective draws; run longer or thin less")
+    return found
+
+
+def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:
+    """The extreme value; NaN where any is."""
+    return math.nan if any(np.isnan(values)) else choose(values)
+
+
+def _arviz() -> ModuleType | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its notice of a refactoring
+            import arviz
+    except ImportError:
+        return None
+    return arviz

@@ -1,0 +1,95 @@
+"""The log joint of a network's weights and its data, over one flat vector.
+
+    log p(θ, D) = −(λ/2) ‖θ‖² + Σ_i log p(y_i | x_i, θ) + const
+    log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
+                    = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression
+
+(Korattikara et al. 2015, eqs. 1, 6 and 9.) The network's parameters are views of the vector and
+their gradients views of another, so that a step costs one vector operation per term, not one per layer.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from ..networks import ConvNetConfig
+from ..posterior import NetworkSpec
+from ..seeds import Seed
+from .sgld import Position
+
+
+class NetworkJoint:
+    """log p(θ, D) of a network, its gradient, and the way from names to the vector and back.
+
+    Attributes:
+        vector: θ [weight], the network's parameters one after another.
+        start: the freshly initialised θ, a copy.
+        batch_log_likelihood: mean log p(y | x, θ) of the last gradient's batch, for progress.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        data: tuple[Tensor, Tensor],
+        prior_precision: float,
+        rng: Seed,
+    ) -> None:
+        """``data``: transformed inputs [row, ...] and labels [row] or standardised targets [row, output]."""
+        assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
+        self.spec, self.prior_precision = spec, prior_precision
+        self.inputs, self.targets = data
+        self._network = spec.build(rng).to(self.inputs.device)
+        self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
+        self.vector = torch.cat([p.detach().reshape(-1) for p in self._network.parameters()])
+        self._gradient = torch.zeros_like(self.vector)
+        self.start = self.vector.clone()
+        self._last = torch.zeros(())
+        for (name, parameter), value in zip(self._network.named_parameters(), self._views(self.vector), strict=True):
+            assert parameter.shape == self._shapes[name]
+            parameter.data = value
+        for parameter, value in zip(self._network.parameters(), self._views(self._gradient), strict=True):
+            parameter.grad = value
+
+    def gradient(self, position: Position, index: Tensor) -> Position:
+        """∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ), as {"flat": [weight]}."""
+        self.vector.copy_(position["flat"])
+        self._gradient.zero_()
+        inputs, targets = self.inputs.index_select(0, index), self.targets.index_select(0, index)
+        mean = log_likelihood(self.spec, self._network(inputs), targets).mean()
+        (mean * len(self.inputs)).backward()  # (N/M) Σ = N · mean
+        self._last = mean.detach()
+        return {"flat": self._gradient - self.prior_precision * position["flat"]}
+
+    @property
+    def batch_log_likelihood(self) -> float:
+        return float(self._last)
+
+    def named(self, flat: Float[Tensor, "draw weight"]) -> dict[str, Tensor]:
+        """Vectors to the network's ``state_dict``, each entry [draw, ...]."""
+        parts = flat.split([shape.numel() for shape in self._shapes.values()], dim=1)
+        return {name: part.reshape(-1, *shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    @torch.no_grad()
+    def outputs(self, flat: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:
+        """f_θ of a batch, with the weights ``flat``."""
+        self.vector.copy_(flat)
+        return self._network(inputs)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([shape.numel() for shape in self._shapes.values()])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes.values(), strict=True)]
+
+
+def log_likelihood(
+    spec: NetworkSpec, outputs: Float[Tensor, "batch output"], targets: Shaped[Tensor, "batch ..."]
+) -> Float[Tensor, " batch"]:
+    """log p(y | x, θ) of each row, without the constant of the Gaussian."""
+    if spec.likelihood == "categorical":
+        return -F.cross_entropy(outputs, targets, reduction="none")
+    return -(targets - outputs).square().sum(-1) / (2 * spec.noise_variance)
+
+
+def factorises(spec: NetworkSpec) -> bool:
+    """Whether p(y | x, θ) of a row does not depend on the other rows of its batch."""
+    return not (isinstance(spec.network, ConvNetConfig) and spec.network.norm in ("batch", "batch_stats"))

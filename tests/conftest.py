@@ -1,0 +1,58 @@
+"""Shapes and types of bdl_pipe are checked at run time under pytest; tiny data sets for all tests."""
+
+from jaxtyping import install_import_hook
+
+import tests.typecheck  # noqa: F401 (the hook looks it up by name)
+
+install_import_hook("bdl_pipe", "tests.typecheck.checked")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from bdl_pipe.data.fitdata import FitData, Split  # noqa: E402
+from bdl_pipe.data.transform import Transform  # noqa: E402
+
+torch.set_num_threads(1)  # equal bits whatever the machine
+
+
+def make_tiny_images() -> FitData:
+    """160 + 40 images of 8×8×1 in 3 classes: a bright band at a third of the height, plus noise."""
+    random = np.random.default_rng(0)
+    labels = np.arange(200) % 3
+    images = random.integers(0, 120, (200, 1, 8, 8))
+    for label in range(3):
+        images[labels == label, :, 2 * label : 2 * label + 3] += 100
+    images = images.astype(np.uint8)
+    train, validation = Split(images[:160], labels[:160]), Split(images[160:], labels[160:])
+    scaled = torch.tensor(images[:160]).double() / 255
+    transform = Transform("image", scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
+    return FitData("classification", train, validation, transform, ("low", "middle", "high"))
+
+
+def make_tiny_table() -> FitData:
+    """80 + 20 rows of 4 features: y = 30 + 5·(x₀ + x₁²) + noise of deviation 1."""
+    random = np.random.default_rng(1)
+    inputs = random.normal(2, 3, (100, 4))
+    standard = (inputs - 2) / 3
+    targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, 1, 100))[:, None]
+    x, y = torch.tensor(inputs[:80]), torch.tensor(targets[:80])
+    transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
+    train, validation = Split(inputs[:80], targets[:80]), Split(inputs[80:], targets[80:])
+    return FitData("regression", train, validation, transform)
+
+
+@pytest.fixture(scope="session")
+def tiny_images() -> FitData:
+    return make_tiny_images()
+
+
+@pytest.fixture(scope="session")
+def tiny_table() -> FitData:
+    return make_tiny_table()
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_images: FitData, tiny_table: FitData) -> dict[str, FitData]:
+    """Task -> data."""
+    return {"classification": tiny_images, "regression": tiny_table}

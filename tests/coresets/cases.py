@@ -1,0 +1,43 @@
+"""A tiny data set and a tiny setting, for every test of the family."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.transform import Transform
+
+
+def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
+    """Images of 8×8 pixels whose brightness depends on the class, so that there is something to learn."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(rows) % classes
+    images = generator.integers(0, 120, (rows, channels, 8, 8)) + 50 * labels[:, None, None, None]
+    split = Split(images.astype(np.uint8), labels.astype(np.int64))
+    transform = Transform("image", torch.full((channels,), 0.4), torch.full((channels,), 0.25))
+    return FitData("classification", split, split, transform, tuple("abc"[:classes]))
+
+
+def tiny_vbpc(**changes: Any) -> dict[str, Any]:
+    """``methods.vbpc`` at its smallest."""
+    augmentation = {"choose": "one", "operations": {"noise": 0.1, "rotate": 15.0, "cutout": 0.25}}
+    pool = {"networks": 3, "steps": 4, "rate": 1.0e-3}
+    return {
+        "ipc": 2,
+        "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
+        "rho": 10.0,
+        "gamma": 100.0,
+        "feature_scale": 1.0,
+        "beta_dataset": 1.0e-8,
+        "coreset": {
+            "steps": 12,
+            "batch": 16,
+            "rate": 1.0e-2,
+            "label_rate": 1.0e-1,
+            "label_scale": 1.0,
+            "pool": pool,
+            "augmentation": augmentation,
+        },
+        "student": {"steps": 5, "rate": 3.0e-4, "augmentation": augmentation},
+    } | changes

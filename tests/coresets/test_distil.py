@@ -1,0 +1,160 @@
+"""Distillation: it descends, and a stopped run ends with the bits of an undisturbed one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.coresets import methods
+from bdl_pipe.coresets.pool import ModelPool, PoolConfig
+from bdl_pipe.coresets.select import balanced, scaled_labels
+from bdl_pipe.data.augment import AugmentConfig
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.networks import ConvNetConfig
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+
+
+class Stopped(Exception):
+    """The run was killed."""
+
+
+class Stops(Report):
+    """Saves a checkpoint each ``every`` steps, as bytes, and dies before step ``at`` is saved."""
+
+    def __init__(self, at: int, every: int) -> None:
+        self.at, self.every, self.step, self.blob = at, every, 0, b""
+        self.seen: list[Mapping[str, float]] = []
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.step = step
+        self.seen.append(metrics or {})
+        if step == self.at:
+            raise Stopped
+
+    def due(self) -> bool:
+        return self.step % self.every == 0
+
+    def save(self, state: State) -> None:
+        self.blob = to_bytes(state)
+
+    def load(self) -> State | None:
+        return from_bytes(self.blob) if self.blob else None
+
+
+def read(**changes: Any) -> methods.VbpcConfig:
+    return config.read(methods.VbpcConfig, tiny_vbpc(**changes), "methods.vbpc")
+
+
+def same_bits(first: State, second: State) -> bool:
+    return to_bytes(first) == to_bytes(second)
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize(("stop", "every"), [(2, 1), (7, 3), (11, 5), (1, 1)])
+def test_a_resumed_coreset_has_the_same_bits(stop: int, every: int, norm: str) -> None:
+    network = {"name": "convnet", "width": 4, "blocks": 2, "norm": norm}
+    settings, data, rng = read(network=network), tiny_data(), Seed(0).fold("coreset")
+    undisturbed = methods.make_vbpc(data, {}, settings, rng=rng, report=Silent())
+    report = Stops(stop, every)
+    with pytest.raises(Stopped):
+        methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+    report.at = -1
+    resumed = methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+    assert same_bits(undisturbed, resumed)
+
+
+def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
+    """Negative control of the test above: without the optimisers' tensors the bits differ."""
+    settings, data, rng = read(), tiny_data(), Seed(0).fold("coreset")
+    undisturbed = methods.make_vbpc(data, {}, settings, rng=rng, report=Silent())
+    report = Stops(7, 3)
+    with pytest.raises(Stopped):
+        methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+    whole = from_bytes(report.blob)
+    report.blob = to_bytes(State({k: v for k, v in whole.tensors.items() if ".adam." not in k}, whole.config))
+    report.at = -1
+    assert not same_bits(undisturbed, methods.make_vbpc(data, {}, settings, rng=rng, report=report))
+
+
+def test_other_addresses_give_other_coresets() -> None:
+    one, two = (methods.make_vbpc(tiny_data(), {}, read(), rng=Seed(s), report=Silent()) for s in (0, 1))
+    assert not same_bits(one, two)
+
+
+def test_distillation_descends_and_reports() -> None:
+    report = Stops(-1, 1000)
+    plain = tiny_vbpc()["network"] | {"norm": "none"}
+    pool = {"networks": 1, "steps": 1000, "rate": 1.0e-6}  # one network that stands still
+    base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "accuracy_every": 20, "pool": pool}
+    made = methods.make_vbpc(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
+    losses = [m["loss"] for m in report.seen if m]
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], losses
+    assert made.tensors["images"].shape == made.tensors["raw"].shape == (6, 1, 8, 8)
+    assert made.tensors["labels"].shape == (6, 3)
+    torch.testing.assert_close(made.tensors["raw"], made.tensors["images"] * 0.25 + 0.4)
+
+
+def test_the_label_rate_moves_the_labels_alone() -> None:
+    """Adam's first step is its rate: images move by ``rate``, labels by ``label_rate``."""
+    base = tiny_vbpc()["coreset"]
+    settings = read(coreset=base | {"steps": 1, "rate": 1.0e-3, "label_rate": 1.0e-1})
+    start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
+    made = methods.make_vbpc(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
+    assert float((made.tensors["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)
+    assert float((made.tensors["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
+
+
+def test_random_coreset_is_balanced_real_rows() -> None:
+    data = tiny_data()
+    mapping = {k: v for k, v in tiny_vbpc().items() if k not in ("coreset", "beta_dataset")} | {"label_scale": 2.0}
+    settings = config.read(methods.RandomCoresetConfig, mapping, "methods.random_coreset")
+    made = methods.make_random(data, {}, settings, rng=Seed(0), report=Silent()).tensors
+    assert made["classes"].tolist() == [0, 0, 1, 1, 2, 2]
+    rows = data.transform.inputs(data.train.inputs)
+    for image, label in zip(made["images"], made["classes"], strict=True):
+        match = (rows == image).flatten(1).all(1)
+        assert match.any() and set(data.train.targets[match.numpy()]) == {int(label)}
+    torch.testing.assert_close(made["labels"], 2 * (torch.eye(3)[made["classes"]] - 1 / 3) / (3 / 10) ** 0.5)
+
+
+def test_labels_of_ten_classes_are_centred_one_hot() -> None:
+    torch.testing.assert_close(scaled_labels(torch.tensor([3]), 10)[0], torch.eye(10)[3] - 0.1)
+
+
+def test_more_rows_than_a_class_has() -> None:
+    with pytest.raises(DataError, match="class 0 has 20 training rows: ipc must be at most that, got 21"):
+        balanced(tiny_data(), 21, 1.0, rng=Seed(0))
+
+
+def test_the_pool_is_staggered_and_expires() -> None:
+    pool = ModelPool(PoolConfig(4, 8, 1e-3), ConvNetConfig("convnet", 2, 2, "none"), (1, 8, 8), 3, rng=Seed(0))
+    assert pool.state()["ages"].tolist() == [0, 2, 4, 6]
+    images, labels = torch.randn(3, 1, 8, 8), torch.randn(3, 3)
+    before = pool.state()["3.network.head.weight"]
+    for _ in range(2):
+        pool.advance(3, images, labels, AugmentConfig("all"))
+    state = pool.state()
+    assert (state["ages"].tolist(), state["generations"].tolist()) == ([0, 2, 4, 0], [0, 0, 0, 1])
+    assert not torch.equal(before, state["3.network.head.weight"])
+    assert {pool.draw(step)[0] for step in range(50)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gamma": -1}, r"methods\.vbpc\.gamma must be > 0, got -1\.0"),
+        ({"rho": 0}, r"methods\.vbpc\.rho must be > 0, got 0\.0"),
+        ({"ipc": 0}, r"methods\.vbpc\.ipc must be > 0, got 0"),
+        ({"beta_dataset": -1.0}, r"methods\.vbpc\.beta_dataset must be >= 0"),
+    ],
+)
+def test_numbers_out_of_range(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(**change)

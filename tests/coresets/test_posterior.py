@@ -1,0 +1,76 @@
+"""The student: it learns the coreset, survives a round trip, and does not keep V."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import read_state, write_state
+from bdl_pipe.coresets import methods
+from bdl_pipe.coresets.posterior import VbpcPosterior
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+from .test_distil import Stopped, Stops, same_bits
+
+DATA = tiny_data()
+SETTINGS = config.read(methods.VbpcConfig, tiny_vbpc(), "methods.vbpc")
+
+
+@pytest.fixture(scope="module")
+def coreset() -> dict[str, list]:
+    return {"coreset": [methods.make_vbpc(DATA, {}, SETTINGS, rng=Seed(0), report=Silent())]}
+
+
+def test_round_trip(coreset: dict[str, list], tmp_path: Path) -> None:
+    state = methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
+    write_state(tmp_path / "0-0", state)
+    inputs, _ = DATA.tensors("validation")
+    fitted, again = VbpcPosterior.from_state(state), VbpcPosterior.from_state(read_state(tmp_path / "0-0"))
+    first, second = (p.predict(inputs, rng=Seed(2)).log_probs for p in (fitted, again))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first.exp().sum(1), torch.ones(60))
+    assert same_bits(fitted.state(), state)
+
+
+def test_it_keeps_no_square_of_the_width(coreset: dict[str, list]) -> None:
+    """Φ is 6×32 here: the factor is 6×6, and no tensor is 32×32."""
+    tensors = methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()).tensors
+    assert tensors["head.factor"].shape == (6, 6)
+    assert tensors["head.features"].shape == (6, 32)
+    assert not any(t.shape == (32, 32) for t in tensors.values())
+
+
+def test_one_row_alone_is_predicted_as_in_a_batch(coreset: dict[str, list]) -> None:
+    fitted = VbpcPosterior.from_state(methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()))
+    inputs, _ = DATA.tensors("validation")
+    alone = torch.cat([fitted.predict(row[None]).log_probs for row in inputs[:5]])
+    torch.testing.assert_close(alone, fitted.predict(inputs).log_probs[:5], rtol=1e-4, atol=1e-5)
+
+
+def test_a_resumed_fit_has_the_same_bits(coreset: dict[str, list]) -> None:
+    undisturbed = methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
+    report = Stops(4, 2)
+    with pytest.raises(Stopped):
+        methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=report)
+    report.at = -1
+    assert same_bits(undisturbed, methods.fit(DATA, coreset, SETTINGS, rng=Seed(1), report=report))
+
+
+def test_members_are_fresh_networks(coreset: dict[str, list]) -> None:
+    one, two = (methods.fit(DATA, coreset, SETTINGS, rng=Seed(s), report=Silent()) for s in (1, 2))
+    assert not torch.equal(one.tensors["head.features"], two.tensors["head.features"])
+
+
+def test_a_distilled_coreset_teaches(coreset: dict[str, list]) -> None:
+    """Classes differ by 50 grey levels under a noise of 0–120: the fit must beat 1/3 by far."""
+    base = tiny_vbpc()
+    longer = config.merge(base, {"coreset": {"steps": 150}, "network": {"norm": "none"}})
+    longer["coreset"]["augmentation"] = longer["student"]["augmentation"] = {"choose": "all", "operations": {}}
+    settings = config.read(methods.VbpcConfig, longer, "methods.vbpc")
+    made = {"coreset": [methods.make_vbpc(DATA, {}, settings, rng=Seed(0), report=Silent())]}
+    fitted = VbpcPosterior.from_state(methods.fit(DATA, made, settings, rng=Seed(1), report=Silent()))
+    inputs, targets = DATA.tensors("validation")
+    assert float((fitted.predict(inputs).mean.argmax(1) == targets).float().mean()) > 0.8

@@ -1,0 +1,163 @@
+"""The student's fit: its fixed point end to end, both modes, resumption, Algorithm 1's order."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import merge, read
+from bdl_pipe.dark_knowledge import distil
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc import sgld
+from bdl_pipe.sgmcmc.joint import NetworkJoint
+from tests.sgmcmc import cases
+
+DATA = {"classification": cases.images(), "regression": cases.table()}
+tasks = pytest.mark.parametrize("task", list(DATA))
+modes = pytest.mark.parametrize("mode", ["offline", "online"])
+ONLINE = {"name": "online", "target": cases.SGLD_SECTION["target"], "burn_in": 7}
+SECTION = {
+    "network": {"name": "mlp", "hidden": [8]},
+    "mode": {"name": "offline", "max_draws": None},
+    "inputs": {"name": "noisy_training", "noise": 0.1},
+    "batch": 16,
+    "steps": 60,
+    "optimiser": {"name": "adam", "rate": 1e-2, "schedule": "cosine", "weight_decay": 1e-4},
+}
+
+
+def config(kind: str = "offline", **override) -> distil.DarkKnowledgeConfig:
+    section = merge(SECTION, {"mode": ONLINE} if kind == "online" else {})
+    return read(distil.DarkKnowledgeConfig, merge(section, override), "methods.dark_knowledge")
+
+
+def teachers(data: FitData, task: str, chains: int = 2, draws: int = 3, scale: float = 1.5) -> list[State]:
+    """Chains of independent random networks, which disagree much."""
+    likelihood = "categorical" if task == "classification" else "gaussian"
+    spec = NetworkSpec(MlpConfig("mlp", (6,)), data.input_shape, data.outputs, likelihood, 0.3)
+    weights = [
+        [{k: scale * v for k, v in spec.build(Seed(c).fold(d)).state_dict().items()} for d in range(draws)]
+        for c in range(chains)
+    ]
+    return [NetworkDraws.of(spec, w).state() for w in weights]
+
+
+def fit(task: str, mode: str, report=None) -> State:
+    inputs = {"teacher": teachers(DATA[task], task)} if mode == "offline" else {}
+    return distil.student(DATA[task], inputs, config(mode), rng=Seed(0), report=report or Silent())
+
+
+def two_inputs(task: str) -> FitData:
+    """The data of ``task`` with two distinct inputs only: there a small student can be anything."""
+    data = DATA[task]
+    split = Split(np.concatenate([data.train.inputs[:2]] * 8), np.concatenate([data.train.targets[:2]] * 8))
+    return dataclasses.replace(data, train=split)
+
+
+def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, NetworkDraws]:
+    """The two inputs and a student fitted long on them, without weight decay."""
+    data = two_inputs(task)
+    long = config(
+        steps=3000, inputs={"noise": 0.0}, optimiser={"weight_decay": 0.0, "rate": 2e-2}, network={"hidden": [16]}
+    )
+    state = distil.student(data, inputs, long, rng=Seed(0), report=Silent())
+    return data.tensors("train")[0][:2], NetworkDraws.from_state(state)
+
+
+def test_a_student_of_classes_reaches_the_mixture():
+    """One draw per step, rate to zero: within .03 of E p, where averaged logits are further off than .05."""
+    inputs = {"teacher": teachers(two_inputs("classification"), "classification", scale=3.0)}
+    x, student = converged("classification", inputs)
+    draws = torch.cat([NetworkDraws.from_state(s).predict(x).draw_log_probs for s in inputs["teacher"]])
+    mixture, geometric = draws.exp().mean(0), draws.mean(0).softmax(-1)
+    assert float((student.predict(x).mean - mixture).abs().max()) < 0.03
+    assert float((geometric - mixture).abs().max()) > 0.05
+
+
+def test_a_student_of_regression_reaches_mean_and_variance():
+    """Within 10 % of E f, Var f + 1/λ_n; without 1/λ_n = .3 or without Var f it would be off by more."""
+    inputs = {"teacher": teachers(two_inputs("regression"), "regression", scale=0.9)}
+    x, student = converged("regression", inputs)
+    means = torch.cat([NetworkDraws.from_state(s).predict(x).draw_mean for s in inputs["teacher"]])
+    spread, predictive = means.var(0, correction=0), student.predict(x)
+    variance = spread + 0.3
+    assert float(((predictive.mean - means.mean(0)) / variance.sqrt()).abs().max()) < 0.1
+    assert float((predictive.variance / variance - 1).abs().max()) < 0.1
+    assert float((spread / variance - 1).abs().min()) > 0.1
+    assert float((0.3 / variance - 1).abs().max()) > 0.1
+
+
+@tasks
+@modes
+@pytest.mark.parametrize("at", [1, 23, 60])
+def test_a_resumed_student_has_the_same_bits(task, mode, at):
+    undisturbed = fit(task, mode)
+    report = cases.Stopping(at)
+    with pytest.raises(cases.Stop):
+        fit(task, mode, report)
+    assert cases.equal(fit(task, mode, cases.Stopping(start=report.kept)), undisturbed)
+
+
+@tasks
+def test_online_is_algorithm_1(task):
+    """At student step t the teacher is θ_{t+1} of the plain chain, and nothing but θ is stored."""
+    data, mode = DATA[task], config("online").mode
+    living = distil.LivingChain(data, mode, Seed(5))
+    x, _ = data.tensors("train")
+    joint = NetworkJoint(living.spec, data.tensors("train"), mode.target.prior_precision, Seed(5).fold("start"))
+    batches = sgld.Minibatches(len(data.train), mode.target.batch, Seed(5))
+    visited = sgld.chain(
+        {"flat": joint.start}, joint.gradient, batches, mode.target.step_size, Seed(5), 0, mode.burn_in + 4
+    )
+    expected = {done: position["flat"] for done, position in visited}
+    for step in range(4):
+        outputs = living.outputs(step, x)
+        theta = expected[mode.burn_in + step + 1]
+        assert torch.equal(living.state()["position"], theta)
+        assert torch.equal(outputs, joint.outputs(theta, x))
+    assert {name: t.numel() for name, t in living.state().items()} == {"position": joint.start.numel(), "done": 1}
+
+
+def test_offline_draws_are_uniform():
+    """χ² test over 6 draws and 3,000 steps, at a false-alarm rate of 1e-6."""
+    spec = NetworkSpec(MlpConfig("mlp", (1,)), (1,), 1, "gaussian")
+    zero = {k: torch.zeros(6, *v.shape) for k, v in spec.build(Seed(0)).state_dict().items()}
+    posterior = NetworkDraws(spec, zero | {"head.bias": torch.arange(6.0)[:, None]})  # a draw answers its number
+    stored = distil.StoredDraws(posterior, Seed(1))
+    seen = torch.stack([stored.outputs(t, torch.zeros(1, 1))[0, 0] for t in range(3000)]).long()
+    counts = seen.bincount(minlength=6).double()
+    assert float(((counts - 500) ** 2 / 500).sum()) < stats.chi2.isf(1e-6, 5)
+
+
+def test_weight_decay_enters_the_gradient():
+    """One SGD step by hand: w − ρ (∇ mean L̂ + γ w), with autograd's gradient of the same loss."""
+    data, inputs = DATA["classification"], {"teacher": teachers(DATA["classification"], "classification")}
+    one = config(steps=1, optimiser={"name": "sgd", "rate": 0.1, "schedule": "constant", "weight_decay": 0.5})
+    stored = distil.StoredDraws(distil.average(inputs["teacher"]), Seed(0).fold("teacher"))
+    task = distil.Distillation(data, stored, one, Seed(0))
+    before = [p.detach().clone() for p in task.parameters()]
+    gradients = torch.autograd.grad(task.loss(0), task.parameters())
+    state = distil.student(data, inputs, one, rng=Seed(0), report=Silent())
+    for old, gradient, new in zip(before, gradients, state.tensors.values(), strict=True):
+        torch.testing.assert_close(new[0], old - 0.1 * (gradient + 0.5 * old))
+
+
+@tasks
+def test_the_students_interface(task):
+    posterior = NetworkDraws.from_state(fit(task, "offline"))
+    assert posterior.spec.likelihood == ("categorical" if task == "classification" else "gaussian_head")
+    assert {len(w) for w in posterior.weights.values()} == {1}
+    assert posterior.spec.network == MlpConfig("mlp", (8,))
+
+
+def test_mode_is_checked():
+    with pytest.raises(ConfigError, match=r"mode\.name must be one of offline, online"):
+        config(mode={"name": "sideways"})

@@ -1,0 +1,141 @@
+"""Eqs. 8 and 11 against quadrature and closed forms, and their exact fixed points."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.dark_knowledge import classification_loss, regression_loss
+
+DOUBLE = torch.float64
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def minimise(loss, start: list[torch.Tensor]) -> None:
+    """Newton-like descent of a smooth function to rounding."""
+    optimiser = torch.optim.LBFGS(
+        start, max_iter=500, tolerance_grad=1e-13, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+
+
+def test_classification_loss_is_a_cross_entropy():
+    teacher, student = random(5, 4).softmax(-1), random(5, 4, seed=1).log_softmax(-1)
+    by_hand = [
+        -sum(float(teacher[i, k]) * math.log(math.exp(float(student[i, k]))) for k in range(4)) for i in range(5)
+    ]
+    np.testing.assert_allclose(classification_loss(student, teacher).numpy(), by_hand, rtol=1e-12)
+
+
+def test_regression_loss_is_an_expected_log_density():
+    """Eq. 11 + ½ log 2π = E −log N(y; μ, e^α) over y ~ N(f, 1/λ_n), by 40-point Gauss–Hermite quadrature."""
+    mean, log_variance, teacher = random(6, 2), random(6, 2, seed=1), random(6, 2, seed=2)
+    precision = 3.7
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    y = teacher + torch.tensor(nodes)[:, None, None] / math.sqrt(precision)  # [node, batch, output]
+    density = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).log_prob(y)
+    expected = -(torch.tensor(weights / weights.sum())[:, None, None] * density).sum((0, 2))
+    got = regression_loss(mean, log_variance, teacher, precision) + 2 * 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+class Conjugate:
+    """Bayesian linear regression, y = xᵀw + N(0, 1/λ_n), w ~ N(0, I/λ), at seven new inputs.
+
+    ``draws`` are 2d equally weighted points with exactly the posterior's mean and covariance, so that
+    averages of what is quadratic in f are exact. The predictive is found another way, by conditioning
+    the joint Gaussian of all targets.
+    """
+
+    noise, prior = 4.0, 2.0
+
+    def __init__(self) -> None:
+        x, self.new = random(12, 3), random(7, 3, seed=1)
+        y = x @ torch.tensor([1.0, -1.0, 0.5], dtype=DOUBLE) + random(12, seed=2) / math.sqrt(self.noise)
+        precision = self.prior * torch.eye(3, dtype=DOUBLE) + self.noise * x.T @ x
+        mean = torch.linalg.solve(precision, self.noise * x.T @ y)
+        root = math.sqrt(3) * torch.linalg.cholesky(torch.linalg.inv(precision)).T  # rows √d L e_i
+        self.draws = torch.cat([mean + root, mean - root])  # [draw, feature]
+        outer = torch.linalg.inv(x @ x.T / self.prior + torch.eye(12, dtype=DOUBLE) / self.noise)
+        cross = self.new @ x.T / self.prior
+        self.mean = cross @ outer @ y
+        self.epistemic = (self.new @ self.new.T / self.prior - cross @ outer @ cross.T).diagonal()
+
+    def fixed_point(self, noise_precision: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean and variance at which eq. 11, averaged over the draws, is least: a tabular student."""
+        mean = torch.zeros(7, 1, dtype=DOUBLE, requires_grad=True)
+        log_variance = torch.zeros(7, 1, dtype=DOUBLE, requires_grad=True)
+        answers = (self.draws @ self.new.T)[..., None]  # [draw, input, output]
+
+        def loss():
+            each = [regression_loss(mean, log_variance, f, noise_precision) for f in answers]
+            return torch.stack(each).mean(0).sum()
+
+        minimise(loss, [mean, log_variance])
+        return mean.detach()[:, 0], log_variance.detach().exp()[:, 0]
+
+
+def test_regression_fixed_point_is_the_exact_predictive():
+    model = Conjugate()
+    mean, variance = model.fixed_point(model.noise)
+    torch.testing.assert_close(mean, model.mean, rtol=0, atol=1e-7)
+    torch.testing.assert_close(variance, model.epistemic + 1 / model.noise, rtol=1e-6, atol=0)
+
+
+def test_without_the_noise_the_fixed_point_is_wrong():
+    """λ_n → ∞ inside eq. 11 leaves Var f alone: the comparison above tells the two apart."""
+    model = Conjugate()
+    _, variance = model.fixed_point(math.inf)
+    torch.testing.assert_close(variance, model.epistemic, rtol=1e-5, atol=0)
+    assert float((variance / (model.epistemic + 1 / model.noise)).max()) < 0.7
+
+
+def tabular_student(teacher_probs: torch.Tensor) -> torch.Tensor:
+    """argmin over free logits of eq. 8 averaged over draws [draw, input, class]."""
+    logits = torch.zeros(teacher_probs.shape[1:], dtype=DOUBLE, requires_grad=True)
+
+    def loss():
+        return torch.stack([classification_loss(logits.log_softmax(-1), p) for p in teacher_probs]).mean(0).sum()
+
+    minimise(loss, [logits])
+    return logits.detach().softmax(-1)
+
+
+def test_classification_fixed_point_is_the_mixture():
+    probs = (3 * random(20, 6, 4)).softmax(-1)
+    torch.testing.assert_close(tabular_student(probs), probs.mean(0), rtol=0, atol=1e-7)
+
+
+def test_averaged_logits_are_another_fixed_point():
+    logits = 3 * random(20, 6, 4)
+    wrong = tabular_student(logits.mean(0, keepdim=True).softmax(-1))
+    assert float((wrong - logits.softmax(-1).mean(0)).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("loss", ["classes", "regression"])
+def test_losses_are_least_at_the_teacher(loss):
+    """With one draw the cross-entropy is at least the teacher's own entropy, with equality at S = p."""
+    if loss == "classes":
+        teacher = random(5, 4).softmax(-1)
+        own = classification_loss(teacher.log(), teacher)
+        others = [
+            classification_loss((teacher.log() + 0.3 * random(5, 4, seed=s)).log_softmax(-1), teacher) for s in range(9)
+        ]
+        torch.testing.assert_close(own, torch.distributions.Categorical(teacher).entropy())
+    else:
+        f, noise = random(5, 1), torch.full((5, 1), -math.log(2.5), dtype=DOUBLE)
+        own = regression_loss(f, noise, f, 2.5)
+        others = [regression_loss(f + 0.1 * random(5, 1, seed=s), noise + 0.1, f, 2.5) for s in range(9)]
+        torch.testing.assert_close(own, torch.full((5,), 0.5 * (1 - math.log(2.5)), dtype=DOUBLE))
+    assert all(bool((other > own).all()) for other in others)

@@ -1,0 +1,95 @@
+"""Small archives in the published formats, written here byte by byte."""
+
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import scipy.io
+
+from bdl_pipe.data.sources.archive import ARCHIVES, Archive
+
+CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def images(rows: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (rows, *shape), dtype=np.uint8)
+
+
+def labels(rows: int, classes: int) -> np.ndarray:
+    return np.arange(rows, dtype=np.int64) % classes
+
+
+def tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, blob in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(blob)
+            archive.addfile(info, io.BytesIO(blob))
+
+
+def cifar10(folder: Path, per_batch: int = 4, test: int = 10) -> None:
+    def records(pixels: np.ndarray, codes: np.ndarray) -> bytes:
+        return b"".join(bytes([y]) + x.tobytes() for x, y in zip(pixels, codes, strict=True))
+
+    pixels, codes = images(5 * per_batch, (3, 32, 32)), labels(5 * per_batch, 10)
+    members = {
+        f"cifar-10-batches-bin/data_batch_{i + 1}.bin": records(
+            pixels[i * per_batch : (i + 1) * per_batch], codes[i * per_batch : (i + 1) * per_batch]
+        )
+        for i in range(5)
+    }
+    members["cifar-10-batches-bin/test_batch.bin"] = records(images(test, (3, 32, 32), 1), labels(test, 10))
+    members["cifar-10-batches-bin/batches.meta.txt"] = ("\n".join(CIFAR10_NAMES) + "\n\n").encode()
+    tar(folder / "cifar-10-binary.tar.gz", members)
+
+
+def cifar100(folder: Path, train: int = 120, test: int = 100) -> None:
+    def records(pixels: np.ndarray, codes: np.ndarray) -> bytes:
+        return b"".join(bytes([y % 20, y]) + x.tobytes() for x, y in zip(pixels, codes, strict=True))
+
+    members = {
+        "cifar-100-binary/train.bin": records(images(train, (3, 32, 32)), labels(train, 100)),
+        "cifar-100-binary/test.bin": records(images(test, (3, 32, 32), 1), labels(test, 100)),
+        "cifar-100-binary/fine_label_names.txt": "".join(f"thing{i}\n" for i in range(100)).encode(),
+        "cifar-100-binary/coarse_label_names.txt": "".join(f"kind{i}\n" for i in range(20)).encode(),
+    }
+    tar(folder / "cifar-100-binary.tar.gz", members)
+
+
+def svhn(folder: Path, train: int = 20, test: int = 10) -> None:
+    for part, rows, seed in (("train", train, 0), ("test", test, 1)):
+        codes = labels(rows, 10)
+        arrays = {
+            "X": images(rows, (3, 32, 32), seed).transpose(2, 3, 1, 0),
+            "y": np.where(codes == 0, 10, codes)[:, None].astype(np.uint8),  # SVHN writes the digit 0 as 10
+        }
+        scipy.io.savemat(folder / f"{part}_32x32.mat", arrays)
+
+
+def idx(folder: Path, train: int = 40, test: int = 20) -> None:
+    for part, rows, seed in (("train", train, 0), ("t10k", test, 1)):
+        pixels, codes = images(rows, (28, 28), seed), labels(rows, 10).astype(np.uint8)
+        header = b"\0\0\x08\x03" + struct.pack(">3I", rows, 28, 28)
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + pixels.tobytes()))
+        header = b"\0\0\x08\x01" + struct.pack(">I", rows)
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + codes.tobytes()))
+
+
+WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn, "mnist": idx, "fashion_mnist": idx}
+
+
+def small(name: str, folder: Path) -> Archive:
+    """Write a small archive of that set into ``folder``; its entry with the small files' sizes and hashes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    WRITERS[name](folder)
+    files = []
+    for file in ARCHIVES[name].files:
+        blob = (folder / file.name).read_bytes()
+        content = hashlib.sha256(gzip.decompress(blob)).hexdigest() if file.content else ""
+        files.append(replace(file, bytes=len(blob), sha256=hashlib.sha256(blob).hexdigest(), content=content))
+    return replace(ARCHIVES[name], files=tuple(files))

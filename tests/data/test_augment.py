@@ -1,0 +1,138 @@
+"""Augmentation: reproducible, differentiable, and each operation does what its name says."""
+
+import math
+
+import pytest
+import torch
+
+from bdl_pipe.data.augment import OPERATIONS, AugmentConfig, augment
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.seeds import Seed
+
+STRENGTHS = {
+    "flip": 0.5,
+    "brightness": 0.25,
+    "colour": 0.25,
+    "crop": 1.25,
+    "rotate": 15.0,
+    "translate": 0.125,
+    "cutout": 0.25,
+    "noise": 0.1,
+}
+
+
+def only(name: str, strength: float | None = None) -> AugmentConfig:
+    return AugmentConfig("all", {name: STRENGTHS[name] if strength is None else strength})
+
+
+def images(count: int = 8, side: int = 8, channels: int = 2) -> torch.Tensor:
+    return torch.rand(count, channels, side, side, generator=Seed(5).generator(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_same_address_same_images(name: str) -> None:
+    first, second, other = (augment(images(), only(name), Seed(0).fold(i)) for i in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, images())
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_gradients_by_finite_differences(name: str) -> None:
+    config = only(name)
+    assert torch.autograd.gradcheck(lambda x: augment(x, config, Seed(3)), images(2, 4).requires_grad_())
+
+
+def test_nothing_is_the_identity() -> None:
+    off = AugmentConfig("all", dict.fromkeys(STRENGTHS, 0.0))
+    for config in (AugmentConfig("one"), AugmentConfig("all"), off):
+        assert torch.equal(augment(images(), config, Seed(0)), images())
+
+
+def test_one_draws_a_single_operation_each_time() -> None:
+    config = AugmentConfig("one", {k: v for k, v in STRENGTHS.items() if k != "noise"})
+    drawn = set()
+    for seed in range(60):
+        rng, made = Seed(seed), augment(images(), config, Seed(seed))
+        matches = [name for name in OPERATIONS if torch.equal(made, augment(images(), only(name), rng))]
+        assert len(matches) == 1
+        drawn.add(matches[0])
+    assert drawn == set(OPERATIONS)
+
+
+def test_flip_mirrors_about_half() -> None:
+    """512 fair coins: outside 256 ± 68 (six standard deviations) with probability 2e-9."""
+    source = images(512, 4)
+    made = augment(source, only("flip"), Seed(0))
+    mirrored = (made == source.flip(-1)).flatten(1).all(1)
+    assert ((made == source).flatten(1).all(1) ^ mirrored).all()
+    assert abs(int(mirrored.sum()) - 256) < 68
+
+
+def test_brightness_shifts_whole_images_within_its_range() -> None:
+    shift = (augment(images(200), only("brightness"), Seed(0)) - images(200)).flatten(1)
+    torch.testing.assert_close(shift, shift[:, :1].expand_as(shift))
+    assert shift.abs().max() <= 0.25 and shift.abs().max() > 0.2
+
+
+def test_rotate_by_a_quarter_turn() -> None:
+    """A draw of ±r degrees scaled so that the first image turns by exactly 90."""
+    probe = torch.rand(1, generator=Seed(0).fold("rotate").generator(), dtype=torch.float64)
+    degrees = 90 / float(2 * probe - 1)
+    made = augment(images(1), AugmentConfig("all", {"rotate": abs(degrees)}), Seed(0))
+    source = images(1)
+    turns = [source.rot90(k, (2, 3)) for k in (1, -1)]
+    assert any(torch.allclose(made, turn, atol=1e-9) for turn in turns)
+
+
+def test_translate_moves_a_dot_by_at_most_its_share() -> None:
+    dot = torch.zeros(100, 1, 33, 33, dtype=torch.float64)
+    dot[:, :, 16, 16] = 1
+    made = augment(dot, only("translate"), Seed(0)).sum(1)
+    mass, place = made.sum((1, 2)), torch.arange(33, dtype=torch.float64)
+    rows, columns = (made.sum(2) @ place) / mass - 16, (made.sum(1) @ place) / mass - 16
+    torch.testing.assert_close(mass, torch.ones(100).double())
+    limit = 0.125 * 33
+    for moved in (rows, columns):
+        assert moved.abs().max() <= limit + 1e-9 and moved.abs().max() > 0.9 * limit
+
+
+def test_crop_zooms_about_the_centre() -> None:
+    """The second moment of a blob scales by zoom²; the drawn zooms fill [1/1.25, 1.25].
+
+    Interpolation blurs the blob by up to a percent.
+    """
+    axis = torch.linspace(-1, 1, 65, dtype=torch.float64)
+    blob = torch.exp(-50 * (axis[:, None] ** 2 + axis**2)).expand(200, 1, 65, 65)
+    made = augment(blob, only("crop"), Seed(0))[:, 0]
+    spread = lambda x: (x.sum(1) @ axis**2 / x.sum((1, 2))).sqrt()  # noqa: E731
+    zoom = spread(made) / spread(blob[:, 0])
+    assert 0.99 / 1.25 <= zoom.min() < 0.85 and 1.2 < zoom.max() <= 1.01 * 1.25
+
+
+def test_cutout_zeroes_one_square() -> None:
+    made = augment(torch.ones(100, 1, 16, 16), only("cutout"), Seed(0))
+    holes = (made == 0).sum((1, 2, 3))
+    assert set(made.unique().tolist()) == {0.0, 1.0}
+    assert holes.max() == 16 and holes.min() >= 1
+
+
+def test_noise_has_its_standard_deviation() -> None:
+    """200,000 draws: the relative error of their standard deviation is 0.0016; six of them is 0.0095."""
+    noise = augment(torch.zeros(500, 1, 20, 20), only("noise"), Seed(0))
+    assert float(noise.std()) == pytest.approx(0.1, rel=0.0095)
+    assert math.isclose(float(noise.mean()), 0, abs_tol=6 * 0.1 / math.sqrt(200_000))
+
+
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        ({"blur": 1.0}, "operations.blur is not one of flip"),
+        ({"noise": -0.1}, "operations.noise must be >= 0, got -0.1"),
+        ({"flip": 1.5}, "operations.flip must be <= 1, got 1.5"),
+        ({"crop": 0.5}, "operations.crop must be 0 or >= 1, got 0.5"),
+    ],
+)
+def test_strengths_out_of_range(operations: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AugmentConfig("all", operations)

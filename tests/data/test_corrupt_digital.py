@@ -1,0 +1,105 @@
+"""Pixelation against the box rule by loops, JPEG against Pillow, elastic maps on pictures of coordinates."""
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bdl_pipe.data.corrupt import corrupt, digital, filters
+from bdl_pipe.data.corrupt.streams import Streams
+from bdl_pipe.data.corrupt.strengths import STRENGTHS
+from bdl_pipe.seeds import Seed
+
+from .pictures import pictures
+
+ELASTIC = ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+
+
+def box(image: np.ndarray, size: int) -> np.ndarray:
+    """Each new pixel is the mean of the old ones whose centres it covers (the nearest, where none)."""
+    scale = len(image) / size
+    weights = np.zeros((size, len(image)))
+    for i in range(size):
+        offsets = (np.arange(len(image)) + 0.5 - (i + 0.5) * scale) / max(scale, 1)
+        weights[i] = (offsets > -0.5) & (offsets <= 0.5)
+    weights /= weights.sum(1, keepdims=True)
+    return np.rint(weights @ image @ weights.T)
+
+
+@pytest.mark.parametrize("size", [28, 32])
+@pytest.mark.parametrize(("severity", "share"), [(1, 0.95), (2, 0.9), (3, 0.85), (4, 0.75), (5, 0.65)])
+def test_pixelate_is_a_box_filter_down_and_up(size: int, severity: int, share: float) -> None:
+    images = pictures(2, 3, size, size)
+    found = corrupt(images, "pixelate", severity, Seed(0))
+    for image, done in zip(images.reshape(6, size, size), found.reshape(6, size, size), strict=True):
+        assert np.abs(done - box(box(image.astype(float), int(size * share)), size)).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("severity", "quality"), [(1, 80), (2, 65), (3, 58), (4, 50), (5, 40)])
+def test_jpeg_is_pillows_at_that_quality(channels: int, severity: int, quality: int) -> None:
+    image = pictures(1, channels)[0]
+    file = BytesIO()
+    picture = Image.fromarray(image[0], "L") if channels == 1 else Image.fromarray(np.moveaxis(image, 0, -1), "RGB")
+    picture.save(file, format="JPEG", quality=quality)
+    expected = np.asarray(Image.open(file)).reshape(32, 32, channels)
+    found = corrupt(image[None], "jpeg_compression", severity, Seed(0))[0]
+    np.testing.assert_array_equal(np.moveaxis(found, 0, -1), expected)
+
+
+def displaced(strength: tuple[float, float, float], size: int, number: int = 40) -> np.ndarray:
+    """Where each inner pixel of the result came from, in pixels, minus its own place: [image, 2, i, j].
+
+    Read off two pictures of coordinates; bilinear reading is exact on them away from the mirrored edges.
+    """
+    rows, columns = np.mgrid[:size, :size].astype(np.float32)
+    images = np.stack([rows, columns])[None].repeat(number, 0)
+    found = digital.elastic_transform(images, strength, Streams(Seed(2), range(number)))
+    inner = np.s_[:, :, size // 4 : -size // 4, size // 4 : -size // 4]
+    return (found - images)[inner].astype(float)
+
+
+def residual(field: np.ndarray) -> np.ndarray:
+    """What no affine map explains of each image's displacement."""
+    number, _, height, width = field.shape
+    rows, columns = np.mgrid[:height, :width]
+    design = np.stack([rows.ravel(), columns.ravel(), np.ones(height * width)], 1)
+    flat = field.reshape(number * 2, -1).T
+    return flat - design @ np.linalg.lstsq(design, flat, rcond=None)[0]
+
+
+def test_the_first_severity_is_an_affine_map_that_moves_corners_by_at_most_its_reach() -> None:
+    field = displaced(ELASTIC[0], 32)
+    assert np.abs(residual(field)).max() < 1e-3
+    assert 0.5 < np.abs(field).max() < 3 * 0.08 * 32
+    assert np.abs(residual(displaced(ELASTIC[4], 32))).max() > 0.5  # not affine
+    assert STRENGTHS["elastic_transform"] == ELASTIC
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_displacements_have_the_deviation_of_smoothed_noise_in_proportion_to_the_size(size: int) -> None:
+    """sd = α·√(1/3)·Σk² at 32, by a kernel summed here; 40 images' mean is within 5 % or so, allowed 15 %."""
+    share, blur, _ = ELASTIC[4]
+    line = np.exp(-(np.arange(-3, 4) ** 2) / (2 * (32 * blur) ** 2))
+    line /= line.sum()
+    expected = 32 * share * np.sqrt(1 / 3) * (line**2).sum() * size / 32
+    found = residual(displaced((share, blur, 0.0), size)).std()
+    assert found == pytest.approx(expected, rel=0.15)
+
+
+def test_smoothing_leaves_the_deviation_that_is_said() -> None:
+    """White noise of 2.6 million values, edges cut; neighbours correlate, so 1 % is some seven standard errors."""
+    noise = Streams(Seed(0), range(64)).normal(200, 200)
+    for sigma in (0.4, 1.0, 2.5):
+        left = filters.gaussian(noise, sigma)[:, 12:-12, 12:-12].std()
+        assert left == pytest.approx(filters.kept_deviation(sigma), rel=0.01)
+    assert filters.kept_deviation(0.0) == 1
+
+
+def test_folds_are_numpys_pads() -> None:
+    line, positions = np.array([5.0, 1, 7, 3]), np.arange(-3, 7)
+    mirrored = line[filters.mirrored(positions, 4).astype(int)]
+    np.testing.assert_array_equal(mirrored, np.pad(line, 3, mode="reflect"))
+    reflected = line[filters.reflected(positions, 4).astype(int)]
+    np.testing.assert_array_equal(reflected, np.pad(line, 3, mode="symmetric"))

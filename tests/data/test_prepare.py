@@ -1,0 +1,260 @@
+"""``prepare`` on small sets: what is written where, and that no test row reaches a fit."""
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe import artifacts
+from bdl_pipe.data import prepare as stage
+from bdl_pipe.data.config import Boston, Cifar10, DatasetConfig, Npz, Table
+from bdl_pipe.data.corrupted import Job, corrupt_one, corruption_jobs
+from bdl_pipe.data.ood import to_shape
+from bdl_pipe.data.sources import archive as archives
+from bdl_pipe.errors import ArtifactError, ConfigError, UserError
+from bdl_pipe.seeds import Seed
+
+from . import archives as made
+
+IMAGES = DatasetConfig(Cifar10(), "train", False, 4, "train_and_validation", 1, (), 0, "made")
+
+
+@pytest.fixture(autouse=True)
+def two_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the real corruptions: what is tested here is their place, not their look."""
+    module = types.ModuleType("bdl_pipe.data.corrupt")
+    module.NAMES = ("dark", "noise")  # type: ignore[attr-defined]
+    module.corrupt = lambda images, name, severity, rng: (  # type: ignore[attr-defined]
+        images // (severity + 1) if name == "dark" else images ^ np.uint8(rng.fold(name, severity).integer() % 256)
+    )
+    monkeypatch.setitem(sys.modules, "bdl_pipe.data.corrupt", module)
+    monkeypatch.setattr("bdl_pipe.data.corrupt", module, raising=False)
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setitem(archives.ARCHIVES, "cifar10", made.small("cifar10", tmp_path / "data" / "cifar10"))
+    return tmp_path / "data"
+
+
+def run(root: Path, config: DatasetConfig, **kwargs: object) -> tuple[Path, Path]:
+    fit, holdout = root / "prepare", root / "holdout"
+    with artifacts.publish(fit, stage.FIT_KIND) as a, artifacts.publish(holdout, stage.HOLDOUT_KIND) as b:
+        stage.prepare("d", {"d": config}, a, b, rng=Seed(0).fold("d"), **kwargs)  # type: ignore[arg-type]
+    return fit, holdout
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
+    fit, holdout = run(tmp_path, IMAGES)
+    search, final = stage.load_fit(fit, 0, final=False), stage.load_fit(fit, 0, final=True)
+    assert (len(search.train), len(search.validation)) == (16, 4)
+    assert (len(final.train), len(final.validation)) == (20, 0)
+    together = np.concatenate([search.train.inputs, search.validation.inputs])
+    np.testing.assert_array_equal(final.train.inputs, together)
+    written = made.images(20, (3, 32, 32))
+    assert {row.tobytes() for row in together} == {row.tobytes() for row in written}
+    for row, label in zip(final.train.inputs, final.train.targets, strict=True):
+        assert label == next(i for i, w in enumerate(written) if (w == row).all()) % 10
+    np.testing.assert_array_equal(stage.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
+    assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
+
+
+def test_a_search_sees_constants_of_the_training_rows_alone(cifar: Path, tmp_path: Path) -> None:
+    fit, _ = run(tmp_path, IMAGES)
+    for final in (False, True):
+        data = stage.load_fit(fit, 0, final=final)
+        expected = (data.train.inputs.astype(np.float64) / 255).mean(axis=(0, 2, 3))
+        np.testing.assert_allclose(data.transform.mean.numpy(), expected, rtol=1e-12)
+
+
+def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tmp_path: Path) -> None:
+    fit, _ = run(tmp_path, replace(IMAGES, fit_rows="train"))
+    data = stage.load_fit(fit, 0, final=True)
+    assert (len(data.train), len(data.validation)) == (16, 4)
+
+
+def test_reading_copies_no_image(cifar: Path, tmp_path: Path) -> None:
+    fit, holdout = run(tmp_path, IMAGES)
+    data = stage.load_fit(fit, 0, final=False)
+    for rows in (data.train, data.validation, stage.load_holdout(holdout, 0).test):
+        assert not rows.inputs.flags.owndata and not rows.inputs.flags.writeable
+
+
+def npz(path: Path, change_test: bool = False) -> Path:
+    test = made.images(6, (3, 4, 4), 2)
+    np.savez(
+        path,
+        x_train=made.images(30, (3, 4, 4)),
+        y_train=made.labels(30, 3),
+        x_test=255 - test if change_test else test,
+        y_test=made.labels(6, 3),
+    )
+    return path
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_test_rows_of_images_never_reach_the_fit_folder(whiten: bool, tmp_path: Path) -> None:
+    config = replace(IMAGES, source=Npz(str(tmp_path / "d.npz")), whiten=whiten, corrupted_images=2)
+    npz(tmp_path / "d.npz")
+    first = [bytes_of(p) for p in run(tmp_path, config)]
+    npz(tmp_path / "d.npz", change_test=True)
+    second = [bytes_of(p) for p in run(tmp_path, config)]
+    assert first[0] == second[0]
+    assert first[1] != second[1]  # so the change was one that could have been seen
+
+
+def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(40, 3))
+    state = np.random.RandomState(1)
+    held = state.choice(40, 40, replace=False)[36:]
+    config = DatasetConfig(
+        Table(str(tmp_path / "t.csv"), ("y",), "regression"),
+        "train",
+        False,
+        0.2,
+        "train_and_validation",
+        1,
+        (),
+        0,
+        "made",
+    )
+
+    def fitted(rows: np.ndarray) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,y", comments="", fmt="%.17g")
+        fit, holdout = run(tmp_path, config)
+        return bytes_of(fit), bytes_of(holdout)
+
+    changed, leaked = values.copy(), values.copy()
+    changed[held] += 100
+    leaked[next(i for i in range(40) if i not in held)] += 100
+    base = fitted(values)
+    assert fitted(changed)[0] == base[0] and fitted(changed)[1] != base[1]
+    assert fitted(leaked)[0] != base[0]  # a training row does show
+
+
+def test_standard_splits_of_boston(tmp_path: Path) -> None:
+    fit, holdout = run(tmp_path, DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 2, (), 0, "made"))
+    for split in (0, 1):
+        search, final = (stage.load_fit(fit, split, final=f) for f in (False, True))
+        assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
+        assert len(stage.load_holdout(holdout, split).test) == 51
+        inputs, targets = final.tensors("train")
+        assert inputs.dtype == targets.dtype == torch.float32 and targets.shape == (455, 1)
+        torch.testing.assert_close(targets.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    assert stage.load_schema(fit)["features"][12] == "LSTAT" and stage.load_schema(fit)["targets"] == ["MEDV"]
+
+
+def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: Path, tmp_path: Path) -> None:
+    fit, holdout = run(tmp_path / "a", IMAGES)
+    again = run(tmp_path / "b", IMAGES)
+    assert bytes_of(fit) == bytes_of(again[0]) and bytes_of(holdout) == bytes_of(again[1])
+    (tmp_path / "c").mkdir()
+    for name in ("fit", "holdout"):
+        (tmp_path / "c" / name).mkdir()
+    stage.prepare("d", {"d": IMAGES}, tmp_path / "c" / "fit", tmp_path / "c" / "holdout", rng=Seed(1))
+    assert (tmp_path / "c" / "fit" / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
+
+
+def test_whitening_is_stored_in_float64_with_its_inverse(tmp_path: Path) -> None:
+    npz(tmp_path / "d.npz")
+    fit, _ = run(tmp_path, replace(IMAGES, source=Npz(str(tmp_path / "d.npz")), whiten=True))
+    white = stage.load_fit(fit, 0, final=True).transform.whitening
+    assert white is not None and white.matrix.dtype == torch.float64
+    identity = torch.eye(48, dtype=torch.float64)
+    torch.testing.assert_close(white.matrix @ white.inverse, identity, atol=1e-9, rtol=0)
+
+
+def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
+    _, holdout = run(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
+    ood = stage.load_holdout(holdout, 0).ood()
+    assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
+    assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
+
+
+def test_an_unknown_ood_set(cifar: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"datasets\.d\.ood\[1\] must name a data set .*, got 'moon'"):
+        run(tmp_path, replace(IMAGES, ood=("digits", "moon")))
+    assert not (tmp_path / "prepare").exists()
+
+
+def test_to_shape() -> None:
+    ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (1, 1, 32, 1))
+    half = to_shape(ramp, (1, 16, 16))
+    np.testing.assert_allclose(np.diff(half[0, 0, 0].astype(int))[1:-1], 16, atol=1)  # a ramp stays a ramp
+    checks = (np.indices((32, 32)).sum(axis=0) % 2 * 255).astype(np.uint8)[None, None]
+    inner = to_shape(checks, (1, 16, 16))[0, 0, 2:-2, 2:-2]
+    np.testing.assert_allclose(inner, 127.5, atol=4)  # aliasing would keep 0 or 255
+    colour = np.zeros((1, 3, 2, 2), np.uint8)
+    colour[:, 1] = 200
+    assert (to_shape(colour, (1, 2, 2)) == round(0.587 * 200)).all()
+    assert to_shape(ramp, (3, 32, 32)).shape == (1, 3, 32, 32)
+
+
+def test_corruptions_are_the_same_wherever_and_in_whatever_order_they_run(cifar: Path, tmp_path: Path) -> None:
+    def backwards(work: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
+        return reversed([work(job) for job in reversed(jobs)])
+
+    config = replace(IMAGES, corrupted_images=5)
+    _, one = run(tmp_path / "a", config)
+    _, two = run(tmp_path / "b", config, fan_out=backwards)
+    assert bytes_of(one) == bytes_of(two)
+    rows = stage.load_holdout(one, 0)
+    assert rows.corruptions() == [Job(n, s) for n in ("dark", "noise") for s in (1, 2, 3, 4, 5)]
+    np.testing.assert_array_equal(rows.corrupted("dark", 3).inputs, rows.test.inputs[:5] // 4)
+    np.testing.assert_array_equal(rows.corrupted("dark", 3).targets, rows.test.targets[:5])
+    assert (rows.corrupted("noise", 1).inputs != rows.corrupted("noise", 2).inputs).any()
+
+
+def test_no_corruptions_where_none_are_asked_for() -> None:
+    assert corruption_jobs(IMAGES) == []
+    assert len(corruption_jobs(replace(IMAGES, corrupted_images=1))) == 10
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_published_release_is_used_instead(packed: bool, cifar: Path) -> None:
+    import tarfile
+
+    place = cifar / "cifar10_corrupted"
+    place.mkdir()
+    release = made.images(50, (32, 32, 3), 5)  # 5 severities of the same 10 images
+    np.save(place / "dark.npy", release)
+    if packed:
+        with tarfile.open(place / "CIFAR-10-C.tar", "w") as tar:
+            tar.add(place / "dark.npy", "CIFAR-10-C/dark.npy")
+        (place / "dark.npy").unlink()
+    config = replace(IMAGES, corrupted_images=4, corruptions="published")
+    got = corrupt_one(Job("dark", 3), config=config, images=made.images(4, (3, 32, 32)), rng=Seed(0))
+    np.testing.assert_array_equal(got, release[20:24].transpose(0, 3, 1, 2))
+
+
+def test_a_published_release_that_is_not_there(cifar: Path) -> None:
+    config = replace(IMAGES, corrupted_images=4, corruptions="published")
+    with pytest.raises(UserError, match=r"cifar10_corrupted/: is missing; put the \.npy files of the -C release there"):
+        corrupt_one(Job("dark", 3), config=config, images=made.images(4, (3, 32, 32)), rng=Seed(0))
+
+
+def test_splits_of_a_set_with_its_own_test_rows(cifar: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with test rows of its own, got 3"):
+        run(tmp_path, replace(IMAGES, splits=3))
+
+
+def test_altered_and_missing_artifacts(cifar: Path, tmp_path: Path) -> None:
+    fit, holdout = run(tmp_path, IMAGES)
+    with pytest.raises(ArtifactError, match=r"3/train\.arrow: is missing"):
+        stage.load_fit(fit, 3, final=True)
+    path = holdout / "0" / "test.arrow"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ArtifactError, match=r"test\.arrow: is truncated"):
+        stage.load_holdout(holdout, 0)
+    with pytest.raises(ArtifactError, match="must be a holdout artifact, got 'prepare'"):
+        stage.load_holdout(fit, 0)

@@ -1,0 +1,113 @@
+"""The published formats: parsed exactly, verified, and refused with a clear line where they are wrong."""
+
+import gzip
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import NAMED
+from bdl_pipe.data.sources import archive as archives
+from bdl_pipe.errors import DataError, UserError
+
+from . import archives as made
+
+SHAPES = {
+    "cifar10": (20, 10, (3, 32, 32), 10),
+    "cifar100": (120, 100, (3, 32, 32), 100),
+    "svhn": (20, 10, (3, 32, 32), 10),
+    "mnist": (40, 20, (1, 28, 28), 10),
+    "fashion_mnist": (40, 20, (1, 28, 28), 10),
+}
+
+
+@pytest.fixture
+def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_manual_folder_gives_the_written_rows(name: str, manual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(archives.ARCHIVES, name, made.small(name, manual / name))
+    train, test, shape, classes = SHAPES[name]
+    raw = sources.load(NAMED[name])
+    assert raw.test is not None and len(raw.classes) == classes
+    np.testing.assert_array_equal(raw.train.inputs, made.images(train, shape))
+    np.testing.assert_array_equal(raw.test.inputs, made.images(test, shape, 1))
+    np.testing.assert_array_equal(raw.train.targets, made.labels(train, classes))
+    np.testing.assert_array_equal(raw.test.targets, made.labels(test, classes))
+    assert raw.train.inputs.dtype == np.uint8 and raw.train.targets.dtype == np.int64
+
+
+def test_fine_labels_of_cifar100_not_coarse_ones(tmp_path: Path) -> None:
+    raw = made.small("cifar100", tmp_path).parse(tmp_path)
+    assert raw.classes[57] == "thing57" and raw.train.targets[57] == 57
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_other_files_than_the_published_are_refused(name: str, manual: Path) -> None:
+    made.small(name, manual / name)  # small archives are not the published ones: the real hashes must refuse them
+    with pytest.raises(DataError, match=r"SHA-256 must be [0-9a-f]{64}, got [0-9a-f]{64}"):
+        sources.load(NAMED[name])
+
+
+def test_a_changed_gzip_header_is_the_same_file(tmp_path: Path) -> None:
+    path, blob = tmp_path / "a-ubyte.gz", b"content"
+    path.write_bytes(gzip.compress(blob, compresslevel=1, mtime=7))
+    file = archives.File("http://x/a-ubyte.gz", 1, "0" * 64, hashlib.sha256(blob).hexdigest())
+    archives.verify(path, file)
+    with pytest.raises(DataError, match="decompressed SHA-256 must be"):
+        archives.verify(path, replace(file, content="0" * 64))
+
+
+def test_a_missing_file_is_named(manual: Path) -> None:
+    made.small("svhn", manual / "svhn")
+    (manual / "svhn" / "test_32x32.mat").unlink()
+    with pytest.raises(DataError, match=r"svhn/test_32x32\.mat: is missing; svhn needs it from http"):
+        sources.load(NAMED["svhn"])
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_truncated_originals(name: str, tmp_path: Path) -> None:
+    small = made.small(name, tmp_path)
+    path = tmp_path / small.files[0].name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=f"{path.name}: is truncated"):
+        small.parse(tmp_path)
+
+
+def test_records_cut_short_inside_a_whole_archive(tmp_path: Path) -> None:
+    small = made.small("cifar10", tmp_path)
+    members = {f"cifar-10-batches-bin/data_batch_{i}.bin": b"\0" * 3073 for i in range(1, 6)}
+    members["cifar-10-batches-bin/test_batch.bin"] = b"\0" * 3000
+    members["cifar-10-batches-bin/batches.meta.txt"] = "\n".join(made.CIFAR10_NAMES).encode()
+    made.tar(tmp_path / "cifar-10-binary.tar.gz", members)
+    with pytest.raises(DataError, match=r"test_batch\.bin: must be whole records of 3073 bytes, got 3000"):
+        small.parse(tmp_path)
+
+
+def test_package_copies() -> None:
+    boston, mnist5k, digits = (sources.load(NAMED[n]) for n in ("boston", "mnist5k", "digits"))
+    assert boston.train.inputs.shape == (506, 13) and boston.train.targets[:2, 0].tolist() == [24.0, 21.6]
+    assert boston.features[5] == "RM" and boston.train.inputs[0, 5] == 6.575
+    assert np.bincount(mnist5k.train.targets).tolist() == [500] * 10
+    assert mnist5k.train.inputs.shape == (5000, 1, 28, 28) and mnist5k.train.inputs.max() == 255
+    assert digits.train.inputs.shape == (1797, 1, 8, 8) and digits.train.inputs.max() == 255
+
+
+def test_packages_files_in_the_manual_folder_come_first(manual: Path) -> None:
+    (manual / "boston").mkdir()
+    (manual / "boston" / "boston_housing.csv").write_text("1,2\n")
+    with pytest.raises(DataError, match=r"boston_housing\.csv: SHA-256 of its content must be"):
+        sources.load(NAMED["boston"])
+
+
+def test_a_missing_package_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BDL_DATA_DIR", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"install the package mlxtend, or put boston_housing\.csv .*BDL_DATA_DIR"):
+        sources.load(NAMED["boston"])

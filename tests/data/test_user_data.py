@@ -1,0 +1,339 @@
+"""Users' own files: read right, and each kind of wrong content refused with one clear line."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from bdl_pipe import config as configs
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table
+from bdl_pipe.errors import ConfigError, DataError
+
+ROWS = 12
+
+
+def csv(path: Path, columns: dict[str, list[object]]) -> Path:
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def good(**changes: list[object]) -> dict[str, list[object]]:
+    columns: dict[str, list[object]] = {
+        "a": [0.5 * i for i in range(ROWS)],
+        "b": list(range(ROWS)),
+        "y": [1.5 * i for i in range(ROWS)],
+        "kind": ["dog", "cat", "eel"] * (ROWS // 3),
+    }
+    return columns | changes
+
+
+def with_one(value: object, row: int, column: str = "a") -> dict[str, list[object]]:
+    columns = good()
+    columns[column] = [value if i == row - 1 else v for i, v in enumerate(columns[column])]
+    return columns
+
+
+def table(path: Path, target: str = "y", task: str = "regression", features: tuple[str, ...] = ("a", "b")) -> Table:
+    return Table(str(path), (target,), task, features)  # type: ignore[arg-type]
+
+
+def test_regression_table(tmp_path: Path) -> None:
+    raw = sources.load(table(csv(tmp_path / "t.csv", good())))
+    assert raw.features == ("a", "b") and raw.targets == ("y",) and raw.task == "regression"
+    np.testing.assert_array_equal(raw.train.inputs, [[0.5 * i, i] for i in range(ROWS)])
+    np.testing.assert_array_equal(raw.train.targets, [[1.5 * i] for i in range(ROWS)])
+
+
+def test_without_features_every_other_column_is_one(tmp_path: Path) -> None:
+    columns = good()
+    del columns["kind"]
+    raw = sources.load(Table(str(csv(tmp_path / "t.csv", columns)), ("y", "b"), "regression"))
+    assert raw.features == ("a",) and raw.train.targets.shape == (ROWS, 2)
+
+
+def test_text_labels_are_sorted_class_names(tmp_path: Path) -> None:
+    raw = sources.load(table(csv(tmp_path / "t.csv", good()), "kind", "classification"))
+    assert raw.classes == ("cat", "dog", "eel")
+    assert raw.train.targets.tolist() == [1, 0, 2] * (ROWS // 3)
+
+
+@pytest.mark.parametrize("labels", [[10, 9, 2], [10.0, 9.0, 2.0]])
+def test_number_labels_are_sorted_as_numbers(labels: list[float], tmp_path: Path) -> None:
+    path = csv(tmp_path / "t.csv", good(kind=labels * (ROWS // 3)))
+    raw = sources.load(table(path, "kind", "classification"))
+    assert raw.classes == ("2", "9", "10") and raw.train.targets[:3].tolist() == [2, 1, 0]
+
+
+def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table(good()), path)
+    raw = sources.load(table(path, "kind", "classification"))
+    np.testing.assert_array_equal(raw.train.inputs[:, 1], range(ROWS))
+    assert raw.classes == ("cat", "dog", "eel")
+
+
+def empty(path: Path) -> Table:
+    path.write_text("")
+    return table(path)
+
+
+def header_only(path: Path) -> Table:
+    path.write_text("a,b,y\n")
+    return table(path)
+
+
+def ragged(path: Path) -> Table:
+    path.write_text("a,b,y\n1,2,3\n4,5\n")
+    return table(path)
+
+
+def doubled(path: Path) -> Table:
+    path.write_text("a,b,b,y\n1,2,3,4\n")
+    return table(path)
+
+
+def no_parquet(path: Path) -> Table:
+    path.with_suffix(".parquet").write_bytes(b"PAR1 but no more")
+    return table(path.with_suffix(".parquet"))
+
+
+def nan_parquet(path: Path) -> Table:
+    pa.parquet.write_table(pa.table(with_one(float("nan"), 7)), path.with_suffix(".parquet"))
+    return table(path.with_suffix(".parquet"))
+
+
+def nan_label(path: Path) -> Table:
+    pa.parquet.write_table(pa.table(with_one(float("nan"), 1, "y")), path.with_suffix(".parquet"))
+    return table(path.with_suffix(".parquet"), "y", "classification")
+
+
+def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
+    return lambda path: table(csv(path, columns), target, task)
+
+
+BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
+    "no file": (table, r"t\.csv: is missing"),
+    "empty file": (empty, r"t\.csv: is empty"),
+    "no rows": (header_only, r"t\.csv: must have rows below its header, got none"),
+    "ragged rows": (ragged, r"t\.csv: is not a readable CSV or Parquet file \(.*Expected 3 columns, got 2"),
+    "broken Parquet": (no_parquet, r"t\.parquet: is not a readable CSV or Parquet file"),
+    "doubled column": (doubled, r"t\.csv: column names must differ, got 'b' twice"),
+    "missing target": (of(good(), "price"), r"t\.csv: must have the target column 'price', got a, b, y, kind"),
+    "missing feature": (of({"a": [1], "y": [2]}), r"t\.csv: must have the column 'b', got a, y"),
+    "NaN": (of(with_one("nan", 7)), r"t\.csv: column 'a' must have a value in every row, got none or NaN in row 7"),
+    "inf": (of(with_one("-inf", 3)), r"t\.csv: column 'a' must be finite, got -inf in row 3"),
+    "NaN target": (
+        of(with_one("nan", 2, "y")),
+        r"t\.csv: column 'y' must have a value in every row, got none or NaN in row 2",
+    ),
+    "missing value": (
+        of(with_one("", 5)),
+        r"t\.csv: column 'a' must have a value in every row, got none or NaN in row 5",
+    ),
+    "NaN in Parquet": (nan_parquet, r"t\.parquet: column 'a' must be finite, got nan in row 7"),
+    "NaN label in Parquet": (
+        nan_label,
+        r"t\.parquet: column 'y': labels must be whole numbers or texts, got nan in row 1",
+    ),
+    "text feature": (
+        of(with_one("red", 4)),
+        r"t\.csv: column 'a' must be numeric, got 'red' in row 4; encode it as numbers or leave it out",
+    ),
+    "date feature": (of(good(a=["2024-01-01"] * ROWS)), r"t\.csv: column 'a' must be numeric, got .*2024"),
+    "constant target": (of(good(y=[2.5] * ROWS)), r"t\.csv: column 'y' must vary, got 2\.5 in every row"),
+    "one class": (
+        of(good(kind=["cat"] * ROWS), "kind", "classification"),
+        r"t\.csv: column 'kind' must have at least 2 classes, got only 'cat'",
+    ),
+    "labels not whole": (
+        of(good(), "y", "classification"),
+        r"t\.csv: column 'y': labels must be whole numbers or texts, got 1\.5 in row 2",
+    ),
+    "label missing": (
+        of(with_one("", 6, "kind"), "kind", "classification"),
+        r"t\.csv: column 'kind' must have a value in every row, got '' in row 6",
+    ),
+    "too few rows": (
+        of({k: v[:9] for k, v in good().items()}),
+        r"t\.csv: must have at least 10 rows, got 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables(case: str, tmp_path: Path) -> None:
+    make, message = BAD_TABLES[case]
+    source = make(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=message) as caught:
+        sources.load(source)
+    assert "\n" not in str(caught.value)
+
+
+def picture(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fill = value if mode == "L" else (value, value // 2, 255 - value)
+    Image.new(mode, size, fill).save(path)
+
+
+def folder(root: Path, mode: str = "RGB", rows: int = 6) -> Path:
+    for kind in ("eel", "cat"):
+        for i in range(rows):
+            picture(root / kind / f"{i}.png", mode=mode, value=10 * i)
+    return root
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    raw = sources.load(ImageFolder(str(folder(tmp_path))))
+    assert raw.classes == ("cat", "eel") and raw.test is None
+    assert raw.train.inputs.shape == (12, 3, 4, 5)  # height 4, width 5
+    assert raw.train.targets.tolist() == [0] * 6 + [1] * 6
+    assert raw.train.inputs[1, :, 0, 0].tolist() == [10, 5, 245]
+
+
+def test_grey_images_have_one_channel_and_a_mixture_three(tmp_path: Path) -> None:
+    folder(tmp_path / "a", mode="L")
+    assert sources.load(ImageFolder(str(tmp_path / "a"))).train.inputs.shape == (12, 1, 4, 5)
+    picture(tmp_path / "a" / "cat" / "9.png")
+    assert sources.load(ImageFolder(str(tmp_path / "a"))).train.inputs.shape == (13, 3, 4, 5)
+
+
+def test_image_folder_with_its_own_test_rows(tmp_path: Path) -> None:
+    folder(tmp_path / "train")
+    picture(tmp_path / "test" / "eel" / "x.png", value=7)
+    raw = sources.load(ImageFolder(str(tmp_path)))
+    assert raw.test is not None and raw.test.targets.tolist() == [1] and raw.test.inputs[0, 0, 0, 0] == 7
+
+
+def unreadable(root: Path) -> None:
+    (folder(root) / "cat" / "3.png").write_bytes(b"no image")
+
+
+def cut(root: Path) -> None:
+    path = folder(root) / "cat" / "3.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def another_class_in_test(root: Path) -> None:
+    folder(root / "train")
+    picture(root / "test" / "bat" / "1.png")
+
+
+BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (lambda root: None, "images: is not a folder"),
+    "no classes": (lambda root: root.mkdir(), "images: must have one subfolder of images per class, got none"),
+    "empty class": (lambda root: (folder(root) / "bat").mkdir(), r"bat: must hold images \(.*\), got none"),
+    "unreadable": (unreadable, r"cat/3\.png: is not a readable image"),
+    "truncated": (cut, r"cat/3\.png: is not a readable image"),
+    "another size": (
+        lambda root: picture(folder(root) / "eel" / "2.png", (6, 4)),
+        r"eel/2\.png: every image must be 5×4 pixels, got 6×4",
+    ),
+    "one class": (lambda root: [picture(root / "cat" / f"{i}.png") for i in range(12)], "got only 'cat'"),
+    "too few": (lambda root: folder(root, rows=4), "must have at least 10 rows, got 8"),
+    "unknown test class": (another_class_in_test, "a class that no training row has: 'bat'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_bad_image_folders(case: str, tmp_path: Path) -> None:
+    make, message = BAD_FOLDERS[case]
+    make(tmp_path / "images")
+    with pytest.raises(DataError, match=message) as caught:
+        sources.load(ImageFolder(str(tmp_path / "images")))
+    assert "\n" not in str(caught.value)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=np.uint8)
+KINDS = np.array(["b", "a", "c"] * 4)
+
+
+@pytest.mark.parametrize("x", [PIXELS, PIXELS.transpose(0, 3, 1, 2)])
+def test_npz_channels_last_or_first(x: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=x, y=KINDS)
+    raw = sources.load(Npz(str(tmp_path / "d.npz")))
+    np.testing.assert_array_equal(raw.train.inputs, PIXELS.transpose(0, 3, 1, 2))
+    assert raw.classes == ("a", "b", "c") and raw.train.targets[:3].tolist() == [1, 0, 2]
+
+
+def test_npz_with_test_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x_train=PIXELS[..., 0], y_train=KINDS, x_test=PIXELS[:2, ..., 1], y_test=["c", "c"])
+    raw = sources.load(Npz(str(tmp_path / "d.npz")))
+    assert raw.test is not None and raw.test.inputs.shape == (2, 1, 5, 4) and raw.test.targets.tolist() == [2, 2]
+
+
+BAD_NPZ: dict[str, tuple[dict[str, object], str]] = {
+    "no x": ({"images": PIXELS, "y": KINDS}, r"d\.npz: must have the array 'x', got images, y"),
+    "no y_test": (
+        {"x_train": PIXELS, "y_train": KINDS, "x_test": PIXELS},
+        r"d\.npz: must have the array 'y_test', got x_test, x_train, y_train",
+    ),
+    "floats": ({"x": PIXELS / 255, "y": KINDS}, r"d\.npz: array 'x' must be uint8 images, got float64"),
+    "channels": ({"x": PIXELS[..., :2], "y": KINDS}, r"d\.npz: array 'x' must have shape .*, got \[12, 5, 4, 2\]"),
+    "lengths": ({"x": PIXELS, "y": KINDS[:5]}, r"d\.npz: array 'y' must have shape \[12\], got \[5\]"),
+    "labels": ({"x": PIXELS, "y": np.full(12, 0.5)}, r"labels must be whole numbers or texts, got 0\.5 in row 1"),
+    "pickled": ({"x": PIXELS, "y": np.array([{}] * 12, dtype=object)}, r"d\.npz: is not a readable \.npz of plain"),
+    "one class": ({"x": PIXELS, "y": np.zeros(12, int)}, r"column 'y' must have at least 2 classes, got only '0'"),
+    "sizes": (
+        {"x_train": PIXELS, "y_train": KINDS, "x_test": PIXELS[:, :3], "y_test": KINDS},
+        r"x_test and x_train must have images of one shape, got \[3, 3, 4\] and \[3, 5, 4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NPZ)
+def test_bad_npz(case: str, tmp_path: Path) -> None:
+    arrays, message = BAD_NPZ[case]
+    np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+def test_truncated_npz(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=PIXELS, y=KINDS)
+    (tmp_path / "d.npz").write_bytes((tmp_path / "d.npz").read_bytes()[:300])
+    with pytest.raises(DataError, match=r"d\.npz: is not a readable \.npz"):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+ROW = {
+    "source": {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"},
+    "normalise": "train",
+    "whiten": False,
+    "validation": 0.2,
+    "fit_rows": "train",
+    "splits": 1,
+    "ood": [],
+    "corrupted_images": 0,
+    "corruptions": "made",
+}
+BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
+    "share": ({"validation": 1.5}, r"datasets\.d\.validation must be .*, got 1\.5"),
+    "negative": ({"validation": -1}, r"datasets\.d\.validation must be .*, got -1"),
+    "splits": ({"splits": 0}, r"datasets\.d\.splits must be >= 1, got 0"),
+    "paper": ({"normalise": "paper"}, r"datasets\.d\.normalise must be train or none for a table, got 'paper'"),
+    "whiten": ({"whiten": True}, r"datasets\.d\.whiten must be false for a table, got True"),
+    "source": (
+        {"source": {"name": "imagenet"}},
+        r"datasets\.d\.source\.name must be one of fashion_mnist, .*'imagenet'",
+    ),
+    "target": (
+        {"source": {"name": "table", "path": "t", "target": ["a", "b"], "task": "classification"}},
+        r"datasets\.d\.source\.target must be one column for classification",
+    ),
+    "no target": ({"source": {"name": "table", "path": "t", "task": "regression"}}, r"source\.target is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_rows_of_params(case: str) -> None:
+    configs.read(DatasetConfig, ROW, "datasets.d")
+    change, message = BAD_ROWS[case]
+    with pytest.raises(ConfigError, match=message):
+        configs.read(DatasetConfig, ROW | change, "datasets.d")

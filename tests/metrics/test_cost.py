@@ -1,0 +1,42 @@
+"""Cost: counts by hand, the file's own size, memory that a block is known to take."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bdl_pipe.artifacts import State, write_state
+from bdl_pipe.metrics import cost
+
+STATE = State({"weight": torch.zeros(3, 4), "steps": torch.zeros(7, dtype=torch.int64)}, {"posterior": "x"})
+
+
+def test_parameters_are_floating_numbers() -> None:
+    assert cost.stored_parameters(STATE) == 12
+
+
+def test_bytes_are_the_files(tmp_path: Path) -> None:
+    write_state(tmp_path / "0-0", STATE)
+    assert cost.stored_bytes(STATE) == (tmp_path / "0-0.safetensors").stat().st_size
+
+
+def test_seconds_are_the_median_of_the_passes_after_the_first() -> None:
+    calls = []
+    assert cost.seconds(lambda: calls.append(1), repeats=5) >= 0
+    assert len(calls) == 6
+
+
+def test_the_peak_holds_what_the_block_took_and_gave_back() -> None:
+    size = 200 * 2**20
+    with cost.peak_bytes() as small:
+        pass
+    with cost.peak_bytes() as large:
+        np.ones(size // 8).sum()
+    assert large.bytes - small.bytes > 0.8 * size
+
+
+def test_the_peak_is_known_where_the_kernel_cannot_restart_it(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cost, "_PROC", tmp_path / "missing")
+    with cost.peak_bytes() as peak:
+        pass
+    assert peak.bytes > 50 * 2**20  # torch alone is larger

@@ -1,0 +1,63 @@
+"""Intervals and CRPS of Gaussian mixtures against scipy and numerical integration."""
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+
+from bdl_pipe import metrics
+from bdl_pipe.predictive import Gaussian
+from bdl_pipe.seeds import Seed
+
+
+def mixture(draws: int, batch: int = 6) -> tuple[Gaussian, np.ndarray, np.ndarray, np.ndarray]:
+    random = Seed(5).numpy()
+    mean, variance = random.normal(0, 2, size=(draws, batch, 1)), random.uniform(0.1, 3, size=(draws, batch, 1))
+    return Gaussian(torch.tensor(mean), torch.tensor(variance)), mean, np.sqrt(variance), random.normal(size=(batch, 1))
+
+
+@pytest.mark.parametrize("draws", [1, 2, 7])
+def test_crps_is_the_integral_of_the_squared_distance_of_distributions(draws: int) -> None:
+    predictive, mean, std, targets = mixture(draws)
+
+    def one(row: int) -> float:
+        def squared(y: float) -> float:
+            return (scipy.stats.norm.cdf(y, mean[:, row, 0], std[:, row, 0]).mean() - (y >= targets[row, 0])) ** 2
+
+        edge = targets[row, 0]
+        left, right = scipy.integrate.quad(squared, -40, edge)[0], scipy.integrate.quad(squared, edge, 40)[0]
+        return left + right
+
+    oracle = np.mean([one(row) for row in range(6)])
+    assert metrics.crps(predictive, torch.tensor(targets)).value == pytest.approx(oracle, abs=1e-6)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 7])
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
+def test_a_quantile_inverts_the_mixtures_distribution(draws: int, level: float) -> None:
+    predictive, mean, std, _ = mixture(draws)
+    found = metrics.quantile(predictive, level).numpy()
+    assert scipy.stats.norm.cdf(found, mean, std).mean(0) == pytest.approx(level, abs=1e-9)
+
+
+def test_intervals_cover_what_they_say() -> None:
+    """Targets drawn from the mixture: binomial(20,000, .9), within 4.5 sd (false alarm 7e-6).
+
+    The interval of the single Gaussian of equal mean and variance, the wrong variant, must fail.
+    """
+    random, number = Seed(6).numpy(), 20_000
+    mean, variance = np.array([-3.0, 3.0])[:, None, None], np.array([0.04, 4.0])[:, None, None]
+    which = random.integers(2, size=(number, 1))
+    targets = torch.tensor(random.normal(mean[which, 0, 0], np.sqrt(variance[which, 0, 0])))
+    right = Gaussian(torch.tensor(mean).expand(2, number, 1), torch.tensor(variance).expand(2, number, 1))
+    wrong = Gaussian(right.mean[None], right.variance[None])
+    margin = 4.5 * np.sqrt(0.9 * 0.1 / number)
+    assert abs(metrics.covered(right, targets, 0.9).value - 0.9) < margin
+    assert abs(metrics.covered(wrong, targets, 0.9).value - 0.9) > margin
+
+
+def test_width_of_one_gaussian() -> None:
+    predictive = Gaussian(torch.zeros(1, 3, 2), torch.full((1, 3, 2), 4.0))
+    found = metrics.width(predictive, 0.9)
+    assert (found.value, found.count) == (pytest.approx(2 * 2 * 1.6448536, rel=1e-6), 6)

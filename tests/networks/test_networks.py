@@ -1,0 +1,85 @@
+"""Parameter counts by hand; normalisation against torch's own layers; initial weights by their law."""
+
+import pytest
+import torch
+from torch import nn
+
+from bdl_pipe.config import read
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, build
+from bdl_pipe.networks.convnet import BatchStatistics
+from bdl_pipe.seeds import Seed
+
+
+def count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_mlp_parameters_by_hand() -> None:
+    network = build(MlpConfig("mlp", (200, 100)), (1, 28, 28), 10, rng=Seed(0))
+    assert count(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("norm", ["batch", "batch_stats", "instance", "group", "none"])
+def test_convnet_parameters_by_hand(norm: str) -> None:
+    network = build(ConvNetConfig("convnet", 8, norm=norm), (3, 32, 32), 10, rng=Seed(0))  # type: ignore[arg-type]
+    convolutions = (3 * 9 * 8 + 8) + (8 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
+    norms = 0 if norm == "none" else 2 * (8 + 16 + 32)
+    head = 32 * 4 * 4 * 10 + 10
+    assert count(network) == convolutions + norms + head
+    assert network.width == 32 * 4 * 4
+
+
+def test_odd_images_lose_their_last_row_in_each_pool() -> None:
+    assert build(ConvNetConfig("convnet", 4), (1, 28, 28), 10, rng=Seed(0)).width == 16 * 3 * 3
+
+
+def test_batch_statistics_are_torchs_batch_norm_in_training_in_either_mode() -> None:
+    inputs = torch.randn(6, 4, 5, 5, generator=Seed(0).generator()) * 3 + 1
+    expected = nn.BatchNorm2d(4).train()(inputs)
+    ours = BatchStatistics(4)
+    torch.testing.assert_close(ours.train()(inputs), expected)
+    torch.testing.assert_close(ours.eval()(inputs), expected)
+    assert not torch.allclose(nn.BatchNorm2d(4).eval()(inputs), expected, atol=0.1)
+
+
+def test_instance_norm_is_torchs() -> None:
+    network = build(ConvNetConfig("convnet", 4, 1, "instance"), (1, 8, 8), 2, rng=Seed(0))
+    inputs = torch.randn(6, 4, 8, 8, generator=Seed(0).generator())
+    torch.testing.assert_close(network.trunk[1](inputs), nn.InstanceNorm2d(4)(inputs))
+
+
+def test_a_network_without_outputs_is_its_trunk() -> None:
+    network = build(MlpConfig("mlp", (5,)), (3,), 0, rng=Seed(0))
+    inputs = torch.randn(4, 3, generator=Seed(1).generator())
+    assert torch.equal(network(inputs), network.trunk(inputs))
+
+
+def test_equal_addresses_give_equal_weights() -> None:
+    config = ConvNetConfig("convnet", 4)
+    first, again, other = (build(config, (1, 8, 8), 3, rng=Seed(s)).state_dict() for s in (0, 0, 1))
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_initial_weights_have_their_deviation() -> None:
+    """157,000 hidden weights: the deviation is within 5 standard errors (1.8e-3) of the He-normal law's; seed fixed."""
+    weight = build(MlpConfig("mlp", (200,)), (784,), 10, rng=Seed(0)).trunk[1].weight
+    assert weight.std().item() == pytest.approx((2 / 784) ** 0.5, rel=0.009)
+    assert weight.std().item() != pytest.approx((1 / 784) ** 0.5, rel=0.009)
+
+
+def test_rules() -> None:
+    for mapping, message in [
+        ({"name": "convnet", "width": 0}, "n.width must be > 0, got 0"),
+        ({"name": "convnet", "width": 4, "blocks": 0}, "n.blocks must be > 0, got 0"),
+        ({"name": "convnet", "width": 4, "norm": "group"}, "n.width must be a multiple of 8 for group norm, got 4"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            read(ConvNetConfig, mapping, "n")
+        assert str(caught.value) == message
+    with pytest.raises(ConfigError, match=r"^n.hidden must list widths > 0, got \[4, 0\]$"):
+        read(MlpConfig, {"name": "mlp", "hidden": [4, 0]}, "n")
+    with pytest.raises(ConfigError, match=r"^blocks must leave a pixel"):
+        build(ConvNetConfig("convnet", 4, 4), (1, 8, 8), 3, rng=Seed(0))

@@ -1,0 +1,130 @@
+"""Synthetic results as the other stages write them: eight methods on images, four on regression."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State
+from pipeline.report import COLUMNS, CoresetInfo, RunInfo
+
+NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
+REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"
+CORRUPTIONS = f"{NOISES} zoom_blur {REST}".split()
+# method, setting, seeds, accuracy, nll, ece, fit seconds, per 1000, bytes
+IMAGES = [
+    ("deterministic", "small", 3, 0.915, 0.241, 0.012, 26.0, 0.11, 33_000),
+    ("ensemble", "small", 1, 0.922, 0.223, 0.009, 78.0, 0.33, 99_000),
+    ("vbpc", "ipc1", 5, 0.694, 0.93, 0.045, 118.0, 0.05, 210_000),
+    ("vbpc", "ipc10", 5, 0.812, 0.56, 0.031, 131.0, 0.05, 211_000),
+    ("random_coreset", "ipc1", 5, 0.52, 1.52, 0.09, 0.4, 0.05, 210_000),
+    ("random_coreset", "ipc10", 5, 0.71, 0.95, 0.07, 0.5, 0.05, 211_000),
+    ("sgld", "small", 1, 0.868, 0.38, 0.02, 95.0, 1.9, 31_000_000),
+    ("dark_knowledge", "small", 1, 0.861, 0.40, 0.018, 140.0, 0.02, 800_000),
+]
+ROWS = [("deterministic", 3.4, 2.9), ("ensemble", 3.2, 2.7), ("sgld", 3.0, 2.55), ("dark_knowledge", 3.05, 2.6)]
+
+
+def image_scores(case: tuple, rng: np.random.Generator, *, corrupted: bool = True) -> pd.DataFrame:
+    method, setting, seeds, accuracy, nll, ece, _, per_1000, size = case
+    rows = []
+
+    def add(seed: int, split: str, metric: str, value: float, n: int) -> None:
+        rows.append(("fashion_mnist", method, setting, seed, split, metric, float(value), n))
+
+    for seed in range(seeds):
+        a, b = accuracy + rng.normal(0, 0.003), nll + rng.normal(0, 0.006)
+        for metric, value in [("accuracy", a), ("nll", b), ("brier", 1.45 * (1 - a)), ("ece", ece)]:
+            add(seed, "test", metric, value, 10_000)
+        for i, name in enumerate(CORRUPTIONS if corrupted else []):
+            for level in range(1, 6):
+                loss = 0.02 * level * (0.5 + i / 8)
+                add(seed, f"corrupted:{name}:{level}", "accuracy", max(a - loss, 0.1), 1000)
+                add(seed, f"corrupted:{name}:{level}", "nll", b + 5 * loss, 1000)
+        for name, base in [("mnist5k", 0.66), ("digits", 0.74)]:
+            for score in ["", "_mutual_information"] if method != "deterministic" else [""]:
+                for metric, value in [
+                    ("auroc", base),
+                    ("aupr_in", base + 0.1),
+                    ("aupr_out", base - 0.1),
+                    ("fpr95", 0.8),
+                ]:
+                    add(seed, f"ood:{name}", metric + score, value + rng.normal(0, 0.01), 15_000)
+        for metric, value in [("parameters", size / 4), ("bytes", size), ("seconds_per_1000", per_1000)]:
+            add(seed, "cost", metric, value, 1)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def row_scores(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
+    method, rmse, nll = case
+    rows = []
+    for split in range(5):
+        for metric, value in [("rmse", rmse + rng.normal(0, 0.5)), ("nll", nll + rng.normal(0, 0.15))]:
+            rows.append(("boston", method, "small", split, "test", metric, value, 51))
+        rows.append(("boston", method, "small", split, "cost", "parameters", 1500.0, 1))
+        rows.append(("boston", method, "small", split, "cost", "bytes", 6000.0, 1))
+        rows.append(("boston", method, "small", split, "cost", "seconds_per_1000", 0.004, 1))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
+    rows = []
+    for seed in range(case[2]):
+        counts = rng.multinomial(10_000, np.linspace(0.1, 1, 15) ** 4 / (np.linspace(0.1, 1, 15) ** 4).sum())
+        counts[0] = 0
+        for i, count in enumerate(counts):
+            middle = (i + 0.5) / 15
+            accuracy = float(np.clip(middle - case[5] * 2 + rng.normal(0, 0.01), 0, 1)) if count else np.nan
+            rows.append((seed, i, i / 15, (i + 1) / 15, count, middle if count else np.nan, accuracy))
+    return pd.DataFrame(rows, columns=["seed", "bin", "lower", "upper", "count", "confidence", "accuracy"])
+
+
+def write_run(root: Path, dataset: str, method: str, setting: str, scores: pd.DataFrame, **more: object) -> RunInfo:
+    """An evaluate artifact and its record; ``more``: calibration, and fields of the record."""
+    key = f"{dataset}-{method}-{setting}"
+    calibration = more.pop("calibration", None)
+    with artifacts.publish(root / "evaluate" / key, "evaluate") as folder:
+        scores.to_parquet(folder / "scores.parquet")
+        if isinstance(calibration, pd.DataFrame):
+            calibration.to_parquet(folder / "calibration.parquet")
+    record = root / "student" / f"{key}.run.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(more))
+    return RunInfo(key, dataset, method, setting, root / "evaluate" / key, record)
+
+
+def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, channels: int = 1) -> CoresetInfo:
+    rng = np.random.default_rng(per_class)
+    y, x = np.mgrid[0:28, 0:28] / 27
+    top = np.tile(np.arange(classes), per_class)
+    images = np.stack([0.5 + 0.4 * np.sin((k + 2) * 3 * x + k * y) + rng.normal(0, 0.08, (28, 28)) for k in top])
+    labels = np.eye(classes)[top] * 0.9 + rng.uniform(0, 0.1, (len(top), classes))
+    tensors = {
+        "raw": torch.tensor(images[:, None].repeat(channels, 1), dtype=torch.float32),
+        "labels": torch.tensor(labels, dtype=torch.float32),
+    }
+    with artifacts.publish(root / "coreset" / key, "coreset") as folder:
+        artifacts.write_state(folder / "0-0", State(tensors))
+    return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key)
+
+
+def everything(root: Path) -> tuple[list[RunInfo], list[CoresetInfo]]:
+    """A whole comparison, as the default params make it."""
+    rng = np.random.default_rng(0)
+    runs = []
+    for case in IMAGES:
+        seconds = {f"0-{m}": case[6] * (1 + 0.02 * m) for m in range(case[2])}
+        warnings = ["split R-hat of the mean log-likelihood is 1.21 (> 1.1)"] if case[0] == "sgld" else []
+        scores, table = image_scores(case, rng), bins(case, rng)
+        about = {"seconds": seconds, "peak_bytes": 6.1e8, "warnings": warnings}
+        runs.append(write_run(root, "fashion_mnist", case[0], case[1], scores, calibration=table, **about))
+    for row in ROWS:
+        seconds = {f"{s}-0": 3.1 for s in range(5)}
+        runs.append(write_run(root, "boston", row[0], "small", row_scores(row, rng), seconds=seconds, peak_bytes=3e8))
+    return runs, [
+        write_coreset(root, "fashion_mnist-vbpc-ipc1", 1),
+        write_coreset(root, "fashion_mnist-vbpc-ipc10", 10),
+    ]

@@ -1,0 +1,61 @@
+"""Overlays: numbers change, comments and everything else stay, and a bad one changes nothing."""
+
+import pytest
+import tune_cases
+
+import bdl_pipe.methods
+from bdl_pipe.errors import UserError
+from pipeline import apply, params
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    monkeypatch.setattr(bdl_pipe.methods, "METHODS", tune_cases.REGISTRY)
+    path = tmp_path / "params.yaml"
+    path.write_text(tune_cases.PARAMS)
+    return path
+
+
+def overlay(target, text):
+    path = target.with_name("overlay.yaml")
+    path.write_text(text)
+    return path
+
+
+def test_only_the_named_numbers_change(target):
+    before = target.read_text().splitlines()
+    text = "methods: {level: {add: 1.0e-4}}\nruns: {toy-shift: {override: {inner: {shift: 2.5}}}}\n"
+    lines = apply.apply(overlay(target, text), target)
+    after = target.read_text().splitlines()
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert [a.split(":")[0].strip() for a, _ in changed] == ["level", "toy-shift"]
+    assert len(lines) == 2
+    read = params.load(target)
+    assert read.row("teacher", "toy-level").config.add == 1e-4
+    assert read.row("student", "toy-shift").config.inner.shift == 2.5
+    assert read.row("student", "toy-other").config.inner.shift == 6.0
+
+
+def test_applying_twice_changes_nothing_more(target):
+    path = overlay(target, "seed: 9\n")
+    assert apply.apply(path, target) == ["seed: 3 -> 9"]
+    once = target.read_bytes()
+    assert apply.apply(path, target) == []
+    assert target.read_bytes() == once
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("methods: {shift: {inner: {shfit: 1.0}}}", "is not a known key"),
+        ("methods: {level: {add: many}}", "must be a number"),
+        ("[1, 2]", "must be sections"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_bad_overlay_changes_nothing(target, text, said):
+    before = target.read_bytes()
+    with pytest.raises(UserError, match=said):
+        apply.apply(overlay(target, text), target)
+    assert target.read_bytes() == before
+    assert sorted(p.name for p in target.parent.iterdir()) == ["overlay.yaml", "params.yaml"]

@@ -1,0 +1,116 @@
+"""Predictions of new rows: values against the posterior itself, files whole or not at all, clear errors."""
+
+import argparse
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fitted_cases import CLASSES, FEATURES, student
+
+from bdl_pipe import summary
+from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.methods import load_fitted
+from bdl_pipe.predictive import Gaussian
+from bdl_pipe.seeds import Seed
+from pipeline import predict
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def go(run, given, **more):
+    settings = {"split": 0, "member": 0, **more}
+    predict.main(argparse.Namespace(run=run, input=str(given), output="out/made.parquet", **settings))
+    return pd.read_parquet("out/made.parquet")
+
+
+def table(rows=7):
+    return pd.DataFrame(np.random.default_rng(0).normal(30, 9, (rows, 2)), columns=FEATURES)
+
+
+def test_classes_of_a_table(project, monkeypatch):
+    monkeypatch.setattr(predict, "BATCH", 3)  # several batches give the same rows
+    place, rows = student(project / "work/student/c"), table()
+    rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
+    made = go("c", "new.csv")
+    direct = load_fitted(place).predict(rows.to_numpy(), rng=Seed(0))
+    assert np.allclose(made[[f"p_{c}" for c in CLASSES]], direct.mean.numpy(), atol=1e-6)
+    assert list(made["predicted"]) == [CLASSES[i] for i in direct.mean.argmax(1)]
+    assert np.allclose(made["entropy"], direct.entropy().numpy(), atol=1e-6)
+    assert np.allclose(made["mutual_information"], direct.mutual_information().numpy(), atol=1e-6)
+    assert (made["mutual_information"] > 0).any()
+    assert list(made["row"]) == list(range(7))
+
+
+def test_regression_in_its_own_units(project):
+    place, rows = student(project / "work/student/r", task="regression"), table()
+    rows.to_parquet("new.parquet")
+    made = go("r", "new.parquet")
+    direct = load_fitted(place).predict(rows.to_numpy(), rng=Seed(0))
+    assert np.allclose(made["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
+    assert np.allclose(made["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
+    assert (made["lower"] < made["mean"]).all() and (made["mean"] < made["upper"]).all()
+
+
+def test_images_of_an_npz(project):
+    place = student(project / "work/student/i", images=True)
+    x = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4), dtype=np.uint8)
+    np.savez("new.npz", x=x)
+    made = go("i", "new.npz")
+    direct = load_fitted(place).predict(x, rng=Seed(0))
+    assert np.allclose(made["p_bag"], direct.mean[:, 1].numpy(), atol=1e-6)
+
+
+def test_images_of_a_folder_keep_their_names(project):
+    from PIL import Image
+
+    student(project / "work/student/i", images=True)
+    (project / "new").mkdir()
+    for name in ("b.png", "a.png"):
+        Image.fromarray(np.full((4, 4), 9, np.uint8)).save(project / "new" / name)
+    assert list(go("i", "new")["file"]) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("run", "columns", "more", "said"),
+    [
+        ("x", FEATURES, {}, "is not a fitted run .fitted: c"),
+        ("c", ["age", "room"], {}, "rooms"),
+        ("c", FEATURES, {"member": 4}, "has no member 4 of split 0"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_left(project, run, columns, more, said):
+    student(project / "work/student/c")
+    table().set_axis(columns, axis=1).to_csv("new.csv", index=False)
+    with pytest.raises(UserError, match=said):
+        go(run, "new.csv", **more)
+    assert not (project / "out").exists()
+
+
+def test_an_altered_artifact_is_refused(project):
+    place = student(project / "work/student/c")
+    (place / "schema.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="schema"):
+        load_fitted(place)
+
+
+def test_the_interval_is_the_mixtures_own():
+    """Two far Gaussians: 90 % of the mixture lies between outer quantiles of each at 90 % of its own half."""
+    mixture = Gaussian(torch.tensor([[[-100.0]], [[100.0]]]), torch.ones(2, 1, 1))
+    z = 1.2815515655446004  # the 90 % quantile of N(0, 1), from tables
+    assert float(summary.mixture_quantile(mixture, 0.05)) == pytest.approx(-100 - z, abs=1e-9)
+    assert float(summary.mixture_quantile(mixture, 0.95)) == pytest.approx(100 + z, abs=1e-9)
+    one = Gaussian(torch.full((3, 1, 1), 2.0), torch.full((3, 1, 1), 9.0))
+    assert float(summary.mixture_quantile(one, 0.975)) == pytest.approx(2 + 3 * 1.959963984540054, abs=1e-9)
+
+
+def test_several_targets_are_told_apart():
+    two = Gaussian(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[4.0, 9.0]]]))
+    columns = summary.columns(two, ["a", "b"])
+    assert (columns["mean_a"], columns["sd_b"]) == (1.0, 3.0)
+    assert math.isclose(float(columns["epistemic_variance_a"][0]), 0.0)

@@ -1,0 +1,303 @@
+"""The report from stored tables: figures against hand computation, and a page that stands by itself."""
+
+import csv
+import itertools
+import json
+import math
+import re
+import statistics
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet
+import pytest
+from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
+
+from bdl_pipe.errors import ArtifactError
+from pipeline import report
+from pipeline.report import COLUMNS, columns, images, page, plots, tables
+
+FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report")
+    runs, coresets = everything(root)
+    report.build(runs, coresets, root / "report", provenance={"commit": "<abc>", "device": "cpu"}, dpi=110)
+    return root, runs, coresets
+
+
+def scored(root: Path, values: list[float], **record):
+    """A run with one accuracy a seed."""
+    rows = [("d", "m", "s", seed, "test", "accuracy", v, 10) for seed, v in enumerate(values)]
+    return write_run(root, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)), **record)
+
+
+class Page(HTMLParser):
+    """Balanced tags, and every URL that a browser would fetch."""
+
+    VOID = frozenset({"meta", "link", "img", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.urls: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.urls += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.urls += [v for k, v in attrs if k in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_folder_holds_exactly_these_files_and_no_remains(built):
+    root, *_ = built
+    assert {f.name for f in (root / "report").iterdir()} == FILES
+    assert not [f for f in root.iterdir() if f.name.startswith(".")]
+
+
+def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
+    root, *_ = built
+    with open(root / "report/comparison.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert tuple(rows[0]) == ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
+    keys = [(r[0], r[1], r[2], int(r[3]), r[4], r[5]) for r in rows[1:]]
+    assert keys == sorted(keys) and len(set(keys)) == len(keys)
+    table = pyarrow.parquet.read_table(root / "report/comparison.parquet")
+    assert tuple(table.column_names) == tuple(rows[0])
+    assert table.column("value").to_pylist() == [float(r[6]) for r in rows[1:]]  # repr loses nothing
+    shapes = r"test|cost|corrupted:\w+:[1-5]|ood:\w+"
+    assert all(re.fullmatch(shapes, r[4]) for r in rows[1:])
+
+
+def test_means_and_standard_errors_against_the_standard_library(tmp_path):
+    values = [0.91, 0.93, 0.95, 0.88]
+    stat = tables.gather([scored(tmp_path, values)]).stat("d-m-s", "accuracy", "test")
+    assert stat.mean == pytest.approx(statistics.mean(values), abs=1e-15)
+    assert stat.error == pytest.approx(statistics.stdev(values) / math.sqrt(4), rel=1e-12)
+    assert stat.error != pytest.approx(statistics.pstdev(values) / math.sqrt(4), rel=1e-3)
+    assert stat.seeds == 4
+    assert tables.summarise([0.5]) == tables.Stat(0.5, None, 1) and tables.summarise([]) is None
+    assert math.isnan(tables.summarise([0.5, math.nan]).mean)
+
+
+def test_a_mean_over_corruptions_is_within_a_seed_first(tmp_path):
+    grid = {0: {"a": 0.2, "b": 0.6}, 1: {"a": 0.4, "b": 0.8}}
+    rows = [("d", "m", "s", s, f"corrupted:{c}:1", "accuracy", v, 9) for s, cs in grid.items() for c, v in cs.items()]
+    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+    stat = tables.gather([run]).stat(run.key, "accuracy", tables.corrupted)
+    assert (stat.mean, stat.seeds) == (pytest.approx(0.5), 2)
+    assert stat.error == pytest.approx(0.1)  # seeds' means .4 and .6: s = .1414, over sqrt(2)
+
+
+def test_calibration_bins_merge_by_count(tmp_path):
+    names = list(tables.CALIBRATION)
+    bins = pd.DataFrame(
+        [(0, 0, 0, 0.5, 10, 0.3, 0.2), (1, 0, 0, 0.5, 30, 0.4, 0.6), (0, 1, 0.5, 1, 0, math.nan, math.nan),
+         (1, 1, 0.5, 1, 5, 0.9, 0.8)], columns=names
+    )  # fmt: skip
+    table = tables.gather([scored(tmp_path, [0.5, 0.5], calibration=bins)])
+    merged = tables.merged_bins(table, "d-m-s")
+    assert merged["count"].tolist() == [40, 5]
+    assert merged.accuracy.tolist() == pytest.approx([0.5, 0.8])
+    assert merged.confidence.tolist() == pytest.approx([0.375, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"seconds": 3.0, "upstream_seconds": 7.0}, {0: 10.0}),
+        ({"seconds": [1.0, 2.0], "upstream_seconds": {"a": 1.5, "b": 2.5}}, {0: 5.0, 1: 6.0}),
+        ({"seconds": {"0-0": 1.0, "0-2": 2.0}}, {0: 1.0, 2: 2.0}),
+        ({"seconds": {"0-0": 1.0, "3-0": 2.0}}, {0: 1.0, 3: 2.0}),
+        ({"seconds": {"0-0": 1.0, "3-1": 2.0}}, {0: 1.0, 3001: 2.0}),
+        ({"total_seconds": {"0-0": 9.0}, "seconds": {"0-0": 1.0}}, {0: 9.0}),
+        ({}, {}),
+    ],
+)
+def test_fit_seconds_come_from_the_record_and_include_upstream(tmp_path, record, expected):
+    rows = tables.comparison(tables.gather([scored(tmp_path, [0.5], **record)]))
+    rows = rows[rows.metric == "fit_seconds"]
+    assert dict(zip(rows.seed, rows.value, strict=True)) == expected
+
+
+def test_best_values_are_bold_by_the_metrics_own_direction(built):
+    table = tables.gather(built[1])
+    for column in columns.columns(table, "fashion_mnist"):
+        cells = columns.cells(table, table.of("fashion_mnist"), column, {})
+        values = [c.value for c in cells if c.value is not None]
+        best = (min if column.metric in ("nll", "brier", "ece") or column.split == "cost" else max)(values)
+        assert {c.value for c in cells if c.best} == ({best} if len(set(values)) > 1 else set())
+
+
+def test_the_papers_figure_stands_beside_ours(built):
+    text = (built[0] / "report/comparison.md").read_text()
+    line = next(x for x in text.splitlines() if x.startswith("| vbpc | ipc10"))
+    ours = tables.gather(built[1]).stat("fashion_mnist-vbpc-ipc10", "accuracy", "test")
+    assert f"{100 * ours.mean:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
+    assert "[paper 0.30 ± 0.01]" in line and "VBPC, table 1" in text
+    assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
+
+
+def test_metrics_json_has_each_run_and_nothing_volatile(built):
+    metrics = json.loads((built[0] / "report/metrics.json").read_text())
+    assert set(metrics) == {run.key for run in built[1]}
+    assert set(metrics["fashion_mnist-sgld-small"]) == {"accuracy", "nll", "ece"}
+    assert set(metrics["boston-sgld-small"]) == {"rmse", "nll"}
+
+
+def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
+    text = (built[0] / "report/index.html").read_text()
+    parsed = Page(text)
+    assert parsed.open == []
+    assert all(url.startswith(("#", "data:")) for url in parsed.urls)
+    assert "://" not in text and "@import" not in text and "url(//" not in text
+    for run in built[1]:
+        assert f'title="{run.key}"' in text
+    assert "&lt;abc&gt;" in text and "<abc>" not in text
+    assert "split R-hat" in parsed.text and "1 run carries a warning" in parsed.text
+    ids = [a["id"] for _, a in parsed.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
+    assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and "class" not in a and a)
+    figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
+    assert len(figures) == 8 + 2 + 3 + 2 + 3  # reliability, severity, cost, dots, cost of boston
+    assert sum(tag == "img" for tag, _ in parsed.tags) == 10 + 100
+
+
+def test_no_stand_in_colour_remains_and_methods_keep_theirs(built):
+    text = (built[0] / "report/index.html").read_text()
+    assert not re.search(r"#0[0-9a-f]0[0-9a-f]{3}\b", text)
+    look = plots.Look(built[1])
+    assert look.colour("fashion_mnist-sgld-small") == look.colour("boston-sgld-small")
+    ipc1, ipc10 = "fashion_mnist-vbpc-ipc1", "fashion_mnist-vbpc-ipc10"
+    assert look.colour(ipc1) == look.colour(ipc10) and look.marker(ipc1) != look.marker(ipc10)
+
+
+def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, built):
+    _, runs, coresets = built
+    for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
+        report.build(runs[6:9], coresets[:1], tmp_path / name, provenance={"commit": commit}, dpi=110)
+    a, b, c = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in "abc")
+    assert a == b
+    assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
+
+
+def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
+    rng = np.random.default_rng(1)
+    plain = write_run(tmp_path, "fashion_mnist", "sgld", "small", image_scores(IMAGES[6], rng, corrupted=False))
+    gone = replace(
+        plain, key="fashion_mnist-gone", method="gone", evaluate=tmp_path / "no", record=tmp_path / "no.json"
+    )
+    nothing = replace(gone, key="empty-gone", dataset="empty")
+    absent = replace(write_coreset(tmp_path, "fashion_mnist-vbpc-ipc1", 1), path=tmp_path / "no")
+    report.build([plain, gone, nothing], [absent], tmp_path / "out", provenance={}, dpi=80)
+    text = (tmp_path / "out/index.html").read_text()
+    assert Page(text).open == []
+    assert "no corrupted inputs were evaluated" in text and "this coreset is absent" in text
+    assert "2 of 3 runs have no result" in text and "<b>fashion_mnist-gone</b>: no result" in text
+    row = next(x for x in (tmp_path / "out/comparison.md").read_text().splitlines() if x.startswith("| gone"))
+    assert set(row.replace("| gone | small", "").split()) == {"|", "—"}
+    assert "fashion_mnist-gone" in json.loads((tmp_path / "out/metrics.json").read_text())
+
+
+def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
+    report.build([], [], tmp_path / "none", provenance={}, dpi=80)
+    assert (tmp_path / "none/comparison.csv").read_text() == ",".join(COLUMNS) + "\n"
+    case = ROWS[0]
+    rows = row_scores(case, np.random.default_rng(0))
+    rows.loc[rows.metric == "nll", "value"] = math.inf
+    rows.loc[rows.metric == "rmse", "value"] = math.nan
+    report.build([write_run(tmp_path, "boston", "a", "small", rows)], [], tmp_path / "out", provenance={}, dpi=80)
+    assert "∞" in (tmp_path / "out/comparison.md").read_text() and "NaN" in (tmp_path / "out/index.html").read_text()
+    assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
+
+
+def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
+    runs = [scored(tmp_path, [0.5])]
+    report.build(runs, [], tmp_path / "out", provenance={"commit": "old"}, dpi=80)
+    before = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+
+    def broken(*_, **__):
+        raise RuntimeError("no figure")
+
+    monkeypatch.setattr(page, "render", broken)
+    with pytest.raises(RuntimeError, match="no figure"):
+        report.build(runs, [], tmp_path / "out", provenance={"commit": "new"}, dpi=80)
+    with pytest.raises(RuntimeError, match="no figure"):
+        report.build(runs, [], tmp_path / "fresh", provenance={}, dpi=80)
+    assert {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()} == before
+    assert not (tmp_path / "fresh").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_table_that_lacks_a_column_or_was_altered_is_refused_by_name(tmp_path):
+    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame({"dataset": ["d"], "method": ["m"]}))
+    with pytest.raises(ArtifactError, match=r"scores.parquet: must have the columns .*; lacks setting, seed"):
+        tables.gather([run])
+    (run.evaluate / "scores.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
+        tables.gather([run])
+
+
+def test_upstream_warnings_are_shown(tmp_path):
+    teacher = tmp_path / "d-sgld.run.json"
+    teacher.write_text(json.dumps({"warnings": ["R-hat 1.3"]}))
+    table = tables.gather([replace(scored(tmp_path, [0.5], warnings=["own"]), upstream=(teacher,))])
+    assert table.warnings["d-m-s"] == ("own", "d-sgld: R-hat 1.3")
+
+
+def test_end_labels_keep_their_distance_and_order():
+    places = plots.spread([0.1, 0.11, 0.5, 0.96, 0.97, 0.98], 0.06, 0.0, 1.0)
+    assert all(b - a >= 0.06 - 1e-12 for a, b in itertools.pairwise(places))
+    assert max(places) <= 1.0 and places[2] == 0.5
+    assert plots.spread([], 1, 0, 1) == []
+
+
+def test_images_are_written_as_they_are():
+    from io import BytesIO
+
+    from PIL import Image
+
+    shown = np.asarray(Image.open(BytesIO(images.png(np.array([[[0.0, 1.0], [0.5, 7.0]]])))))
+    assert shown.tolist() == [[0, 255], [128, 255]]
+    colour = np.zeros((3, 2, 2))
+    colour[2] = 1
+    assert np.asarray(Image.open(BytesIO(images.png(colour))))[0, 0].tolist() == [0, 0, 255]
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (columns.size, 999, "999 B"),
+        (columns.size, 33_000, "33 kB"),
+        (columns.size, 6.1e8, "610 MB"),
+        (columns.size, 2.5e9, "2.50 GB"),
+        (columns.seconds, 0.012, "12 ms"),
+        (columns.seconds, 4.2, "4.2 s"),
+        (columns.seconds, 131.4, "131 s"),
+        (columns.seconds, 1200, "20 min"),
+        (columns.count, 650, "650"),
+        (columns.count, 7_750_000, "7.75 M"),
+        (columns.percent, 0.91456, "91.46"),
+    ],
+)
+def test_figures_are_written_for_people(write, value, text):
+    assert write(value) == text

@@ -1,0 +1,173 @@
+"""Tracking: what is logged, under which names, and that nothing is lost when it fails."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import provenance, tracking
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty project, and a tracking module without memory of another."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", tracking.PARENT):
+        monkeypatch.delenv(name, raising=False)
+    forget(monkeypatch)
+    return tmp_path
+
+
+def forget(monkeypatch):
+    monkeypatch.setattr(tracking, "_stopped", False)
+    for cached in (tracking._client, tracking._experiment, tracking._session_parent):
+        cached.cache_clear()
+
+
+def runs_of(folder):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    return experiment, {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def test_final_scores_have_the_same_names_for_every_method():
+    def row(split, metric, value, seed=0):
+        return {"split": split, "metric": metric, "value": value, "seed": seed, "n": 10}
+
+    rows = [
+        row("test", "accuracy", 0.8),
+        row("test", "accuracy", 0.9, seed=1),
+        row("corrupted:fog:1", "accuracy", 0.7),
+        row("corrupted:gaussian_noise:5", "accuracy", 0.1),
+        row("ood:mnist5k", "auroc", 0.6),
+        row("cost", "fit_seconds", 12),
+    ]
+    assert tracking.final_scores(rows) == pytest.approx(
+        {
+            "test/accuracy": 0.85,
+            "corrupted/accuracy": 0.4,
+            "ood/mnist5k/auroc": 0.6,
+            "cost/fit_seconds": 12.0,
+        }
+    )
+
+
+def test_params_are_dotted_and_short():
+    flat = tracking.flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": "x" * 9000})
+    assert flat["a.b"] == "1"
+    assert flat["a.c.d"] == "[1, 2]"
+    assert len(flat["e"]) <= 6000  # MLflow's limit
+
+
+def test_a_stage_is_a_tagged_child_of_the_repro(project, capsys):
+    (project / "dvc.lock").write_text(
+        "stages:\n  prepare@toy:\n    outs:\n    - {path: work/prepare/toy, hash: md5, md5: abc.dir}\n"
+    )
+    parent = tracking.start_parent()
+    tags = {"dataset": "toy", "method": "vbpc", "setting": "ipc1", "seed": 0}
+    many = {f"p{i}": i for i in range(150)}  # more than MLflow takes in one request
+    with tracking.stage_run("evaluate", "toy-vbpc", tags, many, deps=["work/prepare/toy"]) as run:
+        run.metrics({"test/accuracy": 0.5})
+        run.metrics({"loss": 2.0}, 1)
+        run.metrics({"loss": 1.0}, 2)
+        run.warn("chains disagree")
+    tracking.end_parent(parent)
+    experiment, runs = runs_of(project)
+    child = runs["evaluate toy-vbpc"]
+    assert child.data.tags["mlflow.parentRunId"] == parent
+    assert {k: child.data.tags[k] for k in tags} == {k: str(v) for k, v in tags.items()}
+    assert child.data.tags["stage"] == "evaluate"
+    assert child.data.tags["dvc.work/prepare/toy"] == "abc.dir"
+    assert child.data.tags["warnings"] == "chains disagree"
+    assert child.data.metrics == {"test/accuracy": 0.5, "loss": 1.0}
+    assert len(child.data.params) == 150
+    assert (child.info.status, runs["repro"].info.status) == ("FINISHED", "FINISHED")
+    assert experiment.artifact_location == (project / "mlruns/artifacts").as_uri()
+    assert "chains disagree" in capsys.readouterr().err
+    with sqlite3.connect(project / "mlruns/mlflow.db") as store:
+        assert store.execute("pragma journal_mode").fetchone() == ("wal",)
+
+
+def test_a_stage_that_fails_says_so_and_its_error_passes(project):
+    with pytest.raises(ZeroDivisionError), tracking.stage_run("student", "x", {}, {}):
+        _ = 1 / 0
+    _, runs = runs_of(project)
+    assert runs["student x"].info.status == "FAILED"
+
+
+def test_stages_of_one_process_share_a_parent(project):
+    for key in ("a", "b"):
+        with tracking.stage_run("student", key, {}, {}):
+            pass
+    _, runs = runs_of(project)
+    parents = {runs[f"student {key}"].data.tags["mlflow.parentRunId"] for key in "ab"}
+    assert len(parents) == 1
+    assert len(runs) == 3
+
+
+def test_tracking_that_fails_costs_one_line_and_no_result(project, capsys, monkeypatch):
+    (project / "mlruns").write_text("a file where the store's folder belongs")
+    done = []
+    for key in ("a", "b"):
+        with tracking.stage_run("student", key, {}, {}) as run:
+            run.metrics({"x": 1.0})
+            run.model(project / "nothing")
+            done.append(key)
+    assert done == ["a", "b"]
+    assert capsys.readouterr().err.count("no tracking") == 1
+
+
+def test_a_dead_server_is_noticed_at_once(project, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert tracking.initialise() is None
+    assert "no tracking (http://127.0.0.1:9)" in capsys.readouterr().err
+
+
+def test_without_mlflow_everything_works(project, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    with tracking.stage_run("student", "a", {}, {}) as run:
+        run.metrics({"x": 1.0})
+    assert run.id is None
+    assert "no tracking" in capsys.readouterr().err
+
+
+def test_the_runs_of_killed_processes_are_ended(project):
+    dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = provenance.process(dead.pid)
+    assert not provenance.is_dead(name)
+    dead.communicate()
+    assert provenance.is_dead(name)
+    assert not provenance.is_dead("elsewhere/1/0.00")  # another machine's: not ours to judge
+    lost = tracking._create("lost", {})
+    tracking._client().set_tag(lost.info.run_id, "process", name)
+    tracking.start_parent()
+    _, runs = runs_of(project)
+    assert runs["lost"].info.status == "KILLED"
+    assert runs["repro"].info.status == "RUNNING"
+
+
+@pytest.mark.slow
+def test_processes_that_begin_at_once_lose_nothing(project):
+    """Four at once on a store that is not there yet: without the lock they fail."""
+    code = (
+        "from pipeline import tracking\n"
+        "with tracking.stage_run('student', __import__('sys').argv[1], {}, {}) as run: run.metrics({'x': 1.0})"
+    )
+    places = f"{ROOT}:{ROOT / 'src'}"
+    env = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(i)], env=env, stderr=subprocess.PIPE, text=True)
+        for i in range(4)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in started]
+    assert errors == [""] * 4
+    _, runs = runs_of(project)
+    assert {runs[f"student {i}"].data.metrics["x"] for i in range(4)} == {1.0}

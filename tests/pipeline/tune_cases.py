@@ -1,0 +1,146 @@
+"""A method whose best number and whose score are known, for searches: y ~ N(teacher's mean + shift, 1).
+
+The teacher's member i is the mean of the training targets plus i; the student averages its inputs'
+means and moves there by ``shift``/8 a step, so that a checkpoint is a worse student.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.method import Inputs, Method, Room
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+
+STEPS = 8
+NAN_ABOVE = 50.0  # a shift at which the fit "diverges"
+
+
+@dataclass(frozen=True)
+class LevelConfig:
+    """``add``: to the mean."""
+
+    add: float
+
+
+@dataclass(frozen=True)
+class InnerConfig:
+    """``shift``: of the mean, in the target's own units."""
+
+    shift: float
+
+
+@dataclass(frozen=True)
+class ShiftConfig:
+    """``crash``: a file with the driver's pid; while it is there, that is interrupted after half of the steps."""
+
+    inner: InnerConfig
+    crash: str = ""
+    log: str = ""
+
+
+def level(data: FitData, inputs: Inputs, config: LevelConfig, *, rng: Seed, report: Report) -> State:
+    member = int(rng.address[-1])
+    return State({"mean": torch.tensor(data.train.targets.mean() + config.add + member)}, {"rows": len(data.train)})
+
+
+def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, report: Report) -> State:
+    if config.inner.shift > NAN_ABOVE:
+        raise FloatingPointError("the loss became nan")
+    last = report.load()
+    start = 0 if last is None else int(last.config["step"])
+    if config.log:
+        with open(config.log, "a") as log:
+            log.write(f"{config.inner.shift} {start}\n")
+    for step in range(start, STEPS):
+        report(step + 1, STEPS)
+        if report.due():
+            report.save(State({}, {"step": step + 1}))
+        if config.crash and Path(config.crash).exists() and step + 1 == STEPS // 2:
+            os.kill(int(Path(config.crash).read_text()), signal.SIGINT)
+            time.sleep(60)
+    return _fitted(data, inputs, config.inner.shift)
+
+
+def peek(checkpoint: State, data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed) -> State:
+    return _fitted(data, inputs, config.inner.shift * checkpoint.config["step"] / STEPS)
+
+
+def _fitted(data: FitData, inputs: Inputs, shift: float) -> State:
+    mean = torch.stack([s.tensors["mean"] for s in inputs["teacher"]]).mean() + shift
+    assert data.transform.shift is not None and data.transform.scale is not None
+    spec = NetworkSpec(MlpConfig("mlp", (1,)), data.input_shape, 1, "gaussian_head")
+    weights = {k: torch.zeros_like(v) for k, v in spec.build(Seed(0)).state_dict().items()}
+    scale = data.transform.scale.double()
+    standard = (mean.double() - data.transform.shift.double()) / scale
+    weights["head.bias"] = torch.cat([standard, -2 * scale.log()]).float()
+    return NetworkDraws.of(spec, [weights]).state()
+
+
+LEVEL = Method("level", LevelConfig, ("regression",), {"teacher": Room(level)})
+SHIFT = Method(
+    "shift",
+    ShiftConfig,
+    ("regression",),
+    {"student": Room(shift, needs=("teacher",), peek=peek)},
+    {"inner.shift": (-20.0, 20.0, "linear")},
+)
+REGISTRY = {"level": LEVEL, "shift": SHIFT}
+
+PARAMS = """\
+# numbers of a test
+seed: 3
+datasets:
+  toy:                        # a line
+    source: {name: table, path: toy.csv, target: [y], task: regression}
+    normalise: train
+    whiten: false
+    validation: 0.25          # a quarter
+    fit_rows: train_and_validation
+    splits: 1
+    ood: []
+    corrupted_images: 0
+    corruptions: made
+methods:
+  level: {add: 4.0}
+  shift: {inner: {shift: 6.0}}
+trajectories: {}
+teachers:
+  toy-level: {dataset: toy, method: level, members: 2, input: prepare/toy}
+coresets: {}
+runs:
+  # the run that is searched
+  toy-shift: {dataset: toy, method: shift, setting: small, members: 1, input: teacher/toy-level}
+  toy-other: {dataset: toy, method: shift, setting: other, members: 1, input: teacher/toy-level}
+evaluate:
+  calibration_bins: 15        # bins
+  batch: 1000
+  joint_pairs: 100
+report:
+  figures_dpi: 110
+"""
+
+
+def project(folder: Path, **shift: str) -> None:
+    """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
+    from pipeline import params, preparing
+    from pipeline.executors.inline import Inline
+    from pipeline.settings import Settings
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=80)
+    rows = "\n".join(f"{a:.6f},{b:.6f}" for a, b in zip(x, 30 + 2 * x + rng.normal(size=80), strict=True))
+    (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
+    section = yaml.safe_dump({"inner": {"shift": 6.0}, **shift}, default_flow_style=True, width=4096).strip()
+    (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
+    preparing.prepare_dataset("toy", params.load(), Inline(Settings()))

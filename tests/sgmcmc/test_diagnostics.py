@@ -1,0 +1,104 @@
+"""Diagnostics: mixed chains pass, stuck or separated ones are warned about, nothing is silent."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc import diagnostics
+from tests.sgmcmc import cases
+
+CONFIG = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.05, min_ess=100)
+LIMITS = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.1, min_ess=50)
+
+
+def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> NetworkDraws:
+    """A chain whose network is a constant plus AR(1) noise of coefficient ``memory`` around ``shift``."""
+    spec = NetworkSpec(MlpConfig("mlp", (2,)), (2,), 1, "gaussian", 1.0)
+    zero = {k: torch.zeros(draws, *v.shape) for k, v in spec.build(Seed(0)).state_dict().items()}
+    noise = torch.randn(draws, generator=Seed(member).generator())
+    path = [noise[0]]
+    for z in noise[1:]:
+        path.append(memory * path[-1] + math.sqrt(1 - memory**2) * z)
+    return NetworkDraws(spec, zero | {"head.bias": shift + torch.stack(path)[:, None]})
+
+
+def test_independent_draws_pass():
+    """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1."""
+    metrics, warnings = diagnostics.summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
+    assert warnings == []
+    assert metrics["rhat_prediction"] < 1.01
+    assert metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
+    assert set(metrics) == {f"{a}_{b}" for a in ("rhat", "ess") for b in ("log_likelihood", "prediction")}
+
+
+def test_autocorrelated_draws_have_the_ess_of_their_ar1():
+    """ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8."""
+    metrics, _ = diagnostics.summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
+    assert metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
+
+
+def test_separated_chains_are_warned_about():
+    metrics, warnings = diagnostics.summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
+    assert metrics["rhat_prediction"] > 1.5
+    assert any("rhat_prediction" in w and "disagree" in w for w in warnings)
+    assert any("ess_prediction" in w for w in warnings)
+
+
+def test_too_few_chains_or_draws_are_said():
+    for chains in ([chain(0, 100)], [chain(0, 3), chain(1, 3)]):
+        metrics, warnings = diagnostics.summarise(chains, cases.table(), CONFIG)
+        assert metrics == {}
+        assert "need 2 chains of 4 draws" in warnings[0]
+
+
+def test_equal_draws_are_said():
+    chains = [chain(0, 10), chain(0, 10)]
+    for c in chains:
+        c.weights["head.bias"].zero_()
+    metrics, warnings = diagnostics.summarise(chains, cases.table(), CONFIG)
+    assert metrics == {}
+    assert "all equal" in warnings[0]
+
+
+def test_without_arviz_there_is_a_warning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    metrics, warnings = diagnostics.summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
+    assert metrics == {}
+    assert warnings == ["R-hat and ESS were not computed: arviz is not installed"]
+
+
+def test_judge_knows_its_limits():
+    assert diagnostics.judge({"rhat_a": 1.1, "ess_a": 50.0}, LIMITS) == []
+    assert len(diagnostics.judge({"rhat_a": 1.11, "ess_a": 49.0}, LIMITS)) == 2
+    assert len(diagnostics.judge({"rhat_a": math.nan}, LIMITS)) == 1
+
+
+def test_functionals_of_classes():
+    data = cases.images()
+    spec = NetworkSpec(MlpConfig("mlp", (3,)), data.input_shape, 2, "categorical")
+    draws = NetworkDraws.of(spec, [dict(spec.build(Seed(i)).state_dict()) for i in range(5)])
+    x, y = data.tensors("validation")
+    total, each = diagnostics.functionals(draws, x, y)
+    by_hand = torch.stack([p[torch.arange(len(y)), y] for p in draws.predict(x).draw_log_probs.exp()])
+    torch.testing.assert_close(each, by_hand)
+    torch.testing.assert_close(total, by_hand.log().sum(1))
+
+
+def test_functionals_of_regression():
+    x, y = cases.table().tensors("train")
+    total, each = diagnostics.functionals(chain(0, 3), x, y)
+    mean = chain(0, 3).weights["head.bias"]  # the network is its bias
+    torch.testing.assert_close(each, mean.expand(-1, len(x)))
+    by_hand = torch.stack([torch.distributions.Normal(m, 1.0).log_prob(y).sum() for m in mean])
+    torch.testing.assert_close(total, by_hand)
+
+
+def test_validation_rows_come_first():
+    data = cases.table(40, validation=10)
+    metrics, _ = diagnostics.summarise([chain(m, 50) for m in range(2)], data, CONFIG)
+    assert math.isfinite(metrics["rhat_log_likelihood"])

@@ -1,0 +1,235 @@
+"""Artifacts: round trips, and refusals that name the file."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State, load, publish, read_state, write_state
+from bdl_pipe.errors import ArtifactError, UserError
+
+STATE = State(
+    {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "half": torch.ones(2, dtype=torch.float16),
+        "count": torch.tensor(3),
+        "turned": torch.arange(6).reshape(2, 3).T,
+        "none": torch.zeros(0, 4),
+    },
+    {"rate": 0.1, "nested": {"list": [1, "é"]}},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A published artifact of two states and a text."""
+    with publish(tmp_path / "made", "coreset", about={"seed": 0}) as place:
+        write_state(place / "0-0", STATE)
+        write_state(place / "0-1", STATE)
+        (place / "notes.json").write_text("[1]")
+    return tmp_path / "made"
+
+
+def assert_same(a: State, b: State) -> None:
+    assert a.config == b.config
+    assert a.tensors.keys() == b.tensors.keys()
+    for key, value in a.tensors.items():
+        assert torch.equal(value, b.tensors[key])
+        assert value.dtype == b.tensors[key].dtype
+
+
+def files(path: Path) -> set[str]:
+    return {str(p.relative_to(path)) for p in path.rglob("*")}
+
+
+def test_states_survive_files_and_blobs(tmp_path: Path) -> None:
+    write_state(tmp_path / "x", STATE)
+    assert_same(read_state(tmp_path / "x"), STATE)
+    assert_same(artifacts.from_bytes(artifacts.to_bytes(STATE)), STATE)
+    assert files(tmp_path) == {"x.json", "x.safetensors"}
+    # read by the format's own library too
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "x.safetensors")["turned"], STATE.tensors["turned"])
+
+
+def test_names_with_dots_are_kept_whole(tmp_path: Path) -> None:
+    for name in ("run.v1", "run.v2"):
+        write_state(tmp_path / name, State(STATE.tensors, {"name": name}))
+    assert read_state(tmp_path / "run.v1").config == {"name": "run.v1"}
+
+
+def test_an_artifact_reads_back(folder: Path) -> None:
+    artifact = load(folder, "coreset")
+    assert artifact.names() == ["0-0", "0-1"]
+    assert artifact.json("notes.json") == [1]
+    assert artifact.manifest["about"] == {"seed": 0}
+    assert artifact.manifest["files"]["0-0.safetensors"]["tensors"]["a"] == ["F32", 2, 3]
+    assert_same(artifact.state("0-1"), STATE)
+
+
+def test_equal_contents_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
+    with publish(tmp_path / "again", "coreset", about={"seed": 0}) as place:
+        (place / "notes.json").write_text("[1]")
+        write_state(place / "0-1", STATE)
+        write_state(place / "0-0", STATE)
+    for name in files(folder):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def refused(folder: Path, kind: str = "coreset") -> str:
+    with pytest.raises(ArtifactError) as caught:
+        load(folder, kind)
+    return str(caught.value)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert refused(tmp_path / "no") == f"{tmp_path / 'no'}: there is no coreset artifact here (no manifest.json)"
+
+
+def test_a_missing_file(folder: Path) -> None:
+    (folder / "0-1.safetensors").unlink()
+    assert refused(folder) == f"{folder / '0-1.safetensors'}: is missing"
+
+
+def test_a_truncated_file(folder: Path) -> None:
+    file = folder / "0-1.safetensors"
+    size = file.stat().st_size
+    os.truncate(file, size - 5)
+    assert refused(folder) == f"{file}: is truncated or altered: {size - 5} bytes, not {size}"
+
+
+def test_an_altered_file(folder: Path) -> None:
+    file = folder / "0-1.safetensors"
+    blob = bytearray(file.read_bytes())
+    blob[-1] ^= 1
+    file.write_bytes(blob)
+    assert refused(folder) == f"{file}: is altered: its SHA-256 differs from manifest.json"
+    load(folder, "coreset", verify=False)  # sizes alone do not show it: the hash does the work
+
+
+@pytest.mark.parametrize("blob", [b"", b'{"schema": 1', b"\xff\xfe", b"[1]", b'{"schema": 1, "kind": "coreset"}'])
+def test_a_damaged_manifest(folder: Path, blob: bytes) -> None:
+    (folder / "manifest.json").write_bytes(blob)
+    assert refused(folder).startswith(f"{folder / 'manifest.json'}: ")
+
+
+def test_another_schema(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
+    assert refused(folder) == f"{folder / 'manifest.json'}: schema version must be 1, got 99; make it again"
+
+
+def test_another_kind(folder: Path) -> None:
+    assert refused(folder, "teacher") == f"{folder / 'manifest.json'}: must be a teacher artifact, got 'coreset'"
+
+
+@pytest.mark.parametrize(("name", "blob"), [("x.safetensors", b"123"), ("x.json", b"{"), ("x.json", b"\xff")])
+def test_half_a_state(tmp_path: Path, name: str, blob: bytes) -> None:
+    write_state(tmp_path / "x", STATE)
+    (tmp_path / name).write_bytes(blob)
+    with pytest.raises(ArtifactError, match=r"x.safetensors: is truncated or not a safetensors"):
+        read_state(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.json"])
+def test_one_file_of_a_state_missing(tmp_path: Path, name: str) -> None:
+    write_state(tmp_path / "x", STATE)
+    (tmp_path / name).unlink()
+    with pytest.raises(ArtifactError, match=rf"{name}: is missing"):
+        read_state(tmp_path / "x")
+
+
+def test_every_truncation_of_a_blob_is_refused() -> None:
+    blob = artifacts.to_bytes(STATE)
+    for size in range(len(blob)):
+        with pytest.raises(ArtifactError, match=r"^here: is truncated or not a checkpoint"):
+            artifacts.from_bytes(blob[:size], "here")
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """The disk is full from the ``after``-th flush on."""
+    count = iter(range(1_000))
+
+    def fsync(descriptor: int) -> None:
+        if next(count) >= after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("after", range(5))  # four files and the manifest
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    full_disk(monkeypatch, after)
+    with pytest.raises(UserError, match="the disk is full; nothing was written"):  # noqa: SIM117
+        with publish(tmp_path / "made", "coreset") as place:
+            write_state(place / "0-0", STATE)
+            write_state(place / "0-1", STATE)
+    assert files(tmp_path) == set()
+
+
+def test_a_full_disk_keeps_the_old_artifact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: (folder / name).read_bytes() for name in files(folder)}
+    full_disk(monkeypatch, 1)
+    with pytest.raises(UserError, match="the disk is full"), publish(folder, "coreset") as place:
+        write_state(place / "0-0", STATE)
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == before
+    assert files(folder.parent) == {"made"} | {f"made/{name}" for name in before}
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts.write_bytes(tmp_path / "x", b"old")
+    full_disk(monkeypatch, 0)
+    with pytest.raises(UserError, match=r"x: the disk is full; nothing was written$"):
+        artifacts.write_bytes(tmp_path / "x", b"new")
+    assert files(tmp_path) == {"x"}
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), publish(tmp_path / "made", "coreset") as place:
+        write_state(place / "0-0", STATE)
+        raise error
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_in_the_middle_keeps_the_old_artifact(folder: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), publish(folder, "coreset") as place:
+        write_state(place / "0-0", State())
+        raise error
+    assert_same(load(folder, "coreset").state("0-0"), STATE)
+    assert load(folder, "coreset").names() == ["0-0", "0-1"]
+
+
+def test_publishing_again_replaces_the_whole(folder: Path) -> None:
+    with publish(folder, "coreset") as place:
+        write_state(place / "only", STATE)
+    assert files(folder) == {"only.json", "only.safetensors", "manifest.json"}
+    assert files(folder.parent) == {"made"} | {f"made/{f}" for f in files(folder)}
+
+
+def test_a_failed_rename_keeps_the_old_artifact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target) == folder and ".old." not in Path(source).name:
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="Input/output"), publish(folder, "coreset") as place:
+        write_state(place / "0-0", State())
+    assert_same(load(folder, "coreset").state("0-0"), STATE)
+
+
+def test_stack_and_unstack() -> None:
+    states = [{"w": torch.full((2,), float(i)), "n": torch.tensor(i)} for i in range(3)]
+    stacked = artifacts.stack(states)
+    assert stacked["w"].shape == (3, 2)
+    back = artifacts.unstack(stacked)
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(states, back, strict=True) for k in a)

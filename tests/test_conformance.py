@@ -1,0 +1,201 @@
+"""Every registered method, in every room, on every task, through the protocol on tiny data."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State, from_bytes, read_state, to_bytes, write_state
+from bdl_pipe.config import read
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.method import Method
+from bdl_pipe.methods import METHODS, POSTERIORS, posterior_of
+from bdl_pipe.posterior import Fitted
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+from tests.cases import CASES, CONFIGS, Case
+from tests.conftest import make_tiny_images, make_tiny_table
+
+STUDENTS = [case for case in CASES if case.kind == "student"]
+RANDOM = [case for case in CASES if case.random]
+all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+students = pytest.mark.parametrize("case", STUDENTS, ids=str)
+ROOT = 7
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Recorder(Report):
+    """Counts the moments at which a checkpoint may be saved; saves, then raises, at one of them."""
+
+    def __init__(self, stop_at: int | None = None, start: bytes | None = None) -> None:
+        self.asked, self.steps, self.kept = 0, 0, start
+        self._stop_at = stop_at
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        assert 0 < step <= total
+        assert all(np.isfinite(v) for v in (metrics or {}).values())
+        self.steps += 1
+
+    def due(self) -> bool:
+        self.asked += 1
+        return self.asked == self._stop_at
+
+    def save(self, state: State) -> None:
+        self.kept = to_bytes(state)
+        raise Interrupted
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
+
+
+def data_of(task: str):
+    return make_tiny_images() if task == "classification" else make_tiny_table()
+
+
+def config_of(case: Case) -> object:
+    method = METHODS[case.method]
+    return read(method.config, CONFIGS[case.method, case.task], f"methods.{case.method}")
+
+
+@functools.cache
+def inputs_of(case: Case) -> dict[str, list[State]]:
+    members = 1 if case.room.takes == "each" else 2
+    return {kind: [made(case.upstream(kind), member) for member in range(members)] for kind in case.room.needs}
+
+
+@functools.cache
+def made(case: Case, member: int = 0) -> State:
+    return make(case, Seed(ROOT).fold("member", member), Recorder())
+
+
+def make(case: Case, rng: Seed, report: Report) -> State:
+    return case.room.make(data_of(case.task), inputs_of(case), config_of(case), rng=rng, report=report)
+
+
+def same(a: State, b: State) -> bool:
+    return (
+        a.config == b.config
+        and a.tensors.keys() == b.tensors.keys()
+        and all(torch.equal(v, b.tensors[k]) and v.dtype == b.tensors[k].dtype for k, v in a.tensors.items())
+    )
+
+
+def draws(predictive: Predictive) -> list[torch.Tensor]:
+    if isinstance(predictive, Categorical):
+        return [predictive.draw_log_probs]
+    assert isinstance(predictive, Gaussian)
+    return [predictive.draw_mean, predictive.draw_variance]
+
+
+@all_cases
+def test_equal_seeds_give_equal_bits(case: Case) -> None:
+    assert same(made(case), make(case, Seed(ROOT).fold("member", 0), Recorder()))
+
+
+@pytest.mark.parametrize("case", RANDOM, ids=str)
+def test_other_seeds_give_other_bits(case: Case) -> None:
+    one, other = made(case), made(case, 1)
+    assert one.tensors.keys() == other.tensors.keys()
+    assert any(not torch.equal(v, other.tensors[k]) for k, v in one.tensors.items())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.random], ids=str)
+def test_what_draws_nothing_does_not_depend_on_the_seed(case: Case) -> None:
+    assert same(made(case), made(case, 1))
+
+
+@all_cases
+def test_a_fit_reports_its_steps(case: Case) -> None:
+    recorder = Recorder()
+    make(case, Seed(ROOT).fold("member", 0), recorder)
+    assert recorder.steps > 0
+
+
+@all_cases
+def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> None:
+    rng = Seed(ROOT).fold("member", 0)
+    undisturbed = Recorder()
+    make(case, rng, undisturbed)
+    if undisturbed.asked == 0:
+        assert not case.random, "a fit that draws must be resumable"
+        return
+    stops = np.random.default_rng(0).integers(1, undisturbed.asked + 1, 2)
+    for stop in {1, undisturbed.asked, *map(int, stops)}:
+        interrupted = Recorder(stop_at=stop)
+        with pytest.raises(Interrupted):
+            make(case, rng, interrupted)
+        resumed = Recorder(start=interrupted.kept)
+        assert same(make(case, rng, resumed), made(case)), f"stopped at {stop}"
+        assert resumed.asked <= undisturbed.asked - stop, "the resumed run started over"
+
+
+@all_cases
+def test_a_state_survives_its_file(case: Case, tmp_path: Path) -> None:
+    write_state(tmp_path / "0-0", made(case))
+    assert same(read_state(tmp_path / "0-0"), made(case))
+
+
+@students
+def test_a_posterior_read_from_its_file_predicts_the_same_bits(case: Case, tmp_path: Path) -> None:
+    inputs, _ = data_of(case.task).tensors("validation")
+    before = posterior_of(made(case)).predict(inputs, rng=Seed(1))
+    write_state(tmp_path / "0-0", made(case))
+    posterior = posterior_of(read_state(tmp_path / "0-0"))
+    after = posterior.predict(inputs, rng=Seed(1))
+    assert all(torch.equal(a, b) for a, b in zip(draws(before), draws(after), strict=True))
+    assert same(posterior.state(), made(case))
+    assert posterior.state().config["posterior"] in POSTERIORS
+
+
+@students
+def test_predictives_are_distributions(case: Case) -> None:
+    data = data_of(case.task)
+    inputs, targets = data.tensors("validation")
+    predictive = posterior_of(made(case)).predict(inputs, rng=Seed(1))
+    assert predictive.mean.shape == predictive.variance.shape == (len(inputs), data.outputs)
+    assert (predictive.variance >= 0).all()
+    assert predictive.log_prob(targets).isfinite().all()
+    if case.task == "classification":
+        assert isinstance(predictive, Categorical)
+        total = predictive.log_probs.double().exp().sum(-1)
+        torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
+    else:
+        assert (predictive.variance > 0).all()
+
+
+@students
+def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
+    data = data_of(case.task)
+    fitted = Fitted(posterior_of(made(case)), data.transform, data.classes)
+    predictive = fitted.predict(data.validation.inputs, rng=Seed(1))
+    inner = fitted.posterior.predict(data.tensors("validation")[0], rng=Seed(1))
+    expected = inner.mean
+    if data.transform.scale is not None:
+        expected = inner.mean * data.transform.scale.float() + data.transform.shift.float()
+    torch.testing.assert_close(predictive.mean, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
+def test_unknown_keys_are_refused(method: Method) -> None:
+    for task in method.tasks:
+        section = CONFIGS[method.name, task] | {"no_such_key": 1}
+        with pytest.raises(ConfigError, match=rf"^methods\.{method.name}\.no_such_key is not a known key"):
+            read(method.config, section, f"methods.{method.name}")
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
+def test_what_a_search_varies_is_a_number_of_the_config(method: Method) -> None:
+    for key, (low, high, scale) in method.search.items():
+        assert low < high
+        assert scale == "linear" or low > 0
+        value = read(method.config, CONFIGS[method.name, method.tasks[0]], method.name)
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert isinstance(value, (int, float))

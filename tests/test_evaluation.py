@@ -1,0 +1,213 @@
+"""The evaluation of posteriors whose every answer is known beforehand."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from torch import Tensor
+
+from bdl_pipe import config, evaluation
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.posterior import Fitted
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.seeds import Seed
+
+SETTINGS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500)
+PLAIN = Transform("table", torch.zeros(2), torch.ones(2))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Draw s answers softmax(x · weights[s]), or N(x · weights[s], 1) where ``gaussian``."""
+
+    weights: Tensor  # [draw, feature, output]
+    gaussian: bool = False
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        outputs = torch.einsum("bf,sfo->sbo", inputs, self.weights.to(inputs))
+        return Gaussian(outputs, torch.ones_like(outputs)) if self.gaussian else Categorical(outputs.log_softmax(-1))
+
+    def state(self) -> State:
+        return State({"weights": self.weights}, {"posterior": "linear"})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Linear":
+        return cls(state.tensors["weights"])
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Answers uniformly and notes the batches and seeds that it is asked with."""
+
+    asked: list[Any]
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        self.asked.append((inputs[:, 0].tolist(), rng))
+        return Categorical(torch.full((1, len(inputs), 3), -math.log(3)))
+
+    def state(self) -> State:
+        return State()
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Recording":
+        return cls([])
+
+
+def classes(draws: int, rows: int = 61) -> tuple[Fitted, Split, np.ndarray]:
+    """A posterior, a split, and the mixture's probabilities in float64 by numpy."""
+    random = Seed(7).numpy()
+    weights, inputs = random.normal(size=(draws, 2, 3)), random.normal(size=(rows, 2))
+    outputs = np.exp(np.einsum("bf,sfo->sbo", inputs, weights))
+    probs = (outputs / outputs.sum(-1, keepdims=True)).mean(0)
+    split = Split(inputs, random.integers(3, size=rows))
+    return Fitted(Linear(torch.tensor(weights)), PLAIN), split, probs
+
+
+def test_classes_on_test_rows() -> None:
+    fitted, split, probs = classes(draws=4)
+    result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
+    truth = np.eye(3)[split.targets]
+    expected = {
+        "accuracy": (probs.argmax(1) == split.targets).mean(),
+        "nll": sklearn.metrics.log_loss(split.targets, probs),
+        "brier": ((probs - truth) ** 2).sum(1).mean(),
+        "entropy": -(probs * np.log(probs)).sum(1).mean(),
+    }
+    assert {k: result.metrics[k][0] for k in expected} == pytest.approx(expected, abs=1e-5)
+    names = {"accuracy", "nll", "brier", "ece", "entropy", "mutual_information", "joint_nll", "joint_gap"}
+    assert set(result.metrics) == names
+    assert {k: n for k, (_, n) in result.metrics.items() if not k.startswith("joint")} == dict.fromkeys(
+        names - {"joint_nll", "joint_gap"}, 61
+    )
+    assert result.metrics["joint_nll"][1] == 500
+
+
+def test_the_tables_hold_what_the_metrics_are_made_of() -> None:
+    fitted, split, probs = classes(draws=4)
+    result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
+    table = result.predictions.to_pydict()
+    assert list(table) == ["row", "target", "p_0", "p_1", "p_2", "entropy", "mutual_information", "log_prob"]
+    assert table["row"] == list(range(61))
+    assert table["target"] == split.targets.tolist()
+    np.testing.assert_allclose(np.stack([table[f"p_{k}"] for k in range(3)], 1), probs, atol=1e-6)
+    assert -np.mean(table["log_prob"]) == pytest.approx(result.metrics["nll"][0], rel=1e-6)
+    assert result.calibration is not None
+    bins = result.calibration.to_pandas()
+    assert list(bins.columns) == ["bin", "lower", "upper", "count", "confidence", "accuracy"]
+    gap = ((bins.accuracy - bins.confidence).abs() * bins["count"]).sum() / 61
+    assert gap == pytest.approx(result.metrics["ece"][0], rel=1e-9)
+    assert (bins.accuracy * bins["count"]).sum() / 61 == pytest.approx(result.metrics["accuracy"][0])
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_the_size_of_batches_changes_nothing(draws: int) -> None:
+    fitted, split, _ = classes(draws)
+    small = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0))
+    large = evaluation.score_clean(fitted, split, EvaluateConfig(15, 1000, 500), Seed(0))
+    for name, (value, n) in large.metrics.items():
+        assert small.metrics[name] == (pytest.approx(value, abs=1e-6), n)
+
+
+def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
+    fitted, split, _ = classes(draws=1)
+    result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
+    assert "mutual_information" not in result.metrics
+    assert set(result.in_scores) == {"max_prob"}
+    assert result.metrics["joint_gap"][0] == 0.0
+
+
+def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out() -> None:
+    """Two draws, each sure of another class for all rows; all labels are that of the first."""
+    weights = torch.tensor([[[4.0, 0.0, 0.0], [0, 0, 0]], [[0.0, 4.0, 0.0], [0, 0, 0]]])
+    split = Split(np.ones((40, 2)), np.zeros(40, dtype=int))
+    found = evaluation.score_clean(Fitted(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
+    sure, other = math.exp(4) / (math.exp(4) + 2), 1 / (math.exp(4) + 2)
+    joint = (sure**2 + other**2) / 2
+    assert found["joint_nll"][0] == pytest.approx(-math.log(joint), rel=1e-5)
+    assert found["joint_gap"][0] == pytest.approx(math.log(joint / ((sure + other) / 2) ** 2), rel=1e-5)
+
+
+def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
+    recording = Recording([])
+    split = Split(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
+    evaluation.score_clean(Fitted(recording, PLAIN), split, SETTINGS, Seed(3))
+    assert [len(rows) for rows, _ in recording.asked] == [5, 6, 6]
+    assert [row for rows, _ in recording.asked for row in rows] == split.inputs[:, 0].tolist()
+    assert len({seed for _, seed in recording.asked}) == 1
+
+
+def test_shifted_rows_have_the_clean_scores_where_nothing_is_shifted() -> None:
+    fitted, split, _ = classes(draws=4)
+    clean = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).metrics
+    shifted = evaluation.score_shifted(fitted, split, SETTINGS, Seed(1))
+    assert shifted == {name: clean[name] for name in ("accuracy", "nll", "brier", "ece")}
+
+
+def test_other_data_are_told_by_each_score_that_exists() -> None:
+    """Rows at the origin are uniform under every draw: least confident, and with no disagreement."""
+    fitted, split, probs = classes(draws=4)
+    known = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_scores
+    np.testing.assert_allclose(np.exp(known["max_prob"]), probs.max(1), atol=1e-6)
+    found = evaluation.score_ood(fitted, np.zeros((9, 2)), known, SETTINGS, Seed(0))
+    names = ("auroc", "aupr_in", "aupr_out", "fpr95")
+    assert set(found) == {*names, *(f"{n}_mutual_information" for n in names)}
+    assert found["auroc"] == (1.0, 70)
+    assert found["fpr95"] == (0.0, 70)
+    assert found["auroc_mutual_information"] == (0.0, 70)  # no disagreement looks familiar
+
+
+def test_regression_is_scored_in_original_units() -> None:
+    random = Seed(8).numpy()
+    inputs, weights = random.normal(size=(30, 2)), random.normal(size=(3, 2, 1))
+    targets = 50 + 10 * random.normal(size=(30, 1))
+    shift, scale = torch.tensor([50.0]), torch.tensor([10.0])
+    fitted = Fitted(
+        Linear(torch.tensor(weights), gaussian=True),
+        Transform("table", torch.zeros(2), torch.ones(2), shift=shift, scale=scale),
+    )
+    result = evaluation.score_clean(fitted, Split(inputs, targets), SETTINGS, Seed(0))
+    draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
+    density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
+    found = {name: value for name, (value, _) in result.metrics.items()}
+    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"}
+    assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, draws.mean(0)), rel=1e-5)
+    assert found["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-5)
+    assert found["log_likelihood"] == -found["nll"]
+    assert list(result.predictions.column_names) == ["row", "target", "mean", "variance", "log_prob"]
+    np.testing.assert_allclose(result.predictions["mean"], draws.mean(0)[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(result.predictions["variance"], 100 + draws.var(0)[:, 0], rtol=1e-4)
+    assert result.calibration is None
+    far = evaluation.score_ood(fitted, 100 + inputs, result.in_scores, SETTINGS, Seed(0))
+    assert far["auroc_variance"] == (1.0, 60)
+
+
+def test_cost_counts_what_is_stored() -> None:
+    fitted, split, _ = classes(draws=4)
+    found = evaluation.measure_cost(fitted, split.inputs, SETTINGS, Seed(0))
+    assert found["parameters"][0] == 4 * 2 * 3
+    assert 4 * 2 * 3 * 8 < found["bytes"][0] < 4 * 2 * 3 * 8 + 200  # float64, and a header
+    assert found["seconds_per_1000"][0] > 0
+    assert found["seconds_per_1000"][1] == 61
+
+
+def test_predictions_that_are_not_finite_are_refused() -> None:
+    _, split, _ = classes(draws=1)
+    broken = Fitted(Linear(torch.full((1, 2, 3), torch.nan)), PLAIN)
+    with pytest.raises(UserError, match="must be finite"):
+        evaluation.score_clean(broken, split, SETTINGS, Seed(0))
+
+
+@pytest.mark.parametrize(("key", "value"), [("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1)])
+def test_settings_out_of_range_are_named(key: str, value: int) -> None:
+    section = {"calibration_bins": 15, "batch": 1000, "joint_pairs": 10_000}
+    assert config.read(EvaluateConfig, section, "evaluate").batch == 1000
+    with pytest.raises(ConfigError, match=rf"^evaluate\.{key} must be .* got {value}$"):
+        config.read(EvaluateConfig, section | {key: value}, "evaluate")

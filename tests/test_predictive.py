@@ -1,0 +1,137 @@
+"""Predictives against scipy, numerical integration and brute-force sums."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+
+from bdl_pipe.predictive import Categorical, Gaussian
+
+
+@pytest.fixture
+def probs() -> np.ndarray:
+    """Class probabilities [draw=5, batch=4, class=3], one of them exactly one-hot."""
+    p = np.random.default_rng(0).dirichlet(np.ones(3), (5, 4))
+    p[:, 3] = [0.0, 1.0, 0.0]
+    return p
+
+
+@pytest.fixture
+def categorical(probs: np.ndarray) -> Categorical:
+    return Categorical(torch.tensor(probs).log())
+
+
+@pytest.fixture
+def gaussian() -> Gaussian:
+    random = np.random.default_rng(1)
+    return Gaussian(torch.tensor(random.normal(0, 2, (4, 3, 1))), torch.tensor(random.uniform(0.2, 2, (4, 3, 1))))
+
+
+def test_class_probabilities_are_the_mean_over_draws(categorical: Categorical, probs: np.ndarray) -> None:
+    np.testing.assert_allclose(categorical.mean, probs.mean(0), atol=1e-12)
+    np.testing.assert_allclose(categorical.log_probs.exp().sum(-1), np.ones(4), atol=1e-12)
+
+
+def test_class_variance_is_that_of_the_indicators(categorical: Categorical, probs: np.ndarray) -> None:
+    np.testing.assert_allclose(categorical.variance, scipy.stats.bernoulli(probs.mean(0)).var(), atol=1e-12)
+
+
+def test_class_log_prob_is_of_the_target(categorical: Categorical, probs: np.ndarray) -> None:
+    targets = np.array([2, 0, 1, 1])
+    np.testing.assert_allclose(
+        categorical.log_prob(torch.tensor(targets)), np.log(probs.mean(0)[np.arange(4), targets]), atol=1e-12
+    )
+
+
+def test_entropy_and_mutual_information_are_scipys(categorical: Categorical, probs: np.ndarray) -> None:
+    total = scipy.stats.entropy(probs.mean(0), axis=-1)
+    np.testing.assert_allclose(categorical.entropy(), total, atol=1e-12)
+    information = total - scipy.stats.entropy(probs, axis=-1).mean(0)
+    np.testing.assert_allclose(categorical.mutual_information(), information, atol=1e-12)
+    # the same number by another road: the mean divergence of the draws from their mixture
+    divergence = scipy.stats.entropy(probs[:, :3], probs.mean(0)[None, :3], axis=-1).mean(0)
+    np.testing.assert_allclose(categorical.mutual_information()[:3], divergence, atol=1e-12)
+
+
+def test_one_draw_has_no_mutual_information(probs: np.ndarray) -> None:
+    assert torch.equal(Categorical(torch.tensor(probs[:1]).log()).mutual_information(), torch.zeros(4).double())
+
+
+def test_draws_that_disagree_wholly_have_the_mutual_information_of_a_coin() -> None:
+    draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64).log()
+    np.testing.assert_allclose(Categorical(draws).mutual_information(), np.log(2))
+
+
+def test_joint_log_prob_by_brute_force(categorical: Categorical, probs: np.ndarray) -> None:
+    targets = [0, 2, 1, 1]
+    pairs = list(itertools.combinations(range(4), 2))
+    expected = [
+        np.log(np.mean([probs[s, i, targets[i]] * probs[s, j, targets[j]] for s in range(5)])) for i, j in pairs
+    ]
+    first, second = torch.tensor(pairs).T
+    joint = categorical.joint_log_prob(first, second, torch.tensor(targets))
+    np.testing.assert_allclose(joint, expected, atol=1e-12)
+    product = categorical.log_prob(torch.tensor(targets))  # the control: independence is another number
+    assert not np.allclose(joint, product[first] + product[second], atol=1e-3)
+
+
+def test_joint_probabilities_sum_to_one(categorical: Categorical) -> None:
+    first, second = torch.tensor([0]), torch.tensor([1])
+    total = sum(
+        categorical.joint_log_prob(first, second, torch.tensor([a, b, 0, 0])).exp().item()
+        for a, b in itertools.product(range(3), repeat=2)
+    )
+    assert total == pytest.approx(1, abs=1e-12)
+
+
+def density(gaussian: Gaussian, row: int):
+    """y ↦ p(y | x_row) in float64, through ``log_prob``."""
+
+    def at(y: float) -> float:
+        targets = torch.full((gaussian.mean.shape[0], 1), float(y), dtype=torch.float64)
+        return gaussian.log_prob(targets)[row].exp().item()
+
+    return at
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_gaussian_mixture_by_numerical_integration(gaussian: Gaussian, row: int) -> None:
+    p = density(gaussian, row)
+    moments = [scipy.integrate.quad(lambda y, k=k: y**k * p(y), -25, 25, limit=200)[0] for k in range(3)]
+    assert moments[0] == pytest.approx(1, abs=1e-8)
+    assert gaussian.mean[row].item() == pytest.approx(moments[1], abs=1e-7)
+    assert gaussian.variance[row].item() == pytest.approx(moments[2] - moments[1] ** 2, abs=1e-7)
+
+
+def test_gaussian_log_prob_is_scipys(gaussian: Gaussian) -> None:
+    targets = np.array([[0.3], [-1.0], [2.0]])
+    each = scipy.stats.norm(gaussian.draw_mean.numpy(), gaussian.draw_variance.sqrt().numpy()).pdf(targets)
+    np.testing.assert_allclose(gaussian.log_prob(torch.tensor(targets)), np.log(each.mean(0))[:, 0], atol=1e-12)
+
+
+def test_outputs_are_independent_given_a_draw_only() -> None:
+    mean = torch.tensor([[[0.0, 0.0]], [[4.0, 4.0]]], dtype=torch.float64)  # [draw=2, batch=1, output=2]
+    both = Gaussian(mean, torch.ones_like(mean))
+    at = np.array([4.0, 4.0])
+    expected = np.log(np.mean([scipy.stats.multivariate_normal(m, np.eye(2)).pdf(at) for m in ([0, 0], [4, 4])]))
+    assert both.log_prob(torch.tensor(at)[None]).item() == pytest.approx(expected)
+
+
+def test_epistemic_variance_is_that_of_the_means(gaussian: Gaussian) -> None:
+    np.testing.assert_allclose(gaussian.epistemic_variance, np.var(gaussian.draw_mean.numpy(), axis=0), atol=1e-12)
+
+
+def test_rescaled_density_follows_the_change_of_variable(gaussian: Gaussian) -> None:
+    shift, scale = torch.tensor([20.0]).double(), torch.tensor([9.0]).double()
+    wide, targets = gaussian.rescale(shift, scale), torch.tensor([[0.3], [-1.0], [2.0]]).double()
+    torch.testing.assert_close(wide.log_prob(shift + scale * targets), gaussian.log_prob(targets) - scale.log())
+    torch.testing.assert_close(wide.mean, shift + scale * gaussian.mean)
+    torch.testing.assert_close(wide.variance, scale**2 * gaussian.variance)
+
+
+def test_classes_have_no_scale(categorical: Categorical) -> None:
+    with pytest.raises(TypeError, match="classes have no scale"):
+        categorical.rescale(torch.zeros(3), torch.ones(3))
