@@ -1,5 +1,6 @@
 """The output of several stages at once: one live line for each on a terminal, prefixed lines elsewhere."""
 
+import os
 import sys
 import threading
 import time
@@ -83,4 +84,7 @@ class Lines:
         self._live.update(Text("\n".join(row[: width - 1] for row in rows)))
 
     def _print(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # nobody reads on: the work goes on unseen
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115

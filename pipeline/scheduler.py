@@ -100,9 +100,11 @@ def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
     waiting, took = set(plan.todo), dict[str, float]()
     ended: queue.Queue[_Child] = queue.Queue()
     children: dict[str, _Child] = {}
-    with _terminated(), Lines(len(waiting)) as lines:
+    with _stop_signals() as stop, Lines(len(waiting)) as lines:
         try:
             while waiting or children:
+                if stop.is_set():
+                    raise KeyboardInterrupt
                 ready = [n for n in waiting if not any(m in waiting or m in children for m in plan.graph[n])]
                 for name in sorted(ready, key=lambda n: (-first[n], n))[: jobs - len(children)]:
                     waiting.discard(name)
@@ -186,17 +188,19 @@ def _stop(children: list[_Child]) -> None:
 
 
 @contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """Within the block SIGTERM is an interrupt too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+def _stop_signals() -> Iterator[threading.Event]:
+    """Set by Ctrl-C, SIGTERM and a terminal that closes: no process is ever started and then forgotten."""
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield stop
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

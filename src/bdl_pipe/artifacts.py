@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from .errors import ArtifactError
-from .files import disk_error, write_bytes
+from .files import disk_error
+from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"

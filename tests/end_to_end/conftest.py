@@ -14,9 +14,9 @@ PARAMS = """
 seed: 0
 datasets:
   digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
-           splits: 1, ood: [mnist5k], corrupted_images: 10}
+           splits: 1, ood: [mnist5k], corrupted_images: 10, corruptions: made}
   boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
-           splits: 2, ood: [], corrupted_images: 0}
+           splits: 2, ood: [], corrupted_images: 0, corruptions: made}
 methods:
   sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, batch: 32, optimiser: {name: adam, rate: 3e-3}}
   deterministic: {}
@@ -70,7 +70,9 @@ class Project:
         assert process.returncode == code, f"{command}: {process.returncode}\n{out}\n{error}"
         return subprocess.CompletedProcess(command, process.returncode, out, error)
 
-    def pipeline(self, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0):
+    def pipeline(
+        self, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0
+    ) -> "subprocess.CompletedProcess[str]":
         return self.run(sys.executable, "-m", "pipeline", *arguments, env=env, code=code)
 
     def dvc(self, *arguments: str, code: int = 0) -> str:

@@ -74,8 +74,8 @@ opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 from pipeline import shell
 import importlib
-run = "boston-deterministic"
-for kind, key in (("trajectory", "boston-sgd"), ("student", run), ("evaluate", run), ("report", None)):
+student = "boston-deterministic"
+for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", None)):
     opened.clear()
     with shell.opened("inline") as (params, executor, settings):
         importlib.import_module(f"stages.{kind}").run(*([key] if key else []), params, executor, settings)

@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
             "splits": 2,
             "ood": [],
             "corrupted_images": 0,
+            "corruptions": "made",
         }
     },
     "methods": {"walk": {"steps": 5}, "only_classes": {}},

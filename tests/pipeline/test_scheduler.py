@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ def plan(tmp_path: Path, *todo: str) -> Plan:
     return Plan(GRAPH, frozenset(todo or GRAPH), tmp_path / "state" / "seconds.json")
 
 
-def shell(tmp_path: Path, special: dict[str, str] | None = None):
+def shell(tmp_path: Path, special: dict[str, str] | None = None) -> Callable[[str], list[str]]:
     """A stage writes its name to ``order``, at its end."""
 
     def command(name: str) -> list[str]:
@@ -67,7 +68,7 @@ def test_the_longest_way_goes_first(tmp_path: Path) -> None:
         assert (tmp_path / "order").read_text().split()[0] == first
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """Stages that start children, one of which ignores SIGINT's default handling by its shell."""
     text = f"""
@@ -87,3 +88,17 @@ run(Plan({{"a": [], "b": []}}, frozenset("ab"), Path("{tmp_path}/seconds.json"))
     assert started.returncode != 0 and "KeyboardInterrupt" in said
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+
+
+def test_the_work_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    text = f"""
+from pathlib import Path
+from pipeline.scheduler import Plan, run
+command = lambda name: ["sh", "-c", f"echo hello; echo {{name}} >> {tmp_path}/order"]
+print(run(Plan({{"a": [], "b": ["a"]}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 1, command))
+"""
+    read, write = os.pipe()
+    os.close(read)
+    subprocess.run([sys.executable, "-c", text], stdout=write, check=True)
+    os.close(write)
+    assert (tmp_path / "order").read_text().split() == ["a", "b"]
