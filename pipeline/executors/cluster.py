@@ -31,6 +31,8 @@ _QUIET: Final = {
     "RAY_AUTH_MODE": "disabled",  # or Ray may write a token under the home folder, and other clients then fail
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TQDM": "0",
+    # Several drivers share a head: without this their idle workers are killed in turn, and torch imported anew.
+    "RAY_num_workers_soft_limit": "6",
 }
 
 
