@@ -164,16 +164,20 @@ def _publish(
 
 
 def _summarise(row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Scores of the members together, over splits: the mean, and every split's warnings."""
+    """Scores of the members together, over splits: the mean, and each kind of warning once."""
     if row.room.summarise is None:
         return {}, []
     sums: dict[str, list[float]] = {}
-    warnings = []
+    warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
     splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
     for split in splits:
         states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
         metrics, texts = row.room.summarise(states, shared[f"data-{split}"], row.config)
-        warnings += [text if len(splits) == 1 else f"split {split}: {text}" for text in texts]
+        for text in texts:
+            warnings.setdefault(text.split()[0], []).append(text)
         for name, value in metrics.items():
             sums.setdefault(name, []).append(float(value))
-    return {name: sum(values) / len(values) for name, values in sums.items()}, warnings
+    return {name: sum(values) / len(values) for name, values in sums.items()}, [
+        texts[0] if len(splits) == 1 else f"{texts[0]} (in {len(texts)} of {len(splits)} splits; the first of them)"
+        for texts in warnings.values()
+    ]

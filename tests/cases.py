@@ -15,6 +15,44 @@ CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
 MLP = {"name": "mlp", "hidden": [8]}
 ADAM = {"name": "adam", "rate": 1.0e-2, "schedule": "one_cycle"}
 
+SGLD = {
+    "target": {
+        "network": MLP,
+        "prior_precision": 1.0,
+        "noise_precision": 10.0,
+        "step_size": {"name": "constant", "value": 1.0e-4},
+        "batch": 16,
+    },
+    "thinning": {"steps": 230, "burn_in": 100, "every": 10},
+    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
+    "student": {"max_draws": None},
+}
+DARK_KNOWLEDGE = {
+    "network": MLP,
+    "mode": {"name": "offline", "max_draws": None},
+    "inputs": {"name": "noisy_training", "noise": 0.1},
+    "batch": 16,
+    "steps": 60,
+    "optimiser": ADAM,
+}
+HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
+NOISE = {"choose": "all", "operations": {"noise": 0.1}}
+ON_CORESET = {"student": {"steps": 4, "rate": 1.0e-3, "augmentation": NOISE}}
+VBPC = {
+    **HEAD,
+    **ON_CORESET,
+    "beta_dataset": 1.0e-8,
+    "coreset": {
+        "steps": 8,
+        "batch": 16,
+        "rate": 1.0e-2,
+        "label_rate": 1.0e-1,
+        "label_scale": 1.0,
+        "pool": {"networks": 2, "steps": 3, "rate": 1.0e-3},
+        "augmentation": NOISE,
+    },
+}
+
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "batch": 32, "optimiser": ADAM},
     ("sgd", "regression"): {"network": MLP, "epochs": 3, "batch": 32, "optimiser": ADAM},
@@ -22,13 +60,19 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},
     ("ensemble", "regression"): {},
+    ("sgld", "classification"): SGLD,
+    ("sgld", "regression"): SGLD,
+    ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
+    ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
+    ("vbpc", "classification"): VBPC,
+    ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }
 
 # stage kind -> the method that makes it for others; a method that makes the kind itself uses its own
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {("deterministic", "student"), ("ensemble", "student")}
+FIXED = {("deterministic", "student"), ("ensemble", "student"), ("sgld", "student")}
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,11 @@ def _markdown(table: Table, dataset: str, paper: Paper) -> str:
         n = seeds(table, run.key)
         lines.append(_row([run.method, run.setting, str(n) if n else NOTHING, *(_plain(c[i]) for c in grid)]))
     notes = [f"- [paper]: {source}, as printed there" for source in sources(runs, paper)]
-    notes += [f"- {run.key}: {text}" for run in runs for _, text in table.remarks(run.key)]
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        for _, text in table.remarks(run.key):
+            told.setdefault(text, []).append(run.key)
+    notes += [f"- {text} [{', '.join(keys)}]" for text, keys in told.items()]
     return "\n".join([*lines, "", *notes, *([""] if notes else [])])
 
 

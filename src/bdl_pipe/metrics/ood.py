@@ -6,11 +6,12 @@ the threshold that accepts at least 95 % of *in* (Liang et al. 2018).
 """
 
 import numpy as np
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 
 def detection(score_in: np.ndarray, score_out: np.ndarray) -> dict[str, float]:
     """``auroc``, ``aupr_in``, ``aupr_out``, ``fpr95`` of scores [n_in] and [n_out]."""
+    from sklearn.metrics import average_precision_score, roc_auc_score  # half a second of imports in each stage
+
     scores = np.concatenate([score_in, score_out])
     inside = np.concatenate([np.ones(len(score_in)), np.zeros(len(score_out))])
     return {

@@ -1,0 +1,50 @@
+"""The README's code is run as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe import methods
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.method import Method
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import CONFIGS
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def block(marker: str) -> str:
+    (found,) = [text for text in BLOCKS if marker in text]
+    return found
+
+
+def test_the_library_by_itself_runs_without_the_pipeline() -> None:
+    text = block("vbpc.solve") + "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "tensor(" in done.stdout
+
+
+def test_the_new_method_is_a_method(tiny_images: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, object] = {"__name__": "bdl_pipe.baselines.snapshots", "__package__": "bdl_pipe.baselines"}
+    monkeypatch.setitem(sys.modules, "bdl_pipe.baselines.snapshots", type(sys)("bdl_pipe.baselines.snapshots"))
+    sys.modules["bdl_pipe.baselines.snapshots"].__dict__.update(namespace)
+    exec(compile(block("SNAPSHOTS"), "README.md", "exec"), sys.modules["bdl_pipe.baselines.snapshots"].__dict__)
+    snapshots = sys.modules["bdl_pipe.baselines.snapshots"].__dict__["SNAPSHOTS"]
+    assert isinstance(snapshots, Method)
+    sgd = methods.METHODS["sgd"]
+    config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
+    trajectory = sgd.rooms["trajectory"].make(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    made = snapshots.rooms["student"].make(
+        tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
+    )
+    inputs, targets = tiny_images.tensors("validation")
+    predictive = methods.posterior_of(made).predict(inputs, rng=Seed(0))
+    assert predictive.draw_log_probs.shape == (2, len(targets), tiny_images.outputs)
