@@ -124,7 +124,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> N
     undisturbed = Recorder()
     make(case, rng, undisturbed)
     if undisturbed.asked == 0:
-        assert not case.random, "a fit that draws must be resumable"
+        assert not case.random or case.room.light, "a fit that draws and is not over at once must be resumable"
         return
     stops = np.random.default_rng(0).integers(1, undisturbed.asked + 1, 2)
     for stop in {1, undisturbed.asked, *map(int, stops)}:
