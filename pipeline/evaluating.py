@@ -60,9 +60,12 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", row.entry.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     light = task_of(params.datasets[row.entry.dataset]) == "regression"
-    with tracking.stage_run(
-        "evaluate", key, stage.tags(row, params), stage.facts(row, params)["config"], deps
-    ) as tracked:
+    about_run = stage.tags(row, params)
+    numbers = {
+        **{name: about_run[name] for name in ("dataset", "method", "setting")},
+        **stage.facts(row, params)["config"],
+    }
+    with tracking.stage_run("evaluate", key, about_run, numbers, deps) as tracked:
         with Display(f"evaluate {key}") as display:
             done = executor.map(answer, tasks, shared=shared, display=display, light=light)
         answers = [(task.payload, made.result) for task, made in zip(tasks, done, strict=True)]

@@ -23,12 +23,19 @@ def tags(deps: Sequence[str]) -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """The checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git."""
+    """The checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
+
+    What a run itself writes, ``dvc.lock`` and ``report/``, does not make it dirty.
+    """
     try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!report")
+        return _git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
 def hashes(deps: Sequence[str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ _QUIET: Final = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TQDM": "0",
     # Several drivers share a head: without this their idle workers are killed in turn, and torch imported anew.
-    "RAY_num_workers_soft_limit": "5",
+    "RAY_num_workers_soft_limit": "4",
 }
 
 
