@@ -167,7 +167,7 @@ def make_upstream(search: Search, data: FitData, params: Params, settings: Setti
 
     executor, states = choose(settings), list[State]()
     prepared = places.artifact("prepare", search.dataset)
-    below = (*search.upstream[1:], search.chain.rows[0])
+    below = (*search.upstream, search.chain.rows[0])[1:]  # each row's user
     for row, user in zip(search.upstream, below, strict=True):
         about = {"for": "tune", **stage.facts(row, params)}
         store = Store(places.checkpoints("tune", f"{row.kind}-{row.key}"), stage.identity(about, settings, [prepared]))

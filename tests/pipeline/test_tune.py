@@ -6,6 +6,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,12 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     for member, state in enumerate(states):
         assert state.config["rows"] == len(data.train) < len(final.train)
         assert float(state.tensors["mean"]) == pytest.approx(data.train.targets.mean() + 4 + member, rel=1e-6)
+
+
+def test_a_chain_that_is_made_from_data_alone_needs_nothing_before(toy):
+    search, loaded = replace(search_of(), upstream=()), params.load()
+    data = tune.load_data(search, loaded, SETTINGS)
+    assert tune.make_upstream(search, data, loaded, Settings(executor="inline")) == []
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
