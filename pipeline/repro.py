@@ -131,9 +131,10 @@ def _table(path: Path) -> None:
         text = path.read_text()
         if sys.stdout.isatty():
             from rich.console import Console
-            from rich.markdown import Markdown
 
-            Console().print(Markdown(text))
+            from .terminal import show
+
+            show(text, Console())
         else:
             print(text)
 
