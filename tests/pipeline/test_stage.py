@@ -215,3 +215,12 @@ def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str,
     subprocess.run([sys.executable, "-c", DRIVER, kind], env=env, check=True)
     assert files(places.artifact(kind, "b-walk")) == resumed
     assert not list(Path("work").rglob("*.tmp"))
+
+
+def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
+    asked = []
+    load = stage.prepare.load_fit
+    monkeypatch.setattr(stage.prepare, "load_fit", lambda *a, **k: asked.append(k) or load(*a, **k))
+    fit("trajectory", "b-walk")
+    assert asked == [{"final": True}] * 2
