@@ -213,8 +213,9 @@ def _check_input(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> N
     """The input is the row's data set, or a row above it of a kind that the room needs."""
     needs, place = row.room.needs, f"{path}.input"
     shape = row.entry.input.count("/") == 1
-    meant = " or ".join(f"{need}/<row>" for need in needs) or f"prepare/{row.entry.dataset}"
-    require(shape and row.input_kind in (needs or ("prepare",)), place, f"must be {meant}", row.entry.input)
+    data = not needs or row.room.optional
+    meant = " or ".join([f"{need}/<row>" for need in needs] + [f"prepare/{row.entry.dataset}"] * data)
+    require(shape and row.input_kind in (*needs, *["prepare"] * data), place, f"must be {meant}", row.entry.input)
     if row.input_kind == "prepare":
         require(row.input_key == row.entry.dataset, place, f"must be {meant}", row.entry.input)
         return

@@ -27,7 +27,7 @@ def _run(row: Row) -> report.RunInfo:
         setting=row.entry.setting,
         evaluate=places.artifact("evaluate", row.key),
         record=places.record("student", row.key),
-        upstream=(places.record(row.input_kind, row.input_key),) if row.room.needs else (),
+        upstream=(places.record(row.input_kind, row.input_key),) if row.input_kind in row.room.needs else (),
     )
 
 

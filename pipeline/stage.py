@@ -9,14 +9,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepare
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Make
+from bdl_pipe.method import Make, MakeTogether
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
@@ -26,6 +26,8 @@ from .executors.display import Display
 from .executors.store import Store
 from .params import Params, Row
 from .settings import Settings
+
+TOGETHER: Final = 10  # members of one task, where they are made together; a result's bits depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,15 @@ class Member:
     inputs: tuple[str, ...]  # keys of the shared input states
     input_kind: str
     rng: Seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The payload of a task that makes several members together."""
+
+    names: tuple[str, ...]
+    members: tuple[Member, ...]
+    together: MakeTogether
 
 
 def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
@@ -58,7 +69,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
         with Display(f"{kind} {key}", tracked.metrics) as display:
             light = row.room.light
             done = executor.map(make, tasks, shared=shared, display=display, store=store, light=light)
-        named = dict(zip((task.name for task in tasks), done, strict=True))
+        named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
         _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
         metrics, warnings = _summarise(row, named, shared)
@@ -71,10 +82,26 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
             tracked.model(place)
 
 
-def make(member: Member, shared: Mapping[str, Any], report: Report) -> State:
-    """The work of a task."""
-    inputs = {member.input_kind: [shared[name] for name in member.inputs]} if member.inputs else {}
-    return member.make(shared[member.data], inputs, member.config, rng=member.rng, report=report)
+def make(payload: Member | Group, shared: Mapping[str, Any], report: Report) -> State:
+    """The work of a task; a group's states are packed into one."""
+    if isinstance(payload, Group):
+        data, inputs = [shared[m.data] for m in payload.members], [_inputs(m, shared) for m in payload.members]
+        rngs = [m.rng for m in payload.members]
+        return artifacts.pack(payload.together(data, inputs, payload.members[0].config, rngs=rngs, report=report))
+    return payload.make(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
+
+
+def _inputs(member: Member, shared: Mapping[str, Any]) -> dict[str, list[State]]:
+    return {member.input_kind: [shared[name] for name in member.inputs]} if member.inputs else {}
+
+
+def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
+    """The members that a task made, each with its share of the seconds."""
+    if not isinstance(task.payload, Group):
+        return [(task.name, made)]
+    states, names = artifacts.unpack(made.result), task.payload.names
+    share = made.seconds / len(names)
+    return [(n, Done(s, share, made.peak_bytes)) for n, s in zip(names, states, strict=True)]
 
 
 def facts(row: Row, params: Params) -> dict[str, Any]:
@@ -124,7 +151,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     shared: dict[str, Any] = {}
     tasks = []
     above = None
-    if row.room.needs:
+    if row.input_kind in row.room.needs:
         above = artifacts.load(places.artifact(row.input_kind, row.input_key), row.input_kind)
     root = Seed(params.seed).fold(row.kind, row.key)
     for split in range(params.datasets[row.entry.dataset].splits):
@@ -137,7 +164,21 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             rng = root.fold(split, member)
             payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
             tasks.append(Task(f"{split}-{member}", payload, (data, *names)))
+    tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
+    if row.room.together is not None and tables and len(tasks) > 1:
+        tasks = _grouped(tasks, row.room.together)
     return shared, tasks
+
+
+def _grouped(tasks: list[Task], together: MakeTogether) -> list[Task]:
+    """The same members in tasks of ``TOGETHER``."""
+    grouped = []
+    for start in range(0, len(tasks), TOGETHER):
+        part = tasks[start : start + TOGETHER]
+        payload = Group(tuple(t.name for t in part), tuple(t.payload for t in part), together)
+        needs = tuple(dict.fromkeys(need for t in part for need in t.needs))
+        grouped.append(Task(f"{part[0].name}_to_{part[-1].name}", payload, needs))
+    return grouped
 
 
 def _states(above: artifacts.Artifact | None, split: int) -> dict[str, State]:

@@ -54,8 +54,8 @@ VBPC = {
 }
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
-    ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "batch": 32, "optimiser": ADAM},
-    ("sgd", "regression"): {"network": MLP, "epochs": 3, "batch": 32, "optimiser": ADAM},
+    ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
+    ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
     ("deterministic", "classification"): {},
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,3 +189,18 @@ def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """The inverse of :func:`stack`."""
     count = len(next(iter(tensors.values())))
     return [{name: t[i] for name, t in tensors.items()} for i in range(count)]
+
+
+def pack(states: Sequence[State]) -> State:
+    """Several states as one."""
+    tensors = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors.items()}
+    return State(tensors, {"packed": [state.config for state in states]})
+
+
+def unpack(state: State) -> list[State]:
+    """The inverse of :func:`pack`."""
+    parts: list[dict[str, Tensor]] = [{} for _ in state.config["packed"]]
+    for key, tensor in state.tensors.items():
+        number, name = key.split(".", 1)
+        parts[int(number)][name] = tensor
+    return [State(tensors, config) for tensors, config in zip(parts, state.config["packed"], strict=True)]

@@ -1,7 +1,8 @@
 """What a method is: the protocol that every family fills and the registry lists."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from .artifacts import State
@@ -27,6 +28,16 @@ class Make(Protocol):
 
 
 @runtime_checkable
+class MakeTogether(Protocol):
+    """Makes several members at once, each as :class:`Make` would, up to rounding: member i from ``data[i]``,
+    ``inputs[i]`` and ``rngs[i]``. All data are of one shape and equally many rows."""
+
+    def __call__(
+        self, data: Sequence[FitData], inputs: Sequence[Inputs], config: Any, *, rngs: Sequence[Seed], report: Report
+    ) -> list[State]: ...
+
+
+@runtime_checkable
 class Peek(Protocol):
     """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
 
@@ -45,6 +56,8 @@ class Room:
             (members' states, data, config) -> (metrics, warnings).
         peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
             search can give up a bad trial early.
+        together: makes many small members at once, where that is much faster; used for tables.
+        optional: a member may be made from the data alone, too: ``needs`` is then a place to start from.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
@@ -54,6 +67,18 @@ class Room:
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
     peek: Peek | None = None
     light: bool = False
+    together: MakeTogether | None = None
+    optional: bool = False
+
+
+def alone(together: MakeTogether) -> Make:
+    """Makes one member by a function that makes several."""
+    return partial(_alone, together)
+
+
+def _alone(together: MakeTogether, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+    (state,) = together([data], [inputs], config, rngs=[rng], report=report)
+    return state
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ optimiser's tensors are stored whole and no generator has a state to lose.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +73,18 @@ class Descent(ABC):
         """Called after the update of step ``step``; what it returns is reported."""
         return {}
 
+    def undecayed(self) -> list[Tensor]:
+        """Those of ``parameters()`` that weight decay leaves alone."""
+        return []
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients down to the norm ``largest``, where it is above."""
+        torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
+
+    def finished(self) -> bool:
+        """Whether the steps that are left would change nothing of what is wanted."""
+        return False
+
 
 def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) -> None:
     """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
@@ -80,9 +92,11 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
     Raises:
         FloatingPointError: the loss became NaN or infinite.
     """
-    optimiser = make_optimiser(task.parameters(), config)
+    optimiser = make_optimiser(task.parameters(), config, task.undecayed())
     start = resume(task, optimiser, report)
     for step in range(start, steps):
+        if task.finished():
+            break
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(config, step, steps)
         optimiser.zero_grad(set_to_none=True)
@@ -91,7 +105,7 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
             raise FloatingPointError(f"the loss became {loss.item()} at step {step}: lower the learning rate")
         loss.backward()
         if config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(task.parameters(), config.clip)
+            task.clip(config.clip)
         optimiser.step()
         report(step + 1, steps, task.after(step, loss.detach()))
         if report.due():
@@ -110,11 +124,18 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
     return config.rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
 
 
-def make_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
+def make_optimiser(
+    parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()
+) -> torch.optim.Optimizer:
+    """torch's optimiser over ``parameters``; those in ``undecayed`` have no weight decay."""
+    spared = {id(p) for p in undecayed}
+    groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
+    if spared:
+        groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
     if config.name == "sgd":
-        return torch.optim.SGD(parameters, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return rule(parameters, lr=config.rate, weight_decay=config.weight_decay)
+    return rule(groups, lr=config.rate, weight_decay=config.weight_decay)
 
 
 def checkpoint(task: Descent, optimiser: torch.optim.Optimizer, step: int) -> State:

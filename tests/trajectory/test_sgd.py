@@ -15,6 +15,7 @@ RNG = Seed(0).fold("member", 0)
 SECTION = {
     "network": {"name": "convnet", "width": 4, "blocks": 2},
     "epochs": 3,
+    "keep": 3,
     "batch": 32,
     "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9},
 }

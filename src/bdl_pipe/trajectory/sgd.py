@@ -2,32 +2,33 @@
 
 Minimises −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)): softmax cross-entropy for classes, the Gaussian
 negative log-likelihood with a predicted mean and log-variance for regression (Nix & Weigend 1994, eq. 4;
-in standardised units). Every epoch visits the rows in a fresh order; a last partial batch is dropped where
-there are others, so that all steps weigh the same.
+in the units of the transformed targets). Every epoch visits the rows in a fresh order; a last partial batch
+is dropped where there are others, so that all steps weigh the same.
 
-State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...]; config
-``spec`` (a ``posterior.NetworkSpec``), ``epochs`` and ``loss`` (the last epoch's mean training loss).
+State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], the last
+``keep`` epochs; config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many were run) and ``loss``
+(the last epoch's mean training loss).
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
-import torch
 from torch import Tensor
 
-from ..artifacts import State, stack, unstack
+from ..artifacts import State, stack
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..learner import ChooseConfig, LearnConfig, Learner
+from ..learning import learn
+from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
+from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training import Descent, OptimiserConfig, descend
-
-_FAST: Final = torch.channels_last  # 1.4 to 2 times as fast as the plain memory order for small ConvNets on a CPU
+from ..training import OptimiserConfig
 
 
 @dataclass(frozen=True)
@@ -36,102 +37,65 @@ class SgdConfig:
 
     Attributes:
         network: the architecture.
-        epochs: passes over the training rows, each of which leaves one snapshot.
+        epochs: passes over the training rows; with ``choose`` the most there may be.
+        keep: how many of the last epochs leave a snapshot.
         batch: rows a step.
         optimiser: the update rule and its schedule over all steps.
+        choose: how the number of epochs is chosen on validation rows; null: all of them.
     """
 
     network: NetworkConfig
     epochs: int
+    keep: int
     batch: int
     optimiser: OptimiserConfig
+    choose: ChooseConfig | None = None
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
+        require(self.keep > 0, "keep", "must be > 0", self.keep)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
 
 
 @final
-class _Trajectory(Descent):
-    """The mean negative log-likelihood of the step's batch; one snapshot at the end of each epoch."""
+class _Network(Learner):
+    """The mean negative log-likelihood of a network's outputs."""
 
-    def __init__(self, spec: NetworkSpec, data: FitData, batch: int, rng: Seed) -> None:
-        self._inputs, self._targets = data.tensors("train", data.device)
-        self._spec, self._rng, self._batch = spec, rng, min(batch, len(self._inputs))
-        self.network = spec.build(rng.fold("weights")).train()
-        self.network.to(memory_format=_FAST).to(data.device)  # type: ignore[call-overload]
-        self.steps_per_epoch = len(self._inputs) // self._batch
-        self.snapshots: list[dict[str, Tensor]] = []
-        self._sum = torch.zeros((), dtype=torch.float64)  # of this epoch's losses
-        self._order: tuple[int, Tensor] | None = None
+    def __init__(self, spec: NetworkSpec, rng: Seed) -> None:
+        super().__init__()
+        self.spec, self.network = spec, spec.build(rng)
 
-    def parameters(self) -> list[Tensor]:
-        return list(self.network.parameters())
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return -self.spec.predictive(self.network(inputs)[None]).log_prob(targets).mean()
 
-    def loss(self, step: int) -> Tensor:
-        rows = self._rows(step)
-        inputs = self._inputs.index_select(0, rows)
-        outputs = self.network(inputs.contiguous(memory_format=_FAST) if inputs.ndim == 4 else inputs)
-        return -self._spec.predictive(outputs[None]).log_prob(self._targets.index_select(0, rows)).mean()
-
-    def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        epoch, position = divmod(step, self.steps_per_epoch)
-        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + loss.cpu()
-        if position + 1 == self.steps_per_epoch:
-            self.snapshots.append({k: _plain(v) for k, v in self.network.state_dict().items()})
-        return {"loss": self.mean_loss(position + 1), "epoch": epoch + (position + 1) / self.steps_per_epoch}
-
-    def mean_loss(self, steps: int) -> float:
-        """The mean over the first ``steps`` steps of the present epoch."""
-        return float(self._sum / steps)
-
-    def state(self) -> dict[str, Tensor]:
-        now = {f"network.{k}": _plain(v) for k, v in self.network.state_dict().items()} | {"sum": self._sum}
-        past = stack(self.snapshots) if self.snapshots else {}
-        return now | {f"snapshots.{k}": v for k, v in past.items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.network.load_state_dict(_under("network.", state))
-        past = _under("snapshots.", state)
-        self.snapshots = unstack(past) if past else []
-        self._sum = state["sum"].clone()
-
-    def _rows(self, step: int) -> Tensor:
-        epoch, position = divmod(step, self.steps_per_epoch)
-        if self._order is None or self._order[0] != epoch:
-            order = torch.randperm(len(self._inputs), generator=self._rng.fold("epoch", epoch).generator())
-            self._order = epoch, order.to(self._inputs.device)
-        return self._order[1][position * self._batch : (position + 1) * self._batch]
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self.spec.predictive(self.network(inputs)[None])
 
 
-def fit(data: FitData, inputs: Inputs, config: SgdConfig, *, rng: Seed, report: Report) -> State:
-    """One trajectory on ``data.train``, from random weights; ``inputs`` is not used.
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: SgdConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A trajectory on each of ``data``, from random weights; ``inputs`` are not used.
 
     Raises:
-        FloatingPointError: the loss became NaN or infinite.
+        FloatingPointError: a loss became NaN or infinite.
     """
-    likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian_head"
-    spec = NetworkSpec(config.network, data.input_shape, data.outputs, likelihood)
-    task = _Trajectory(spec, data, config.batch, rng)
-    descend(task, config.optimiser, config.epochs * task.steps_per_epoch, report)
-    loss = task.mean_loss(task.steps_per_epoch)
-    return State(stack(task.snapshots), {"spec": to_mapping(spec), "epochs": config.epochs, "loss": loss})
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
-    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    likelihood: Likelihood = "categorical" if data[0].task == "classification" else "gaussian_head"
+    spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood)
+    how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose)
+    fitted = learn(lambda _, rng: _Network(spec, rng), data, how, rngs=rngs, report=report, keep=config.keep)
+    states = []
+    for member in fitted:
+        snapshots = [{k.removeprefix("network."): v for k, v in s.items()} for s in member.snapshots]
+        states.append(State(stack(snapshots), {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}))
+    return states
 
 
 SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={"trajectory": Room(fit, takes="each")},
+    rooms={"trajectory": Room(alone(fit), takes="each", together=fit)},
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),

@@ -1,0 +1,108 @@
+"""What is trained by gradients: a module that is its own training loss, and has a predictive."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .artifacts import State
+from .data.augment import AugmentConfig
+from .errors import require
+from .predictive import Predictive
+from .seeds import Seed
+from .training import OptimiserConfig
+
+
+class Learner(nn.Module, ABC):
+    """A network with a training loss and a predictive.
+
+    ``num_train`` is the number of rows that are trained on; ``noise`` is what :meth:`noise` drew for this step.
+    """
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        """The scalar training loss of a batch; without side effects where many are trained as one."""
+
+    @abstractmethod
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """The predictive of transformed inputs."""
+
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """What validation scores are taken of: the predictive, or a cheaper form of it."""
+        return self.predict(inputs, rng=rng)
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
+        return {}
+
+    def undecayed(self) -> set[str]:
+        """Names of the parameters that weight decay leaves alone."""
+        return set()
+
+
+@dataclass(frozen=True)
+class ChooseConfig:
+    """How the number of epochs is chosen on validation rows.
+
+    Attributes:
+        every: epochs between scores.
+        patience: epochs without a better score after which the search ends; null: none.
+    """
+
+    every: int
+    patience: int | None
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, "every", "must be > 0", self.every)
+        enough = self.patience is None or self.patience >= self.every
+        require(enough, "patience", f"must be >= every ({self.every}) or null", self.patience)
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """How a learner is fitted.
+
+    Attributes:
+        epochs: passes over the rows; with ``choose`` the most there may be.
+        batch: rows a step; a last partial batch is dropped where there are others, so that all steps weigh the same.
+        optimiser: the update rule and its schedule over all ``epochs``.
+        choose: how the number of epochs is chosen; null: all of them. Without validation rows, all of them too.
+        augmentation: of training images; null: none.
+    """
+
+    epochs: int
+    batch: int
+    optimiser: OptimiserConfig
+    choose: ChooseConfig | None = None
+    augmentation: AugmentConfig | None = None
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
+        require(self.batch > 0, "batch", "must be > 0", self.batch)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A fitted member.
+
+    Attributes:
+        snapshots: the ``state_dict`` at the ends of the last epochs, oldest first; the last is the fit.
+        epochs: how many were run.
+        loss: the mean training loss of the last epoch.
+    """
+
+    snapshots: list[dict[str, Tensor]]
+    epochs: int
+    loss: float
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return self.snapshots[-1]
+
+
+def posterior_state(key: str, learned: Learned, about: Mapping[str, Any]) -> State:
+    """A posterior's state: the fitted tensors, its class's key and what its skeleton is built from."""
+    return State(learned.state, {"posterior": key, "epochs": learned.epochs, "loss": learned.loss, **about})

@@ -1,0 +1,70 @@
+"""A module whose weights have a factorised Gaussian posterior (Blundell et al. 2015).
+
+q(θ) = Π N(m_i, s_i²) over the weights and biases of linear and convolutional layers, with the prior
+N(0, 4/√n_in) of Harrison, Willes & Snoek 2024 (appendix G.2), n_in the layer's fan-in; weights of
+normalisation layers stay points. s is stored by its logarithm.
+"""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import require
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@final
+class MeanField(nn.Module):
+    """``module`` with Gaussian weights; its own parameters are the means.
+
+    Attributes:
+        module: the network or trunk whose weights are drawn.
+        log_sd: log s by weight, named as in ``module`` with ``/`` for a dot.
+    """
+
+    def __init__(self, module: nn.Module, initial_sd: float, prior_scale: float = 4.0) -> None:
+        """``initial_sd``: s at the start; ``prior_scale``: c of the prior variance c/√n_in."""
+        super().__init__()
+        require(initial_sd > 0, "initial_sd", "must be > 0", initial_sd)
+        require(prior_scale > 0, "prior_scale", "must be > 0", prior_scale)
+        self.module = module
+        self._prior = {}  # name -> prior variance
+        sds = {}
+        for place, layer in module.named_modules():
+            if isinstance(layer, _LAYERS):
+                fan_in = layer.weight[0].numel()
+                for name, weight in layer.named_parameters(recurse=False):
+                    full = f"{place}.{name}" if place else name
+                    self._prior[full] = prior_scale / math.sqrt(fan_in)
+                    sds[_key(full)] = nn.Parameter(torch.full_like(weight, math.log(initial_sd)).detach())
+        self.log_sd = nn.ParameterDict(sds)
+
+    def draw(self, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...]."""
+        return {k: torch.randn(steps, *v.shape, generator=generator) for k, v in self.log_sd.items()}
+
+    def forward(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
+        """The module's output with the weights m + s·noise."""
+        means = dict(self.module.named_parameters())
+        weights = {}
+        for name in self._prior:
+            weights[name] = means[name] + self.log_sd[_key(name)].exp() * noise[_key(name)]
+        return functional_call(self.module, weights, (inputs,))
+
+    def kl(self) -> Tensor:
+        """KL(q(θ) || p(θ)), a scalar, constants kept."""
+        means = dict(self.module.named_parameters())
+        terms = []
+        for name, prior in self._prior.items():
+            log_sd = self.log_sd[_key(name)]
+            ratio = (2 * log_sd).exp() / prior
+            terms.append(0.5 * (ratio + means[name].square() / prior - 1 - ratio.log()).sum())
+        return torch.stack(terms).sum()
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")

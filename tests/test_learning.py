@@ -1,0 +1,225 @@
+"""Many learners trained as one against each alone; the choice of epochs; exact resumption."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.learner import ChooseConfig, LearnConfig, Learned, Learner
+from bdl_pipe.learning import learn
+from bdl_pipe.predictive import Gaussian
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training import OptimiserConfig
+from tests.conftest import make_tiny_images, make_tiny_table
+
+OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=0.5)
+CHOOSE = ChooseConfig(every=2, patience=None)
+RNGS = [Seed(3).fold(m) for m in range(3)]
+
+
+class Noisy(Learner):
+    """A linear model whose weights are shaken while it is trained."""
+
+    def __init__(self, rng: Seed, features: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features, 1, generator=rng.generator()))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return (inputs @ (self.weight + 0.1 * noise["shake"]) + self.bias - targets).square().mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+        mean = (inputs @ self.weight + self.bias)[None]
+        return Gaussian(mean, torch.full_like(mean, 0.5))
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"shake": torch.randn(steps, *self.weight.shape, generator=generator)}
+
+    def undecayed(self) -> set[str]:
+        return {"bias"}
+
+
+def table(seed: int, shift: float = 0.0) -> FitData:
+    """80 training rows, 20 validation rows, and a search view of the first 60 training rows and the next 20."""
+    whole = make_tiny_table()
+    random = np.random.default_rng(seed)
+    inputs = whole.train.inputs + random.normal(0, 0.1, whole.train.inputs.shape)
+    targets = whole.train.targets + shift
+    validation = Split(inputs[:0], targets[:0])
+    search = dataclasses.replace(
+        whole, train=Split(inputs[:60], targets[:60]), validation=Split(inputs[60:], targets[60:])
+    )
+    return dataclasses.replace(whole, train=Split(inputs, targets), validation=validation, search=search)
+
+
+def config(epochs: int = 6, choose: ChooseConfig | None = None, optimiser: OptimiserConfig = OPTIMISER) -> LearnConfig:
+    return LearnConfig(epochs, 16, optimiser, choose)
+
+
+def fit(
+    data: list[FitData], rngs: list[Seed], how: LearnConfig, report: Report | None = None, keep: int = 1
+) -> list[Learned]:
+    return learn(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=keep)
+
+
+def same(one: Learned, other: Learned, **tolerance: float) -> None:
+    assert one.epochs == other.epochs and len(one.snapshots) == len(other.snapshots)
+    for a, b in zip(one.snapshots, other.snapshots, strict=True):
+        for name, value in a.items():
+            torch.testing.assert_close(value, b[name], **(tolerance or {"atol": 0.0, "rtol": 0.0}))
+
+
+@pytest.mark.parametrize("choose", [None, CHOOSE], ids=["fixed", "chosen"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_members_trained_as_one_end_where_each_alone_ends(choose: ChooseConfig | None, name: str) -> None:
+    optimiser = OptimiserConfig(name, 1e-2, schedule="cosine", weight_decay=0.1, clip=0.5)  # type: ignore[arg-type]
+    data = [table(m, shift=20.0 * m) for m in range(3)]  # so unlike that a shared gradient norm would show
+    how = config(choose=choose, optimiser=optimiser)
+    together = fit(data, RNGS, how, keep=2)
+    for m in range(3):
+        (alone,) = fit([data[m]], [RNGS[m]], how, keep=2)
+        same(together[m], alone, atol=2e-6, rtol=2e-5)
+        assert abs(together[m].loss - alone.loss) < 1e-4 * alone.loss
+
+
+def test_one_learner_is_fitted_as_by_a_plain_loop() -> None:
+    data, rng = table(0), RNGS[0]
+    (fitted,) = fit([data], [rng], config(epochs=3))
+    model = Noisy(rng.fold("weights"))
+    decayed = {"params": [model.weight], "weight_decay": 0.1}
+    optimiser = torch.optim.AdamW([decayed, {"params": [model.bias], "weight_decay": 0.0}], lr=1e-2)
+    inputs, targets = data.tensors("train")
+    for epoch in range(3):
+        at = rng.fold("epoch", epoch)
+        order = torch.randperm(80, generator=at.generator())
+        shakes = torch.randn(5, 4, 1, generator=at.fold("noise").generator())
+        for rows, shake in zip(order.split(16), shakes, strict=True):
+            optimiser.zero_grad()
+            model(inputs[rows], targets[rows], 80, {"shake": shake}).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimiser.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(fitted.state[name], value, atol=1e-7, rtol=1e-6)
+
+
+def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
+    data, rng = table(0), RNGS[0]
+    (chosen,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(every=4, patience=None), optimiser=LOUD))
+    scores = {}
+    for epochs in range(4, 41, 4):
+        (at,) = fit([data.search], [rng.fold("search")], config(epochs=epochs, optimiser=LOUD))
+        model = Noisy(Seed(0)).eval()
+        model.load_state_dict(at.state)
+        inputs, targets = data.search.tensors("validation")
+        scores[epochs] = -model.predict(inputs, rng=Seed(0)).log_prob(targets).mean().item()
+    assert chosen.epochs == min(scores, key=scores.__getitem__)
+    assert chosen.epochs not in (4, 40)  # a choice that shows
+    (again,) = fit([data], [rng], config(epochs=chosen.epochs, optimiser=LOUD))
+    same(chosen, again)  # the second fit sees all rows, from its own first weights
+
+
+@pytest.mark.parametrize("patience", [4, 8, 20])
+def test_patience_ends_the_search_and_not_before(patience: int) -> None:
+    data, rng, told = table(0), RNGS[0], Scores()
+    fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, None), optimiser=LOUD), told)
+    best = 4
+    for epoch in range(4, 41, 4):  # the rule, spelled out on the scores of the whole search
+        if told.scores[epoch] < told.scores[best]:
+            best = epoch
+        if epoch - best > patience:
+            break
+    (patient,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, patience), optimiser=LOUD))
+    assert patient.epochs == best
+
+
+def test_each_member_stops_at_its_own_epoch() -> None:
+    data = [table(m, shift=7.0 * m) for m in range(3)]
+    how = config(epochs=30, choose=ChooseConfig(2, None), optimiser=LOUD)
+    together = fit(data, RNGS, how)
+    assert len({m.epochs for m in together}) > 1  # or this test would say nothing
+    for m in range(3):
+        same(together[m], fit([data[m]], [RNGS[m]], how)[0], atol=2e-6, rtol=2e-5)
+
+
+def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
+    data = table(0)
+    assert data.search is not None
+    shaken = Split(data.search.validation.inputs, data.search.validation.targets + 1e-9)
+    other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=shaken))
+    same(fit([data], RNGS[:1], config(choose=CHOOSE))[0], fit([other], RNGS[:1], config(choose=CHOOSE))[0])
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
+    data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
+    how = config(epochs=5, choose=CHOOSE)
+    calm = Stopper(None)
+    whole = fit(data, rngs, how, calm, keep=3)
+    for stop in range(1, calm.asked + 1, 3):
+        cut = Stopper(stop)
+        with pytest.raises(InterruptedError):
+            fit(data, rngs, how, cut, keep=3)
+        resumed = fit(data, rngs, how, Stopper(None, cut.kept), keep=3)
+        for one, other in zip(whole, resumed, strict=True):
+            same(one, other)
+            assert one.loss == other.loss
+
+
+def test_running_statistics_of_batch_norm_are_kept() -> None:
+    class Classes(Learner):
+        def __init__(self, rng: Seed) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 3)
+            with torch.no_grad():
+                self.head.weight.normal_(0, 0.1, generator=rng.generator())
+
+        def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(self.head(self.norm(inputs).flatten(1)), targets)
+
+        def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+            raise NotImplementedError
+
+    (made,) = learn(lambda _, rng: Classes(rng), [make_tiny_images()], config(2), rngs=RNGS[:1], report=Silent())
+    assert int(made.state["norm.num_batches_tracked"]) == 20
+
+
+LOUD = OptimiserConfig("adamw", 1.0)
+
+
+class Scores(Report):
+    """The validation scores of the search by epoch."""
+
+    def __init__(self) -> None:
+        self.scores: dict[int, float] = {}
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        assert metrics is not None and 0 < step <= total
+        if "validation_nll" in metrics and metrics["epoch"].is_integer():
+            self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
+
+
+class Stopper(Report):
+    """Saves and raises at one of the moments when it is asked whether a checkpoint is due."""
+
+    def __init__(self, stop_at: int | None, kept: bytes | None = None) -> None:
+        self.asked, self._stop_at, self.kept = 0, stop_at, kept
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        pass
+
+    def due(self) -> bool:
+        self.asked += 1
+        return self.asked == self._stop_at
+
+    def save(self, state: State) -> None:
+        self.kept = to_bytes(state)
+        raise InterruptedError
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
