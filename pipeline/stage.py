@@ -156,7 +156,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     root = Seed(params.seed).fold(row.kind, row.key)
     for split in range(params.datasets[row.entry.dataset].splits):
         data = f"data-{split}"
-        shared[data] = dataclasses.replace(prepare.load_fit(place, split, final=True), device=settings.device)
+        shared[data] = prepare.load_fit(place, split, final=True).on(settings.device)
         states = _states(above, split)
         shared |= states
         for member in range(row.entry.members):

@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ def load_data(search: Search, params: Params, settings: Settings) -> FitData:
         print(
             f"warning: {search.dataset} has several splits: some of split 0's validation rows are test rows of others"
         )
-    return replace(data, device=settings.device)
+    return data.on(settings.device)
 
 
 def begin(folder: Path, identity: str, search: Search, resume: bool) -> dict[str, Any]:

@@ -83,6 +83,26 @@ def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tm
     assert (len(data.train), len(data.validation)) == (16, 4)
 
 
+def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -> None:
+    fit, _ = run(tmp_path, IMAGES)
+    search, final = stage.load_fit(fit, 0, final=False), stage.load_fit(fit, 0, final=True)
+    assert search.search is None and final.search is not None
+    for part in ("train", "validation"):
+        for ours, theirs in zip(final.search.tensors(part), search.tensors(part), strict=True):
+            assert torch.equal(ours, theirs)
+    assert not torch.equal(final.search.transform.mean, final.transform.mean)
+    assert np.shares_memory(final.search.train.inputs, final.train.inputs)  # a view, not another copy
+    moved = final.on("meta")
+    assert moved.search is not None and (moved.device, moved.search.device) == ("meta", "meta")
+    assert (final.device, final.search.device) == ("cpu", "cpu") and search.on("meta").search is None
+
+
+@pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
+def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cifar: Path, tmp_path: Path) -> None:
+    fit, _ = run(tmp_path, replace(IMAGES, **change))
+    assert stage.load_fit(fit, 0, final=True).search is None
+
+
 def test_reading_copies_no_image(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = run(tmp_path, IMAGES)
     data = stage.load_fit(fit, 0, final=False)

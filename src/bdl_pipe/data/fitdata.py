@@ -1,6 +1,6 @@
 """What a fit sees: training and validation rows, and the transform fitted on the training rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,14 +24,23 @@ class Split:
 
 @dataclass(frozen=True)
 class FitData:
-    """One split of one data set, without its test rows."""
+    """One split of one data set, without its test rows.
+
+    Attributes:
+        transform: fitted on all of ``train``.
+        device: where a fit puts its tensors.
+        search: the same split with its validation rows apart, and the transform of its training rows
+            alone; None where ``train`` holds no validation row. A fit that chooses something by a
+            score chooses it on ``search or self``, so that no row is scored by what it trained.
+    """
 
     task: Literal["classification", "regression"]
     train: Split
     validation: Split
     transform: Transform
     classes: tuple[str, ...] = ()
-    device: str = "cpu"  # where a fit puts its tensors
+    device: str = "cpu"
+    search: "FitData | None" = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -42,6 +51,10 @@ class FitData:
     def outputs(self) -> int:
         """Classes, or output columns."""
         return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
+
+    def on(self, device: str) -> "FitData":
+        """The same rows, and those of ``search``, for a fit on ``device``."""
+        return replace(self, device=device, search=self.search.on(device) if self.search else None)
 
     def tensors(
         self, part: Literal["train", "validation"], device: torch.device | str = "cpu"

@@ -110,8 +110,8 @@ def load_fit(path: Path, split: int, *, final: bool) -> FitData:
 
     Args:
         final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
-            part is then empty. A search (``final=False``) always has the two apart, and a transform
-            fitted on the training rows alone.
+            part is then empty, and its ``search`` is what ``final=False`` gives. A search
+            (``final=False``) always has the two apart, and a transform fitted on the training rows alone.
 
     Raises:
         ArtifactError: the artifact is missing, altered or truncated.
@@ -119,12 +119,16 @@ def load_fit(path: Path, split: int, *, final: bool) -> FitData:
     artifact = artifacts.load(path, FIT_KIND)
     schema = artifact.json(SCHEMA_FILE)
     rows = store.read(path / str(split) / "train.arrow")
-    joined = final and schema["fit_rows"] == "train_and_validation"
-    count = len(rows.split) if joined else rows.about["train"]
-    searching = not joined and f"{split}/transform-search" in artifact.names()
-    state = artifact.state(f"{split}/transform-search" if searching else f"{split}/transform")
-    train, validation = _cut(rows.split, count)
-    return FitData(schema["task"], train, validation, Transform.from_state(state), tuple(schema["classes"]))
+    classes = tuple(schema["classes"])
+
+    def data(count: int, transform: str, search: FitData | None = None) -> FitData:
+        fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
+        return FitData(schema["task"], *_cut(rows.split, count), fitted, classes, search=search)
+
+    apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
+    search = data(rows.about["train"], apart)
+    joined = schema["fit_rows"] == "train_and_validation" and len(search.validation) > 0
+    return data(len(rows.split), "transform", search) if final and joined else search
 
 
 def load_schema(path: Path) -> dict[str, Any]:
