@@ -34,12 +34,18 @@ Build = Callable[[FitData, Seed], Learner]
 
 
 def learn(
-    build: Build, data: Sequence[FitData], config: LearnConfig, *, rngs: Sequence[Seed], report: Report, keep: int = 1
+    build: Build | Sequence[Build],
+    data: Sequence[FitData],
+    config: LearnConfig,
+    *,
+    rngs: Sequence[Seed],
+    report: Report,
+    keep: int = 1,
 ) -> list[Learned]:
     """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
 
     Args:
-        build: a freshly initialised learner for a data set, from the address of its weights.
+        build: a freshly initialised learner for a data set, from the address of its weights; or one for each member.
         rngs: each member's own address.
         keep: how many snapshots, at the ends of the last epochs.
 
@@ -47,6 +53,7 @@ def learn(
         FloatingPointError: a loss became NaN or infinite.
     """
     members = range(len(data))
+    builds = [build] * len(data) if callable(build) else list(build)
     searched = [d.search or d for d in data]
     choosing = config.choose is not None and all(len(d.validation) > 0 for d in searched)
     epochs = [config.epochs] * len(data)
@@ -55,10 +62,10 @@ def learn(
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
         else:
-            search = _Run(build, searched, config, [r.fold("search") for r in rngs], epochs, keep=0, scored=True)
+            search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=0, scored=True)
             descend(search, config.optimiser, search.steps, _Phase(report, "search", 0.5, {}))
             epochs = search.best_epochs()
-    run = _Run(build, data, config, rngs, epochs, keep=keep, scored=False)
+    run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
     carried = {"chosen": torch.tensor(epochs)}
     descend(run, config.optimiser, run.steps, _Phase(report, "final", 0.5 if choosing else 1.0, carried))
     return [Learned(run.snapshots[m], epochs[m], run.losses[m]) for m in members]
@@ -92,7 +99,7 @@ class _Run(Descent):
 
     def __init__(
         self,
-        build: Build,
+        builds: Sequence[Build],
         data: Sequence[FitData],
         config: LearnConfig,
         rngs: Sequence[Seed],
@@ -103,7 +110,7 @@ class _Run(Descent):
     ) -> None:
         self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
         device = data[0].device
-        learners = [build(d, r.fold("weights")).to(device) for d, r in zip(data, rngs, strict=True)]
+        learners = [b(d, r.fold("weights")).to(device) for b, d, r in zip(builds, data, rngs, strict=True)]
         rows = [d.tensors("train", device) for d in data]
         count = len(rows[0][0])
         assert all(len(x) == count for x, _ in rows), "members of one run have equally many rows"
