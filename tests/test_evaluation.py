@@ -44,6 +44,16 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Dense(Linear):
+    """:class:`Linear` that also gives each row the log density −‖x‖²."""
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        predictive = super().predict(inputs, rng=rng)
+        assert isinstance(predictive, Categorical)
+        return Categorical(predictive.draw_log_probs, -inputs.square().sum(-1))
+
+
+@dataclass(frozen=True)
 class Recording:
     """Answers uniformly and notes the batches and seeds that it is asked with."""
 
@@ -162,6 +172,28 @@ def test_other_data_are_told_by_each_score_that_exists() -> None:
     assert found["auroc"] == (1.0, 70)
     assert found["fpr95"] == (0.0, 70)
     assert found["auroc_mutual_information"] == (0.0, 70)  # no disagreement looks familiar
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_a_density_of_features_is_a_score_of_its_own(draws: int) -> None:
+    """Far rows in a direction that one class owns: no score of the labels tells them, the density does."""
+    fitted, split, _ = classes(draws)
+    dense = Fitted(Dense(fitted.posterior.weights), PLAIN)
+    plain = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
+    result = evaluation.score_clean(dense, split, SETTINGS, Seed(0))
+    assert result.metrics == plain.metrics  # nothing else changes
+    assert set(result.in_scores) == set(plain.in_scores) | {"feature_density"}
+    np.testing.assert_allclose(result.in_scores["feature_density"], -(split.inputs**2).sum(1), rtol=1e-5)
+    near, far = split.inputs[:20] * 0.01, split.inputs[:30] + 50
+    names = ("auroc", "aupr_in", "aupr_out", "fpr95")
+    found = evaluation.score_ood(dense, far, result.in_scores, SETTINGS, Seed(0))
+    before = evaluation.score_ood(fitted, far, plain.in_scores, SETTINGS, Seed(0))
+    assert set(found) == set(before) | {f"{name}_feature_density" for name in names}
+    assert {name: found[name] for name in before} == before
+    assert found["auroc_feature_density"] == (1.0, 91)
+    assert found["auroc"][0] < 0.5
+    nearer = evaluation.score_ood(dense, near, result.in_scores, SETTINGS, Seed(0))
+    assert nearer["auroc_feature_density"][0] < 0.05
 
 
 def test_regression_is_scored_in_original_units() -> None:

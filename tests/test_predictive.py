@@ -87,6 +87,16 @@ def test_joint_probabilities_sum_to_one(categorical: Categorical) -> None:
     assert total == pytest.approx(1, abs=1e-12)
 
 
+def test_class_probabilities_may_come_with_the_density_of_what_they_are_of(probs: np.ndarray) -> None:
+    log_density = torch.tensor([0.5, -2.0, 1.0, 3.0]).double()
+    plain, dense = Categorical(torch.tensor(probs).log()), Categorical(torch.tensor(probs).log(), log_density)
+    assert plain.log_density is None
+    assert dense.log_density is log_density
+    assert torch.equal(plain.log_probs, dense.log_probs)
+    with pytest.raises(TypeError):  # one value for each row
+        Categorical(torch.tensor(probs).log(), log_density[:3])
+
+
 def density(gaussian: Gaussian, row: int):
     """y ↦ p(y | x_row) in float64, through ``log_prob``."""
 

@@ -18,7 +18,12 @@ OOD_METRICS: Final = (
     ("aupr_out", "AUPR-Out", +1),
     ("fpr95", "FPR95", -1),
 )
-OOD_SCORES: Final = {"": "max probability", "_mutual_information": "mutual information", "_variance": "variance"}
+OOD_SCORES: Final = {
+    "": "max probability",
+    "_mutual_information": "mutual information",
+    "_feature_density": "feature density",
+    "_variance": "variance",
+}
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,16 @@ def _mixture(log_terms: Tensor) -> Tensor:
 
 @final
 class Categorical(Predictive):
-    """Class probabilities from S equally weighted draws."""
+    """Class probabilities from S equally weighted draws.
 
-    def __init__(self, draw_log_probs: Float[Tensor, "draw batch class"]) -> None:
-        self.draw_log_probs = draw_log_probs
+    ``log_density``, where a method models its inputs or features: a log density of each of them, up to
+    one constant, high where it looks like the training data; that method's own score of the unfamiliar.
+    """
+
+    def __init__(
+        self, draw_log_probs: Float[Tensor, "draw batch class"], log_density: Float[Tensor, " batch"] | None = None
+    ) -> None:
+        self.draw_log_probs, self.log_density = draw_log_probs, log_density
         self.log_probs: Float[Tensor, "batch class"] = _mixture(draw_log_probs)
 
     @property

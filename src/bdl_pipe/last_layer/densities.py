@@ -1,0 +1,56 @@
+"""Log densities of features under diagonal Gaussians, one for each class."""
+
+import math
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import DataError
+
+LOG_2PI: Final = math.log(2 * math.pi)
+
+
+def log_densities(
+    features: Float[Tensor, "batch feature"],
+    mean: Float[Tensor, "class feature"],
+    variance: Float[Tensor, "class feature"],
+) -> Float[Tensor, "batch class"]:
+    """log N(φ | mean[k], diag variance[k]) of every pair, with nothing of size [batch, class, feature].
+
+    (φ − μ)²/C = φ²/C − 2φμ/C + μ²/C, the first two as matrix products. What cancels is about machine
+    epsilon times the squared Mahalanobis distance of classes from each other: so all is taken about the
+    mean of the class means, against an offset that they share, and the products are in float64 (where
+    the device has it), against distant classes, and TF32 and autocast, which would ruin them.
+    """
+    centre = mean.detach().mean(0)  # the result does not depend on it, so neither does its gradient
+    z, offset, precision = widen(features - centre), widen(mean - centre), widen(variance.reciprocal())
+    scaled = precision * offset
+    constant = (scaled * offset).sum(-1) + variance.log().sum(-1) + mean.shape[-1] * LOG_2PI  # [class]
+    exponent = z @ scaled.T - 0.5 * (z.square() @ precision.T + constant)
+    return exponent.to(torch.promote_types(features.dtype, mean.dtype))
+
+
+def feature_log_prior(
+    features: Float[Tensor, "batch feature"], variance: Float[Tensor, " feature"]
+) -> Float[Tensor, " batch"]:
+    """log N(φ | 0, diag variance)."""
+    density = -0.5 * (widen(features).square() / variance + variance.log() + LOG_2PI).sum(-1)
+    return density.to(torch.promote_types(features.dtype, variance.dtype))
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """The tensor in float64, or in float32 where the device has nothing wider."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def check_features(features: Tensor, width: int) -> None:
+    if features.shape[-1] != width:
+        raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

@@ -1,0 +1,193 @@
+"""The generative variational Bayesian last layer (G-VBLL): a Gaussian for each class's features.
+
+Model (eq. 4–5): ρ ~ Dir(α), class mean φ̄[k] ~ N(0, sI), label y ~ Cat(ρ), features φ | y ~ N(φ̄[y], Σ).
+Posterior: Dir(α_T) exactly, from the class counts, and q(φ̄) = Π_k N(μ[k], S[k]). With
+C[k] = Σ + S[k] everything below needs log p(φ, k) = log p(k) + log N(φ | μ[k], C[k]) alone: training
+takes no samples (theorem 3), the predictive is Bayes' rule (eq. 8–9) and the features have a density
+(eq. 74), which is the method's own score of unfamiliar inputs.
+
+Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
+appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
+
+- The KL and log p(Σ) keep their constants: the KL is 0 at the prior and never negative.
+- The prior of a diagonal Σ is a product of inverse gammas (appendix C.1), which is eq. 65 with N = 1
+  for each dimension: IG(ν/2, M/2). To weigh it as eq. 65 with N = h does, pass ν + h − 1 for ν.
+- Eq. 55 puts log E[ρ_y] where the ELBO has E[log ρ_y], which is smaller: theorem 3 bounds the
+  likelihood given ρ = E[ρ], not its expectation over ρ. We follow the paper; ρ has no gradient.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..errors import require
+from ..predictive import Categorical
+from ..seeds import Seed
+from .densities import LOG_2PI, check_features, check_labels, feature_log_prior, log_densities
+from .refit import NoisePrior, Refit, refit
+
+
+class Generative(nn.Module):
+    """Posterior over the class means of features, with a shared diagonal noise covariance.
+
+    Parameters: ``mean`` μ [class, feature]; ``log_std`` m with S[k] = diag exp(2m[k]) [class, feature];
+    ``log_root_precision``, log of the diagonal of L where Σ⁻¹ = LLᵀ [feature] (eq. 78). Buffer:
+    ``concentration`` α_T [class].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        class_counts: Tensor | Sequence[float],
+        dirichlet: float = 1.0,
+        prior_variance: float = 1.0,
+        wishart_dof: float = 1.0,
+        wishart_scale: float = 1.0,
+        rng: Seed = Seed(0),
+    ) -> None:
+        """Means and their deviations start at √(s/h), so that logits and trace are O(1) at any width h; Σ at I.
+
+        Args:
+            class_counts: training rows of each class, [class].
+            dirichlet: α_0, the same for every class, > 0.
+            prior_variance: s of the class means' prior N(0, sI), > 0.
+            wishart_dof: ν > 0 and
+            wishart_scale: M > 0 of Σ's prior, an inverse gamma IG(ν/2, M/2) for each dimension.
+            rng: where the initial means are drawn from.
+
+        Raises:
+            ConfigError: a number breaks its rule, or there is not one count >= 0 for each class.
+        """
+        super().__init__()
+        counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype()).detach().clone()
+        sizes = {"in_features": in_features, "num_classes": num_classes}
+        scales = {"dirichlet": dirichlet, "prior_variance": prior_variance}
+        scales |= {"wishart_dof": wishart_dof, "wishart_scale": wishart_scale}
+        for name, value in (sizes | scales).items():
+            require(0 < value < math.inf, name, "must be > 0 and finite", value)
+        fits = counts.shape == (num_classes,)
+        require(fits, "class_counts", f"must have one entry for each of {num_classes} classes", list(counts.shape))
+        valid = bool((torch.isfinite(counts) & (counts >= 0)).all())
+        require(valid, "class_counts", "must be >= 0 and finite", counts.tolist())
+        self.in_features, self.num_classes, self.prior_variance = in_features, num_classes, prior_variance
+        self.wishart_dof, self.wishart_scale = wishart_dof, wishart_scale
+        self.concentration: Tensor
+        self.register_buffer("concentration", dirichlet + counts)
+        spread = math.sqrt(prior_variance / in_features)
+        draw = torch.randn(num_classes, in_features, generator=rng.fold("generative", "mean").generator())
+        self.mean = nn.Parameter(spread * draw)
+        self.log_std = nn.Parameter(torch.full_like(draw, math.log(spread)))
+        self.log_root_precision = nn.Parameter(torch.zeros(in_features))
+
+    @property
+    def noise_variance(self) -> Float[Tensor, " feature"]:
+        """Diagonal of Σ."""
+        return torch.exp(-2 * self.log_root_precision)
+
+    @property
+    def class_log_probs(self) -> Float[Tensor, " class"]:
+        """log p(k) = log α_T[k] − log Σ_j α_T[j] (eq. 7)."""
+        return self.concentration.log() - self.concentration.sum().log()
+
+    @property
+    def feature_prior_variance(self) -> Float[Tensor, " feature"]:
+        """Diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) whatever its class."""
+        return self.prior_variance + self.noise_variance
+
+    def forward(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, "batch class"]:
+        """log p(φ, k) = log p(k) + log N(φ | μ[k], Σ + S[k]): the logits of eq. 8.
+
+        Raises:
+            DataError: the features are not ``in_features`` wide.
+        """
+        check_features(features, self.in_features)
+        variance = self.noise_variance + torch.exp(2 * self.log_std)  # C [class, feature]
+        return self.class_log_probs + log_densities(features, self.mean, variance)
+
+    def bound(self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
+        """Mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
+
+        log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]);
+        log Σ_j α_T[j] stands in both of the last terms and cancels.
+
+        Raises:
+            DataError: the features are not ``in_features`` wide, or a label is not in 0 … num_classes − 1
+                (on a CPU; an accelerator, which we do not wait for, fails by its own index check).
+        """
+        evidence = torch.logsumexp(self(features), dim=-1)  # [batch]
+        labels = labels.long()
+        precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
+        try:
+            own = self.mean.index_select(0, labels)  # not mean[labels], which takes −1 for the last class
+        except IndexError:
+            check_labels(labels, self.num_classes)
+            raise
+        squared = ((features - own).square() * precision).sum(-1)  # [batch]; no product: autocast, TF32
+        trace = (torch.exp(2 * self.log_std) * precision).sum(-1)  # [class]
+        log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
+        prior = (self.class_log_probs - 0.5 * trace).index_select(0, labels)
+        return (prior - 0.5 * (squared + log_det) - evidence).mean()
+
+    def kl(self) -> Float[Tensor, ""]:
+        """Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, constants kept: 0 at the prior, never negative."""
+        log_ratio = 2 * self.log_std - math.log(self.prior_variance)  # log S/s
+        shape = torch.expm1(log_ratio) - log_ratio  # S/s − 1 − log S/s, with no cancellation near S = s
+        return 0.5 * (shape + self.mean.square() / self.prior_variance).sum()
+
+    def noise_log_prior(self) -> Float[Tensor, ""]:
+        """log p(Σ) = Σ_h log IG(Σ_h | ν/2, M/2), eq. 65 with N = 1 and its constants."""
+        shape, rate = self.wishart_dof / 2, self.wishart_scale / 2
+        constant = self.in_features * (shape * math.log(rate) - math.lgamma(shape))
+        log_precision = 2 * self.log_root_precision
+        return constant + ((shape + 1) * log_precision - rate * log_precision.exp()).sum()
+
+    def loss(
+        self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"], *, num_train: int
+    ) -> Float[Tensor, ""]:
+        """−(bound + (log p(Σ) − KL)/num_train), in nats a row (eq. 61); the trunk's prior is the caller's.
+
+        Raises:
+            ConfigError: num_train is not > 0.
+            DataError: as :meth:`bound`.
+        """
+        require(num_train > 0, "num_train", "must be > 0", num_train)
+        return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels)
+
+    def predict(self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0)) -> Categorical:
+        """p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
+        joint = self(features)
+        return Categorical(torch.log_softmax(joint, dim=-1)[None], self._log_density(features, joint, True))
+
+    def log_density(
+        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
+    ) -> Float[Tensor, " batch"]:
+        """log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
+
+        Normalised: less log N(φ | 0, sI + Σ), the density of features before any data, which takes away
+        what is rare under every class (appendix C.7, after Ren et al. 2021, whose background is a fitted
+        Gaussian; the paper does not print its feature prior, this is the one that its model implies).
+        """
+        return self._log_density(features, self(features), normalised)
+
+    def _log_density(self, features: Tensor, joint: Tensor, normalised: bool) -> Tensor:
+        density = torch.logsumexp(joint, dim=-1)
+        return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
+
+    def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
+        """G-VBLL-MAP (appendix C.7): densities with a noise variance of each class's own, from one pass.
+
+        Args:
+            batches: (features [batch, feature], labels [batch]) of the training rows, the trunk fixed.
+
+        This layer is left as it is. See :mod:`~bdl_pipe.last_layer.refit`.
+
+        Raises:
+            DataError: no rows, labels out of range, or features not finite or not ``in_features`` wide.
+        """
+        prior = NoisePrior(self.prior_variance, self.wishart_dof, self.wishart_scale)
+        return refit(batches, self.noise_variance.detach(), self.class_log_probs.detach(), prior)

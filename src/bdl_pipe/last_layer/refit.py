@@ -1,0 +1,119 @@
+"""G-VBLL-MAP: class densities fitted to fixed features after training, for telling unfamiliar inputs.
+
+For each class, with T_y rows, from counts, means and scatters gathered in one pass,
+
+    μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
+    Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
+
+Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
+(and 76) is printed without its inverse, restored here. Σ[y] is diagonal, so each of its dimensions is
+an inverse gamma of its own, eq. 65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2).
+As there, S is dropped, and a class with no rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import DataError
+from .densities import check_features, check_labels, feature_log_prior, log_densities, widen
+
+
+@dataclass(frozen=True)
+class NoisePrior:
+    """s of the class means' prior N(0, sI); ν and M of IG(ν/2, M/2), the prior of each noise variance."""
+
+    mean_variance: float
+    dof: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
+
+    The paper finds labels predicted with these to be far too confident. For scores:
+    ``Categorical(layer.predict(φ).draw_log_probs, refit.log_density(φ))``.
+    """
+
+    mean: Float[Tensor, "class feature"]
+    variance: Float[Tensor, "class feature"]
+    class_log_probs: Float[Tensor, " class"]
+    feature_prior_variance: Float[Tensor, " feature"]
+
+    def log_density(
+        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
+    ) -> Float[Tensor, " batch"]:
+        """As :meth:`Generative.log_density`, under the refitted densities and the layer's feature prior."""
+        check_features(features, self.mean.shape[-1])
+        density = torch.logsumexp(self.class_log_probs + log_densities(features, self.mean, self.variance), dim=-1)
+        return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
+
+
+@torch.no_grad()
+def refit(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    noise_variance: Float[Tensor, " feature"],
+    class_log_probs: Float[Tensor, " class"],
+    prior: NoisePrior,
+) -> Refit:
+    """One pass over (features, labels) of the training rows; see the module's head.
+
+    Args:
+        noise_variance: the trained Σ, for eq. 75 and the feature prior N(0, sI + Σ).
+        class_log_probs: log p(k) of the densities' mixture.
+
+    Raises:
+        DataError: no rows, labels out of range, or features not finite or of another width than Σ.
+    """
+    moments = _Moments.zeros(len(class_log_probs), noise_variance)
+    for features, labels in batches:
+        check_features(features, len(noise_variance))
+        check_labels(labels, len(class_log_probs))
+        moments = moments.merge(_Moments.of(features, labels.long(), len(class_log_probs)))
+    if not moments.count.sum() > 0:
+        raise DataError("batches must have at least one row, got none")
+    if not torch.isfinite(moments.scatter).all():
+        raise DataError("features must be finite")
+    count = moments.count[:, None]
+    weight = prior.mean_variance * count
+    mean = weight / (noise_variance + weight) * moments.mean  # eq. 75, both factors multiplied by sΣ
+    variance = (prior.scale + moments.scatter) / (count + prior.dof + 2)
+    like = noise_variance.dtype
+    return Refit(mean.to(like), variance.to(like), class_log_probs.clone(), prior.mean_variance + noise_variance)
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Rows, mean and scatter Σ(φ − mean)² of each class; merged without sums of raw squares.
+
+    Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
+    """
+
+    count: Float[Tensor, " class"]
+    mean: Float[Tensor, "class feature"]
+    scatter: Float[Tensor, "class feature"]
+
+    @classmethod
+    def zeros(cls, classes: int, like: Float[Tensor, " feature"]) -> "_Moments":
+        nothing = widen(like.new_zeros(classes, len(like)))
+        return cls(nothing[:, 0], nothing, nothing)
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, classes: int) -> "_Moments":
+        features = widen(features)
+        member = F.one_hot(labels, classes).to(features)  # [batch, class]
+        count = member.sum(0)
+        mean = member.T @ features / count.clamp_min(1)[:, None]
+        return cls(count, mean, member.T @ (features - mean[labels]).square())
+
+    def merge(self, other: "_Moments") -> "_Moments":
+        count = self.count + other.count
+        share = (other.count / count.clamp_min(1))[:, None]
+        step = other.mean - self.mean
+        scatter = self.scatter + other.scatter + step.square() * share * self.count[:, None]
+        return _Moments(count, self.mean + share * step, scatter)
