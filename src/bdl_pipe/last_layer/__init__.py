@@ -1,0 +1,9 @@
+"""Variational Bayesian last layers: a Bayesian head in place of ``nn.Linear``, trained without sampling.
+
+Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers".
+"""
+
+from .discriminative import Discriminative
+from .regression import Regression
+
+__all__ = ["Discriminative", "Regression"]
