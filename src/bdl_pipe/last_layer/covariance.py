@@ -167,7 +167,7 @@ class Covariance(nn.Module):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: str,
         count: int,
         in_features: int,
         *,

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import DataError, require
 from ..predictive import Categorical
 from ..seeds import Seed
-from .covariance import Form, Kind
+from .covariance import Form
 from .layer import LastLayer, full_precision
 from .softmax import CLOSED, Rule, sampled
 
@@ -43,9 +43,9 @@ class Discriminative(LastLayer):
         in_features: int,
         num_classes: int,
         *,
-        covariance: Kind = "dense",
+        covariance: str = "dense",
         rank: int | None = None,
-        predictive: Rule = "sampled",
+        predictive: str = "sampled",
         draws: int = 20,
         prior_variance: float = 1.0,
         wishart_dof: float = 1.0,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import require
 from ..seeds import Seed
-from .covariance import Covariance, Form, Kind, gaussian_kl
+from .covariance import Covariance, Form, gaussian_kl
 
 
 class LastLayer(nn.Module, ABC):
@@ -50,7 +50,7 @@ class LastLayer(nn.Module, ABC):
         *,
         matrices: int,
         noise_size: int,
-        covariance: Kind,
+        covariance: str,
         rank: int | None,
         prior_variance: float,
         wishart_dof: float,

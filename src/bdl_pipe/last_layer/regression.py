@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import DataError, require
 from ..predictive import Gaussian
 from ..seeds import Seed
-from .covariance import Form, Kind
+from .covariance import Form
 from .layer import LastLayer, full_precision
 
 
@@ -40,7 +40,7 @@ class Regression(LastLayer):
         in_features: int,
         out_features: int,
         *,
-        covariance: Kind = "dense",
+        covariance: str = "dense",
         rank: int | None = None,
         prior_variance: float = 1.0,
         wishart_dof: float = 1.0,

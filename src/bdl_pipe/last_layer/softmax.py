@@ -92,7 +92,7 @@ def _gumbel_mixture(distance: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor
     return log_below, log_density
 
 
-CLOSED: Final[dict[Rule, Callable[[Tensor, Tensor], Tensor]]] = {
+CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "mean_field": mean_field,
     "laplace_bridge": laplace_bridge,
     "quadrature": quadrature,
