@@ -1,5 +1,10 @@
-"""Variational Bayesian last layers: the last layer's posterior and the trunk, fitted together."""
+"""Variational Bayesian last layers: a Bayesian head in place of ``nn.Linear``, trained without sampling.
 
+Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers".
+"""
+
+from .discriminative import Discriminative
 from .generative import Generative
+from .regression import Regression
 
-__all__ = ["Generative"]
+__all__ = ["Discriminative", "Generative", "Regression"]

@@ -1,0 +1,141 @@
+"""What the last layers share: the weights' posterior, its KL and the training loss.
+
+    loss = −[(1/B) Σ_t bound_t + (log p(Σ) − λ KL(q(W) ‖ p(W))) / T]                (eq. 61, 67)
+
+with q(W) = Π_k N(w̄_k, S_k), p(W) = N(0, sI) and a point estimate of the noise Σ under an inverse
+Wishart prior. The prior of the trunk's weights is the optimiser's weight decay.
+
+Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C and D.
+Deviation: the KL keeps its constants, so that it is 0 at the prior and never negative.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Final, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import require
+from ..seeds import Seed
+from .covariance import Covariance, Form, gaussian_kl
+
+
+class LastLayer(nn.Module, ABC):
+    """Weights N(w̄_k, S_k) and noise of precision Σ⁻¹.
+
+    Args:
+        in_features: h, the width of the features.
+        outputs: the rows of W.
+        matrices: how many S there are: ``outputs``, or 1 that all rows share.
+        noise_size: N of eq. 65, the size of each noise matrix.
+        covariance, rank: the form of S.
+        prior_variance: s of the prior N(0, sI), not scaled by the width.
+        wishart_dof: ν > 0. Up to ν = N − 1 the prior is improper; its mode and the loss exist.
+        wishart_scale: m > 0 of M = mI.
+        initial_variance: E[S] = vI at the start; None is 1/in_features.
+        rng: w̄ starts at N(0, 1/in_features) (LeCun et al. 1998).
+
+    The noise starts at the mode of its prior, m/(ν + N + 1).
+
+    Raises:
+        ConfigError: an argument outside its range, by name.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        outputs: int,
+        *,
+        matrices: int,
+        noise_size: int,
+        covariance: str,
+        rank: int | None,
+        prior_variance: float,
+        wishart_dof: float,
+        wishart_scale: float,
+        initial_variance: float | None,
+        rng: Seed,
+    ) -> None:
+        super().__init__()
+        require(in_features > 0, "in_features", "must be > 0", in_features)
+        positive = {"prior_variance": prior_variance, "wishart_dof": wishart_dof, "wishart_scale": wishart_scale}
+        for name, value in positive.items():
+            require(0 < value < math.inf, name, "must be > 0 and finite", value)
+        self.in_features: Final = in_features
+        self.prior_variance: Final = prior_variance
+        self.wishart_dof: Final = wishart_dof
+        self.wishart_scale: Final = wishart_scale
+        self._noise_size: Final = noise_size
+        self._copies: Final = outputs // matrices
+        self.covariance = Covariance(
+            covariance,
+            matrices,
+            in_features,
+            rank=rank,
+            initial_variance=1 / in_features if initial_variance is None else initial_variance,
+            generator=rng.fold("covariance").generator(),
+        )
+        mean = torch.randn(outputs, in_features, generator=rng.fold("mean").generator())
+        self.mean = nn.Parameter(mean / math.sqrt(in_features))
+        mode = wishart_scale / (wishart_dof + noise_size + 1)
+        self.noise_log_root = nn.Parameter(torch.full((outputs,), -0.5 * math.log(mode)))  # log diag L
+
+    @abstractmethod
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+        """The data term of the theorem, mean over the batch, at S = ``form``."""
+
+    @abstractmethod
+    def _noise_trace(self) -> Float[Tensor, ""]:
+        """tr(Σ⁻¹)."""
+
+    @final
+    def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:
+        """The lower bound on E_q[log p(y | x, W)], mean over the batch, nats a row."""
+        with full_precision(features):
+            return self._mean_bound(self._cast(features), targets, self.covariance())
+
+    @final
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q(W) ‖ p(W)] in nats; 0 at the prior."""
+        return gaussian_kl(self.mean, self.covariance(), self.prior_variance, copies=self._copies)
+
+    @final
+    def log_noise_prior(self) -> Float[Tensor, ""]:
+        """log p(Σ) + constant, (ν + N + 1)/2 log det Σ⁻¹ − m/2 tr Σ⁻¹ (eq. 65)."""
+        degrees = 0.5 * (self.wishart_dof + self._noise_size + 1)
+        return degrees * 2 * self.noise_log_root.sum() - 0.5 * self.wishart_scale * self._noise_trace()
+
+    @final
+    def loss(
+        self, features: Float[Tensor, "batch h"], targets: Tensor, *, num_train: int, kl_weight: float = 1.0
+    ) -> Float[Tensor, ""]:
+        """Minus the objective of eq. 61, nats a training row.
+
+        Args:
+            features: φ of a batch.
+            targets: numbers [batch, output], or class numbers [batch].
+            num_train: T, the rows of the whole training set.
+            kl_weight: λ on the KL alone; 1 is the bound.
+
+        Raises:
+            ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
+            DataError: targets of another shape.
+        """
+        require(num_train > 0, "num_train", "must be > 0", num_train)
+        require(kl_weight >= 0, "kl_weight", "must be >= 0", kl_weight)
+        with full_precision(features):
+            form = self.covariance()  # shared by bound and KL
+            bound = self._mean_bound(self._cast(features), targets, form)
+            kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
+            return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
+
+    def _cast(self, features: Tensor) -> Tensor:
+        """Features of half precision, as autocast makes them, at the parameters' precision."""
+        return features.to(self.mean.dtype)
+
+
+def full_precision(features: Tensor) -> torch.autocast:
+    """No autocast here: sums of squares over h features need more than eight bits."""
+    return torch.autocast(features.device.type, enabled=False)

@@ -1,0 +1,102 @@
+"""The variational Bayesian last layer of regression.
+
+Model y = Wφ + ε, ε ~ N(0, Σ), q(W) = MN(W̄, I, S): rows independent, one S for all of them. A row's
+bound, and the predictive, are in closed form:
+
+    log N(y | W̄φ, Σ) − ½ φᵀSφ tr(Σ⁻¹)                                              (eq. 12, 16)
+    p(y | x) = N(W̄φ, φᵀSφ I + Σ)                                                   (eq. 17)
+
+Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", theorem 1 and appendix A.
+Deviations: none in the model. The published ``vbll`` 0.4.9 divides the prior's variance by
+in_features, drops the KL's constant −h/2 a row, has no off-diagonal noise, stores log σ (ours:
+−log σ) and, for low rank, log σ² (ours: half of it); for several outputs it gives each its own S
+and averages over them where eq. 16 sums. With one output the losses differ by the constant alone.
+"""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import DataError, require
+from ..predictive import Gaussian
+from ..seeds import Seed
+from .covariance import Form
+from .layer import LastLayer, full_precision
+
+
+@final
+class Regression(LastLayer):
+    """Last layer of ``out_features`` numbers with dense Σ; see :class:`LastLayer` for the arguments.
+
+    Raises:
+        ConfigError: an argument outside its range, by name.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        covariance: str = "dense",
+        rank: int | None = None,
+        prior_variance: float = 1.0,
+        wishart_dof: float = 1.0,
+        wishart_scale: float = 1.0,
+        initial_variance: float | None = None,
+        rng: Seed = Seed(0),
+    ) -> None:
+        require(out_features > 0, "out_features", "must be > 0", out_features)
+        super().__init__(
+            in_features,
+            out_features,
+            matrices=1,
+            noise_size=out_features,
+            covariance=covariance,
+            rank=rank,
+            prior_variance=prior_variance,
+            wishart_dof=wishart_dof,
+            wishart_scale=wishart_scale,
+            initial_variance=initial_variance,
+            rng=rng,
+        )
+        self.noise_factor = nn.Parameter(torch.zeros(out_features, out_features))  # L below its diagonal
+
+    def _noise_root(self) -> Float[Tensor, "output output"]:
+        """L of Σ⁻¹ = LLᵀ (eq. 78)."""
+        return self.noise_factor.tril(-1) + torch.diag_embed(self.noise_log_root.exp())
+
+    def _noise_trace(self) -> Float[Tensor, ""]:
+        return self._noise_root().square().sum()  # eq. 80
+
+    @property
+    def noise_covariance(self) -> Float[Tensor, "output output"]:
+        """Σ = L⁻ᵀL⁻¹, in squared target units."""
+        root = self._noise_root()
+        identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        inverse = torch.linalg.solve_triangular(root, identity, upper=False)
+        return inverse.mT @ inverse
+
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+        expected = (len(features), len(self.mean))
+        if tuple(targets.shape) != expected:  # [batch] would broadcast to [batch, batch]
+            raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+        root = self._noise_root()
+        error = targets.to(features.dtype) - features @ self.mean.mT  # [batch, output]
+        squared = (error @ root).square().sum(-1)  # eᵀLLᵀe, eq. 79
+        spread = form.quadratic(features)[:, 0] * root.square().sum()  # φᵀSφ tr(Σ⁻¹)
+        log_det = 2 * self.noise_log_root.sum()
+        return 0.5 * (log_det - error.shape[-1] * math.log(2 * math.pi) - (squared + spread).mean())
+
+    def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
+        """N(W̄φ, φᵀSφ + Σ_ii) of each output (eq. 17), one draw.
+
+        :class:`Gaussian` holds a variance for each output, so the correlations that Σ gives to the
+        outputs are not in its ``log_prob``; ``noise_covariance`` has them. ``rng`` is not used.
+        """
+        with full_precision(features):
+            features = self._cast(features)
+            spread = self.covariance().quadratic(features)  # [batch, 1]
+            return Gaussian((features @ self.mean.mT)[None], (spread + self.noise_covariance.diagonal())[None])

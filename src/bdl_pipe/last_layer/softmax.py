@@ -1,0 +1,99 @@
+"""E[softmax(z)] of independent Gaussian logits z_k ~ N(μ_k, v_k): sampled, or by three closed rules.
+
+Every rule takes mean and variance [batch, class] and returns log probabilities [draw, batch, class].
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..seeds import Seed
+
+Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
+_GRID: Final = 128  # points along the maximum
+_NODES: Final = 32  # Gauss–Hermite nodes of each logit
+
+
+def sampled(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"], draws: int, rng: Seed
+) -> Float[Tensor, "draw batch class"]:
+    """log softmax of ``draws`` logits of each row; drawn on the CPU, so alike on every device.
+
+    Rows are drawn independently: a row's mixture and mutual information are right, a joint over
+    several rows holds no dependence between them.
+    """
+    noise = torch.randn(draws, *mean.shape, generator=rng.generator(), dtype=mean.dtype)
+    return F.log_softmax(mean + variance.sqrt() * noise.to(mean.device), dim=-1)
+
+
+def mean_field(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """softmax(μ_k / √(1 + π/8 v_k)) (MacKay 1992; Lu et al. 2020)."""
+    return F.log_softmax(mean / (1 + math.pi / 8 * variance).sqrt(), dim=-1)[None]
+
+
+def laplace_bridge(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """The mean of the Dirichlet whose softmax-basis Laplace approximation is N(μ, diag v).
+
+    α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / v_k, after conditioning on Σ_k z_k = 0, which
+    turns diag v into diag v − vvᵀ/Σv (Hobbhahn, Kristiadi and Hennig 2022, section 3).
+    """
+    classes = mean.shape[-1]
+    share = variance / variance.sum(-1, keepdim=True)
+    centred = mean - share * mean.sum(-1, keepdim=True)
+    log_exponential = centred + torch.logsumexp(-centred, -1, keepdim=True) - 2 * math.log(classes)
+    floor = torch.full_like(mean, 1 - 2 / classes).log()  # −∞ for two classes
+    log_alpha = torch.logaddexp(floor, log_exponential) - (variance * (1 - share)).log()
+    return F.log_softmax(log_alpha, dim=-1)[None]
+
+
+def quadrature(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """E[softmax(z)] itself, by one-dimensional integrals; 4,096 exponentials a logit.
+
+    softmax_k(z) is the chance that z_k + g_k is the largest of the z_l + g_l, g standard Gumbel, and
+    the logits are independent, so that with F_l, f_l the distribution and density of z_l + g_l
+
+        E[softmax_k(z)] = ∫ f_k(t) Π_{l≠k} F_l(t) dt = ∫ (f_k/F_k)(t) Π_l F_l(t) dt.
+
+    F and f are Gauss–Hermite means over z_l, the integral a trapezoid sum, which for such integrands
+    converges exponentially. Own derivation from the Gumbel-max identity.
+    """
+    deviation = variance.sqrt()
+    lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # the largest is above this
+    highest = (mean + 6 * deviation).amax(-1, keepdim=True) + math.log(mean.shape[-1]) + 16
+    steps = torch.linspace(0, 1, _GRID, dtype=mean.dtype, device=mean.device)
+    grid = (lowest + (highest - lowest) * steps)[:, None]  # [batch, 1, grid]
+    log_below, log_density = _gumbel_mixture(grid - mean[..., None], deviation[..., None])
+    log_terms = log_density - log_below + log_below.sum(-2, keepdim=True)  # [batch, class, grid]
+    return F.log_softmax(torch.logsumexp(log_terms, -1), dim=-1)[None]
+
+
+def _gumbel_mixture(distance: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """log F and log f of z + g at μ + distance, z ~ N(μ, deviation²), node by node to save memory."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    log_below = torch.full_like(distance, -math.inf)
+    log_density = torch.full_like(distance, -math.inf)
+    for node, weight in zip(nodes.tolist(), np.log(weights / weights.sum()).tolist(), strict=True):
+        gap = distance - node * deviation
+        below = weight - torch.exp((-gap).clamp_max(80))  # log F of a Gumbel; e⁸⁰ is finite in float32
+        log_below = torch.logaddexp(log_below, below)
+        log_density = torch.logaddexp(log_density, below - gap)
+    return log_below, log_density
+
+
+CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "mean_field": mean_field,
+    "laplace_bridge": laplace_bridge,
+    "quadrature": quadrature,
+}

@@ -1,0 +1,111 @@
+"""Each form of S against the dense matrix written out from its parameters, and torch's Gaussians."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.last_layer import covariance as module
+from bdl_pipe.last_layer.covariance import Covariance, gaussian_kl
+
+from .cases import FORMS, draw, perturbed
+
+COUNT, WIDTH = 3, 7
+
+
+def make(kind: str, rank: int | None, count: int = COUNT, variance: float = 0.4) -> Covariance:
+    return Covariance(
+        kind, count, WIDTH, rank=rank, initial_variance=variance, generator=torch.Generator().manual_seed(0)
+    )
+
+
+def written_out(layer: Covariance) -> Tensor:
+    """S [count, h, h] from the parameters by the definitions of the module's docstring."""
+    variances = torch.stack([torch.diag((2 * row).exp()) for row in layer.log_scale])
+    if layer.kind == "diagonal":
+        return variances
+    assert layer.factor is not None
+    if layer.kind == "lowrank":
+        return torch.einsum("khr,kgr->khg", layer.factor, layer.factor) + variances
+    lower = torch.stack([torch.tril(f.T, -1) + torch.diag(m.exp()) for f, m in zip(layer.factor, layer.log_scale)])
+    return lower @ lower.mT
+
+
+@pytest.fixture(params=[1, 3, 160], ids=lambda rows: f"blocks-of-{rows}")
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(("kind", "rank"), FORMS)
+def test_every_quantity_is_that_of_the_dense_matrix(kind: str, rank: int | None) -> None:
+    layer = perturbed(make(kind, rank))
+    form, dense, features = layer(), written_out(layer), draw(1, 11, WIDTH)
+    torch.testing.assert_close(form.matrix(), dense, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(form.log_det(), torch.logdet(dense), rtol=1e-10, atol=1e-10)
+    quadratic = torch.einsum("bi,kij,bj->bk", features, dense, features)
+    torch.testing.assert_close(form.quadratic(features), quadratic, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(("kind", "rank"), FORMS)
+def test_kl_is_that_of_torch_distributions(kind: str, rank: int | None) -> None:
+    layer, mean, s = perturbed(make(kind, rank)), draw(2, COUNT, WIDTH), 0.7
+    prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
+    oracle = kl_divergence(MultivariateNormal(mean, written_out(layer)), prior).sum()
+    torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=1), oracle, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "rank"), FORMS)
+def test_kl_of_rows_that_share_a_matrix(kind: str, rank: int | None) -> None:
+    layer, mean, s = perturbed(make(kind, rank, count=1)), draw(2, 4, WIDTH), 1.9
+    prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
+    oracle = kl_divergence(MultivariateNormal(mean, written_out(layer).expand(4, -1, -1)), prior).sum()
+    torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=4), oracle, rtol=1e-10, atol=0)
+
+
+def test_what_lies_below_the_diagonal_of_the_parameter_is_ignored() -> None:
+    layer = perturbed(make("dense", None))
+    features = draw(1, 4, WIDTH)
+    before = layer().quadratic(features), layer().divergence(1.0)
+    assert layer.factor is not None
+    with torch.no_grad():
+        layer.factor += 9 * torch.ones_like(layer.factor).tril()
+    torch.testing.assert_close((layer().quadratic(features), layer().divergence(1.0)), before, rtol=0, atol=0)
+    sum(before).sum().backward()
+    assert layer.factor.grad is None or not layer.factor.grad.tril().any()
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("dense", None), ("diagonal", None)])
+def test_starts_at_the_stated_variance(kind: str, rank: int | None) -> None:
+    torch.testing.assert_close(make(kind, rank)().matrix(), 0.4 * torch.eye(WIDTH).expand(COUNT, -1, -1))
+
+
+def test_low_rank_starts_at_the_stated_variance_on_average() -> None:
+    """The mean of 4,200 entries v/2 + F₁² + F₂², F ~ N(0, v/4): 4 deviations, false alarm 6e-5."""
+    matrix = Covariance(
+        "lowrank", 600, WIDTH, rank=2, initial_variance=0.4, generator=torch.Generator().manual_seed(3)
+    )().matrix()
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    deviation = (2 * 2 * (0.4 / 4) ** 2 / diagonal.numel()) ** 0.5
+    assert abs(diagonal.mean().item() - 0.4) < 4 * deviation
+    assert abs(0.5 * 0.4 + diagonal.mean().item() - 0.4) > 4 * deviation  # F twice as strong is told apart
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "variance", "key"),
+    [
+        ("full", None, 1.0, "covariance"),
+        ("dense", 2, 1.0, "rank"),
+        ("diagonal", 2, 1.0, "rank"),
+        ("lowrank", None, 1.0, "rank"),
+        ("lowrank", 0, 1.0, "rank"),
+        ("lowrank", WIDTH + 1, 1.0, "rank"),
+        ("dense", None, 0.0, "initial_variance"),
+        ("dense", None, float("inf"), "initial_variance"),
+    ],
+)
+def test_refuses(kind: str, rank: int | None, variance: float, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be"):
+        make(kind, rank, variance=variance)
