@@ -52,6 +52,24 @@ VBPC = {
         "augmentation": NOISE,
     },
 }
+LEARN = {"epochs": 4, "batch": 16, "optimiser": ADAM, "choose": {"every": 2, "patience": None}}
+GAUSSIAN = {
+    "covariance": "dense",
+    "rank": None,
+    "prior_variance": 1.0,
+    "wishart_dof": 1.0,
+    "wishart_scale": 1.0,
+    "kl_weight": 1.0,
+}
+GENERATIVE = {
+    "dirichlet": 1.0,
+    "prior_variance": 1.0,
+    "wishart_dof": 8.0,
+    "wishart_scale": 1.0,
+    "kl_weight": 1.0,
+    "refit": True,
+}
+FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
@@ -65,6 +83,26 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("vbpc", "classification"): VBPC,
+    ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},
+    ("vbll_bnn", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN, "features": FEATURES},
+    ("d_vbll", "classification"): {
+        "network": CONVNET,
+        "learn": {**LEARN, "choose": None},
+        "layer": {**GAUSSIAN, "covariance": "lowrank", "rank": 2, "predictive": "sampled", "draws": 3},
+    },
+    ("d_vbll_bnn", "classification"): {
+        "network": CONVNET,
+        "learn": {**LEARN, "choose": None},
+        "layer": {**GAUSSIAN, "covariance": "diagonal"},
+        "features": FEATURES,
+    },
+    ("g_vbll", "classification"): {"network": CONVNET, "learn": {**LEARN, "choose": None}, "layer": GENERATIVE},
+    ("g_vbll_bnn", "classification"): {
+        "network": CONVNET,
+        "learn": {**LEARN, "choose": None},
+        "layer": {**GENERATIVE, "refit": False},
+        "features": FEATURES,
+    },
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }
 

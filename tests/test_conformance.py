@@ -66,6 +66,8 @@ def config_of(case: Case) -> object:
 
 @functools.cache
 def inputs_of(case: Case) -> dict[str, list[State]]:
+    if case.room.optional:  # from its data alone; starts are tested where they are
+        return {}
     members = 1 if case.room.takes == "each" else 2
     return {kind: [made(case.upstream(kind), member) for member in range(members)] for kind in case.room.needs}
 
@@ -134,6 +136,21 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> N
         resumed = Recorder(start=interrupted.kept)
         assert same(make(case, rng, resumed), made(case)), f"stopped at {stop}"
         assert resumed.asked <= undisturbed.asked - stop, "the resumed run started over"
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.room.together is not None], ids=str)
+def test_members_made_together_are_those_made_alone(case: Case) -> None:
+    if case.task == "classification":
+        pytest.skip("members of image data are made alone")
+    rngs = [Seed(ROOT).fold("member", m) for m in range(2)]
+    config, inputs = config_of(case), inputs_of(case)
+    assert case.room.together is not None
+    both = case.room.together([data_of(case.task)] * 2, [inputs] * 2, config, rngs=rngs, report=Recorder())
+    for state, rng in zip(both, rngs, strict=True):
+        alone = make(case, rng, Recorder())
+        assert state.config.keys() == alone.config.keys()
+        for name, value in alone.tensors.items():
+            torch.testing.assert_close(state.tensors[name], value, atol=1e-4, rtol=1e-3)
 
 
 @all_cases

@@ -16,6 +16,8 @@ from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
 from .data.transform import Transform
 from .errors import ArtifactError, ConfigError
+from .last_layer.learner import LastLayerPosterior
+from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
@@ -32,6 +34,12 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             DETERMINISTIC,
             ENSEMBLE,
             DARK_KNOWLEDGE,
+            VBLL,
+            VBLL_BNN,
+            D_VBLL,
+            D_VBLL_BNN,
+            G_VBLL,
+            G_VBLL_BNN,
         )
     }
 )
@@ -40,6 +48,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
     {
         NetworkDraws.key: NetworkDraws,
         VbpcPosterior.key: VbpcPosterior,
+        LastLayerPosterior.key: LastLayerPosterior,
     }
 )
 

@@ -1,0 +1,245 @@
+"""A trunk under a variational last layer: what is trained, and the posterior that it leaves.
+
+Point features: −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
+Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer stays
+marginalised, and KL(q(θ) ‖ p(θ))/T is added (eq. 64); the prediction averages over draws of θ after the
+softmax (eq. 71), each of them with the layer's own predictive.
+
+Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..errors import require
+from ..learner import Learner
+from ..networks import NetworkConfig
+from ..networks.variational import MeanField
+from ..predictive import Categorical, Gaussian, Predictive
+from ..seeds import Seed
+from .discriminative import Discriminative
+from .generative import Generative
+from .refit import Refit
+from .regression import Regression
+from .softmax import Rule
+
+Covariance = Literal["dense", "diagonal", "lowrank"]
+Layer = Regression | Discriminative | Generative
+
+
+@dataclass(frozen=True)
+class GaussianLayer:
+    """A last layer with weights of Gaussian posterior: regression, or discriminative classification.
+
+    Attributes:
+        covariance, rank: the form of S; ``rank`` for lowrank alone.
+        prior_variance: s of the prior N(0, sI).
+        wishart_dof, wishart_scale: ν and m of the noise covariance's prior.
+        kl_weight: of the layer's KL; 1 is the bound.
+        predictive: how E[softmax] is had (classification).
+        draws: of "sampled".
+    """
+
+    covariance: Covariance
+    rank: int | None
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    predictive: Rule = "mean_field"
+    draws: int = 20
+    name: Literal["gaussian"] = "gaussian"
+
+
+@dataclass(frozen=True)
+class GenerativeLayer:
+    """A last layer of class means; see :class:`Generative`.
+
+    Attributes:
+        refit: densities for unfamiliar inputs by G-VBLL-MAP, fitted to the training features after training.
+    """
+
+    dirichlet: float
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    refit: bool
+    name: Literal["generative"] = "generative"
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """Variational features.
+
+    Attributes:
+        initial_sd: deviation of every trunk weight at the start.
+        kl_weight: of the trunk's KL; 1 is the bound.
+        draws: trunks in a prediction.
+        validation_draws: trunks in a validation score.
+    """
+
+    initial_sd: float
+    kl_weight: float
+    draws: int
+    validation_draws: int
+
+    def __post_init__(self) -> None:
+        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require(self.validation_draws > 0, "validation_draws", "must be > 0", self.validation_draws)
+
+
+@dataclass(frozen=True)
+class LastLayerSpec:
+    """All that the skeleton of a fitted last-layer model is built from.
+
+    Attributes:
+        outputs: classes, or target columns.
+        task: what is predicted.
+        features: None: point features.
+    """
+
+    network: NetworkConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Literal["classification", "regression"]
+    layer: GaussianLayer | GenerativeLayer
+    features: FeaturesConfig | None
+
+    def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
+        """A freshly initialised model; ``class_counts`` [class] for a generative layer."""
+        trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
+        counts = torch.zeros(self.outputs) if class_counts is None else class_counts
+        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")))
+
+    def _layer(self, width: int, counts: Tensor, rng: Seed) -> Layer:
+        c = self.layer
+        wishart = {"wishart_dof": c.wishart_dof, "wishart_scale": c.wishart_scale}
+        if isinstance(c, GenerativeLayer):
+            require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
+            known = {"class_counts": counts, "dirichlet": c.dirichlet, "prior_variance": c.prior_variance}
+            return Generative(width, self.outputs, **known, **wishart, rng=rng)
+        shared: dict[str, Any] = {"covariance": c.covariance, "rank": c.rank, "prior_variance": c.prior_variance}
+        if self.task == "regression":
+            return Regression(width, self.outputs, **shared, **wishart, rng=rng)
+        rule: dict[str, Any] = {"predictive": c.predictive, "draws": c.draws}
+        return Discriminative(width, self.outputs, **shared, **rule, **wishart, rng=rng)
+
+
+@final
+class LastLayerLearner(Learner):
+    """``layer(trunk(x))``; the trunk's weights are points, or Gaussian."""
+
+    def __init__(self, spec: LastLayerSpec, trunk: nn.Module, layer: Layer) -> None:
+        super().__init__()
+        self.spec, self.layer = spec, layer
+        self.trunk = trunk if spec.features is None else MeanField(trunk, spec.features.initial_sd)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        features = self._features(inputs, noise)
+        loss = self.layer.loss(features, targets, num_train=num_train)
+        if self.spec.layer.kl_weight != 1:
+            loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
+        if self.spec.features is not None:
+            assert isinstance(self.trunk, MeanField)
+            loss = loss + self.spec.features.kl_weight * self.trunk.kl() / num_train
+        return loss
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return self.trunk.draw(steps, generator) if isinstance(self.trunk, MeanField) else {}
+
+    def undecayed(self) -> set[str]:
+        """Weight decay is the prior of a point trunk; everything else has a prior of its own."""
+        spared = "" if self.spec.features is not None else "layer."
+        return {name for name, _ in self.named_parameters() if name.startswith(spared)}
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng, None)
+
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng, None)
+
+    def predict_refit(self, inputs: Tensor, refit: Refit, *, rng: Seed) -> Predictive:
+        """As :meth:`predict`, with the refitted feature density in place of the layer's."""
+        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng, refit)
+
+    def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
+        """φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
+        noise: dict[str, Tensor] = {}
+        if isinstance(self.trunk, MeanField):
+            drawn = self.trunk.draw(1, rng.fold("trunk", draw).generator())
+            noise = {k: v[0].to(inputs.device) for k, v in drawn.items()}
+        return self._features(inputs, noise)
+
+    def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
+        return self.trunk(inputs, noise) if isinstance(self.trunk, MeanField) else self.trunk(inputs)
+
+    def _average(self, inputs: Tensor, draws: int, rng: Seed, refit: Refit | None) -> Predictive:
+        parts = []
+        for draw in range(draws):
+            features = self.features(inputs, draw, rng)
+            part = self.layer.predict(features, rng=rng.fold("layer", draw))
+            if refit is not None:
+                assert isinstance(part, Categorical)
+                part = Categorical(part.draw_log_probs, refit.log_density(features))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else _mixture(parts)
+
+
+def _mixture(parts: list[Any]) -> Predictive:
+    """The equally weighted mixture of predictives: a draw each."""
+    if isinstance(parts[0], Gaussian):
+        return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
+    log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]
+    density = None
+    if parts[0].log_density is not None:  # eq. 73
+        density = torch.logsumexp(torch.stack([p.log_density for p in parts]), 0) - math.log(len(parts))
+    return Categorical(log_probs, density)
+
+
+@final
+class LastLayerPosterior:
+    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them."""
+
+    key = "last_layer"
+
+    def __init__(self, learner: LastLayerLearner, about: Mapping[str, Any], refit: Refit | None = None) -> None:
+        self.learner, self.refit, self._about = learner.eval(), refit, dict(about)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """``rng`` draws the trunks and, where the layer's rule is "sampled", the logits."""
+        if self.refit is None:
+            return self.learner.predict(inputs, rng=rng)
+        return self.learner.predict_refit(inputs, self.refit, rng=rng)
+
+    def state(self) -> State:
+        tensors = dict(self.learner.state_dict())
+        if self.refit is not None:
+            tensors |= {f"refit.{k}": getattr(self.refit, k) for k in _REFIT}
+        return State(tensors, {"posterior": self.key, "spec": to_mapping(self.learner.spec), **self._about})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LastLayerPosterior":
+        spec = read(LastLayerSpec, state.config["spec"], "spec")
+        learner = spec.build(Seed(0)).to(device)
+        tensors = {k: v.to(device) for k, v in state.tensors.items()}
+        refit = None
+        if "refit.mean" in tensors:
+            refit = Refit(**{k: tensors.pop(f"refit.{k}") for k in _REFIT})
+        learner.load_state_dict(tensors)
+        about = {k: v for k, v in state.config.items() if k not in ("posterior", "spec")}
+        return cls(learner, about, refit)
+
+
+_REFIT = ("mean", "variance", "class_log_probs", "feature_prior_variance")
