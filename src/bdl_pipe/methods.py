@@ -10,7 +10,8 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import DETERMINISTIC, ENSEMBLE
+from .baselines import DETERMINISTIC, ENSEMBLE, GP
+from .baselines.gp import GpPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -32,6 +33,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             DETERMINISTIC,
             ENSEMBLE,
             DARK_KNOWLEDGE,
+            GP,
         )
     }
 )
@@ -40,6 +42,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
     {
         NetworkDraws.key: NetworkDraws,
         VbpcPosterior.key: VbpcPosterior,
+        GpPosterior.key: GpPosterior,
     }
 )
 
