@@ -12,7 +12,7 @@ from bdl_pipe.baselines.exact_gp import ExactGp
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
 from bdl_pipe.data.fitdata import FitData, Split
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -126,3 +126,13 @@ def test_what_is_refused() -> None:
         GpConfig(ard=True, steps=0, rate=0.1)
     with pytest.raises(ConfigError, match=r"^rate must be > 0"):
         GpConfig(ard=True, steps=1, rate=0.0)
+    with pytest.raises(DataError, match=r"^gp: the data must have at most 10000 training rows, got 10001"):
+        fitted(table(rows=10_001))
+
+
+def test_training_rows_are_predicted_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    data = table()
+    predictive = GpPosterior.from_state(fitted(data)).predict(data.tensors("train")[0])
+    assert not [w for w in recwarn if "training data" in str(w.message)]
+    error = (predictive.mean - data.tensors("train")[1]).square().mean()
+    assert error < 0.1

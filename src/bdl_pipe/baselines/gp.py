@@ -6,20 +6,22 @@ factors an n×n matrix, O(on³), so it is for tables of a few thousand rows. See
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
-from ..errors import require
+from ..errors import DataError, require
 from ..method import Inputs, Method, Room
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training import Descent, OptimiserConfig, descend
 from .exact_gp import ExactGp
+
+_MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,13 @@ class GpPosterior:
 
 
 def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: Report) -> State:
-    """The posterior given the training rows; ``rng`` is not used: every fit starts at the same place."""
+    """The posterior given the training rows; ``rng`` is not used: every fit starts at the same place.
+
+    Raises:
+        DataError: there are more rows than an exact process can hold.
+    """
+    if len(data.train) > _MOST:
+        raise DataError(f"gp: the data must have at most {_MOST} training rows, got {len(data.train)}")
     rows, targets = data.tensors("train", data.device)
     task = Evidence(rows, targets, config.ard)
     descend(task, OptimiserConfig("adam", config.rate), config.steps, report)

@@ -184,6 +184,6 @@ def ldgbll_loss(
 
 def _wide(name: str, variance: float | Tensor, like: Tensor) -> Tensor:
     """A variance as [*member, 1, 1]."""
-    if isinstance(variance, float):
+    if not isinstance(variance, Tensor):
         require(variance > 0, name, "must be > 0", variance)
     return torch.as_tensor(variance, dtype=like.dtype, device=like.device)[..., None, None]
