@@ -28,7 +28,7 @@ class ExactGp(gpytorch.models.ExactGP):
     """o independent processes on the same inputs, as a batch of gpytorch's."""
 
     def __init__(self, inputs: Float[Tensor, "n d"], targets: Float[Tensor, "n o"], ard: bool) -> None:
-        """Starts at c = 0, a = softplus(0), σ² = .1 and ℓ = √d, the typical half distance of standardised rows."""
+        """Starts at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows lie about √(2d) apart."""
         outputs, columns = targets.shape[1], inputs.shape[1]
         batch = torch.Size([outputs])
         noise = GaussianLikelihood(batch_shape=batch)
