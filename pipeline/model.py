@@ -10,7 +10,7 @@ from typing import Any, Final
 
 NAME: Final = "posterior"
 _SCRIPT: Final = Path(__file__).with_name("serving.py")
-_NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "mlflow")
+_NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow")
 
 
 def log(student: Path, run_id: str) -> str:

@@ -82,6 +82,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgld", "regression"): SGLD,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
+    ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},
     ("vbll_bnn", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN, "features": FEATURES},
@@ -110,7 +111,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {("deterministic", "student"), ("ensemble", "student"), ("sgld", "student")}
+FIXED = {("deterministic", "student"), ("ensemble", "student"), ("sgld", "student"), ("gp", "student")}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import DETERMINISTIC, ENSEMBLE
+from .baselines import DETERMINISTIC, ENSEMBLE, GP
+from .baselines.gp import GpPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -40,6 +41,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             D_VBLL_BNN,
             G_VBLL,
             G_VBLL_BNN,
+            GP,
         )
     }
 )
@@ -49,6 +51,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         NetworkDraws.key: NetworkDraws,
         VbpcPosterior.key: VbpcPosterior,
         LastLayerPosterior.key: LastLayerPosterior,
+        GpPosterior.key: GpPosterior,
     }
 )
 

@@ -1,0 +1,126 @@
+"""The method ``gp``: an exact Gaussian process with an RBF kernel, its hyperparameters by evidence maximisation.
+
+Adam descends minus the log marginal likelihood of the training rows, per row and output; each step
+factors an n×n matrix, O(on³), so it is for tables of a few thousand rows. See ``exact_gp`` for the model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import DataError, require
+from ..method import Inputs, Method, Room
+from ..predictive import Gaussian
+from ..progress import Report
+from ..seeds import Seed
+from ..training import Descent, OptimiserConfig, descend
+from .exact_gp import ExactGp
+
+_MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
+
+
+@dataclass(frozen=True)
+class GpConfig:
+    """``methods.gp``.
+
+    Attributes:
+        ard: a length scale for each input column, else one for all.
+        steps: Adam steps.
+        rate: Adam's constant rate, on the unconstrained hyperparameters.
+    """
+
+    ard: bool
+    steps: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, "steps", "must be > 0", self.steps)
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+
+
+@final
+class Evidence(Descent):
+    """Minus the log marginal likelihood of all training rows."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
+        self.process, self._count = ExactGp(inputs, targets, ard), targets.numel()
+
+    def parameters(self) -> list[Tensor]:
+        return list(self.process.parameters())
+
+    def loss(self, step: int) -> Tensor:
+        return -self.process.log_marginal_likelihood() / self._count
+
+    def state(self) -> dict[str, Tensor]:
+        return {k: v.detach().clone() for k, v in self.process.named_parameters()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        _put(self.process, state)
+
+    def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        return {"loss": float(loss)} if step % 50 == 49 else {}
+
+
+@final
+class GpPosterior:
+    """The training rows and the hyperparameters; predicts in closed form, deterministically."""
+
+    key = "gp"
+
+    def __init__(self, inputs: Tensor, targets: Tensor, hyperparameters: Mapping[str, Tensor], ard: bool) -> None:
+        """Transformed inputs [n, d], standardised targets [n, o], and the parameters of ``ExactGp`` by name."""
+        self.inputs, self.targets, self.ard = inputs, targets, ard
+        self.process = ExactGp(inputs, targets, ard)
+        _put(self.process, hyperparameters)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
+        """Of transformed inputs, in standardised units, computed in float64; ``rng`` is not used."""
+        mean, variance = self.process.predictive(inputs)
+        return Gaussian(mean[None].to(inputs.dtype), variance[None].to(inputs.dtype))
+
+    def state(self) -> State:
+        hyperparameters = {f"gp.{k}": v.detach().clone() for k, v in self.process.named_parameters()}
+        tensors = {"inputs": self.inputs, "targets": self.targets}
+        return State(tensors | hyperparameters, {"posterior": self.key, "ard": self.ard})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "GpPosterior":
+        tensors = {k: v.to(device) for k, v in state.tensors.items()}
+        named = {k.removeprefix("gp."): v for k, v in tensors.items() if k.startswith("gp.")}
+        return cls(tensors["inputs"], tensors["targets"], named, bool(state.config["ard"]))
+
+
+def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: Report) -> State:
+    """The posterior given the training rows; ``rng`` is not used: every fit starts at the same place.
+
+    Raises:
+        DataError: there are more rows than an exact process can hold.
+    """
+    if len(data.train) > _MOST:
+        raise DataError(f"gp: the data must have at most {_MOST} training rows, got {len(data.train)}")
+    rows, targets = data.tensors("train", data.device)
+    task = Evidence(rows, targets, config.ard)
+    descend(task, OptimiserConfig("adam", config.rate), config.steps, report)
+    return GpPosterior(rows, targets, task.state(), config.ard).state()
+
+
+@torch.no_grad()
+def _put(process: ExactGp, hyperparameters: Mapping[str, Tensor]) -> None:
+    own = dict(process.named_parameters())
+    assert own.keys() == hyperparameters.keys(), "hyperparameters of another process"
+    for name, parameter in own.items():
+        parameter.copy_(hyperparameters[name])
+
+
+GP = Method(
+    name="gp",
+    config=GpConfig,
+    tasks=("regression",),
+    rooms={"student": Room(fit)},
+)

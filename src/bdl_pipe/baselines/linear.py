@@ -1,0 +1,189 @@
+"""Exact Bayesian linear regression on features, and the objectives that train features through it.
+
+    Y = ΦW + ε,  w_k ~ N(0, sI),  ε ~ N(0, σ²I),  each output k on its own
+    A = ΦᵀΦ/σ² + I/s,  W | Y ~ N(A⁻¹ΦᵀY/σ², A⁻¹)      (Bishop 2006, eqs 3.53–3.54)
+
+s is ``prior_variance`` and σ² ``noise_variance``, in the units of the targets. The evidence is that of
+N(0, sΦΦᵀ + σ²I), through the h×h factor of A alone (Woodbury; the determinant lemma), as a sum of
+squares: no n×n matrix, no difference of large numbers. All is differentiable and takes leading member
+dimensions, by broadcasting or by ``torch.func.vmap``. A bias is a feature of ones: :func:`with_bias`.
+
+``gbll_loss`` is minus the evidence per row. ``ldgbll_loss`` adds a zero-mean Gaussian prior on the
+function's derivatives (Watson et al. 2021, "Latent Derivative Bayesian Last Layer Networks"): the
+Jacobian wᵀ∂φ/∂x is linear in w, so Gaussian in closed form, and enters as a latent variable by its KL
+divergence from the prior, which asks for smooth *and* diverse features. Our deviations: the KL is of
+each derivative's marginal, summed (a lower bound of the joint KL, finite where features are fewer than
+inputs); it is averaged over the rows it is taken at and has a weight.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacfwd, vmap
+
+from ..errors import require
+from ..predictive import Gaussian
+
+Variance = float | Float[Tensor, "..."]  # one for all members, or one each [member]
+
+
+@dataclass(frozen=True)
+class LinearPosterior:
+    """W | Y = Π_k N(w_k | m_k, A⁻¹), made by :func:`posterior`.
+
+    Attributes:
+        mean: m.
+        factor: lower Cholesky factor of the precision A.
+        noise_variance: σ², of every output.
+    """
+
+    mean: Float[Tensor, "*member h o"]
+    factor: Float[Tensor, "*member h h"]
+    noise_variance: Float[Tensor, "*#member"]
+
+
+def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
+    """Features and a last one of ones.
+
+    Its weight has the prior of the others, N(0, s), and is integrated out with them: a bias that the
+    evidence pays for. Centre the targets, so that it need not be large.
+    """
+    return F.pad(features, (0, 1), value=1.0)
+
+
+def posterior(
+    features: Float[Tensor, "*member n h"],
+    targets: Float[Tensor, "*#member n o"],
+    prior_variance: Variance,
+    noise_variance: Variance,
+) -> LinearPosterior:
+    """The posterior of the weights.
+
+    Raises:
+        ConfigError: a variance that is a number is not > 0.
+        torch.linalg.LinAlgError: the features are not finite, or s‖Φ‖²/σ² is beyond the dtype.
+    """
+    prior, noise = _wide("prior_variance", prior_variance, features), _wide("noise_variance", noise_variance, features)
+    identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    # of I + (s/σ²)ΦᵀΦ, which has no eigenvalue below 1
+    factor = torch.linalg.cholesky(identity + prior / noise * (features.mT @ features)) / prior.sqrt()
+    mean = torch.cholesky_solve(features.mT @ targets / noise, factor)  # [*member, h, o]
+    return LinearPosterior(mean, factor, noise[..., 0, 0])
+
+
+def log_marginal_likelihood(
+    features: Float[Tensor, "*member n h"],
+    targets: Float[Tensor, "*#member n o"],
+    prior_variance: Variance,
+    noise_variance: Variance,
+) -> Float[Tensor, "*member"]:
+    """Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86). Raises what ``posterior`` does."""
+    q = posterior(features, targets, prior_variance, noise_variance)
+    prior, noise = (_wide("variance", v, features)[..., 0, 0] for v in (prior_variance, noise_variance))
+    (n, h), outputs = features.shape[-2:], targets.shape[-1]
+    log_det = n * noise.log() + h * prior.log() + 2 * q.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    misfit = (targets - features @ q.mean).square().sum((-2, -1)) / noise
+    size = q.mean.square().sum((-2, -1)) / prior
+    return -0.5 * (misfit + size + outputs * (log_det + n * math.log(2 * math.pi)))
+
+
+def moments(
+    q: LinearPosterior, features: Float[Tensor, "*#member b h"]
+) -> tuple[Float[Tensor, "*member b o"], Float[Tensor, "*member b"]]:
+    """Mean φᵀm of each output and the variance φᵀA⁻¹φ that all share, without the noise."""
+    whitened = torch.linalg.solve_triangular(q.factor, features.mT, upper=False)  # L⁻¹φ [*member, h, b]
+    return features @ q.mean, whitened.square().sum(-2)
+
+
+def predict(q: LinearPosterior, features: Float[Tensor, "*#member b h"]) -> Gaussian:
+    """p(y | x, Y) = N(φᵀm, φᵀA⁻¹φ + σ²); members, if any, are the draws of an equal mixture."""
+    mean, variance = moments(q, features)
+    total = (variance + q.noise_variance[..., None])[..., None].expand_as(mean)
+    return Gaussian(mean.reshape(-1, *mean.shape[-2:]), total.reshape(-1, *mean.shape[-2:]))
+
+
+def gbll_loss(
+    features: Float[Tensor, "*member n h"],
+    targets: Float[Tensor, "*#member n o"],
+    prior_variance: Variance,
+    noise_variance: Variance,
+) -> Float[Tensor, "*member"]:
+    """Minus the evidence, in nats per row; exact, so it needs all rows at once."""
+    return -log_marginal_likelihood(features, targets, prior_variance, noise_variance) / features.shape[-2]
+
+
+@dataclass(frozen=True)
+class JacobianMoments:
+    """∂(w_kᵀφ(x))/∂x ~ N(mean[..., k], root rootᵀ) at each of a batch of inputs, made by :func:`jacobian_moments`.
+
+    Attributes:
+        mean: of each output's derivative by each input.
+        root: a square root of the covariance over inputs, which all outputs share.
+    """
+
+    mean: Float[Tensor, "b d o"]
+    root: Float[Tensor, "b d h"]
+
+    @property
+    def variance(self) -> Float[Tensor, "b d"]:
+        """The marginal variance of each derivative."""
+        return self.root.square().sum(-1)
+
+
+def jacobian_moments(
+    q: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"]
+) -> JacobianMoments:
+    """The posterior of the function's derivatives, by forward mode: one pass per input column.
+
+    Args:
+        trunk: φ, one row [d] -> [h], the features that ``q`` was made with (a bias included).
+    """
+    slopes = vmap(jacfwd(trunk))(inputs)  # ∂φ/∂x [b, h, d]
+    root = torch.linalg.solve_triangular(q.factor, slopes, upper=False).mT
+    return JacobianMoments(torch.einsum("bhd,ho->bdo", slopes, q.mean), root)
+
+
+def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> Float[Tensor, " b"]:
+    """Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``derivative_variance``.
+
+    Infinite where no feature depends on an input column: such features are not diverse.
+    """
+    prior = _wide("derivative_variance", derivative_variance, jacobian.mean)  # [1, 1]
+    ratio = jacobian.variance[..., None] / prior  # [b, d, 1]
+    return 0.5 * (ratio + jacobian.mean.square() / prior - 1 - ratio.log()).sum((-2, -1))
+
+
+def ldgbll_loss(
+    trunk: Callable[[Tensor], Tensor],
+    inputs: Float[Tensor, "n d"],
+    targets: Float[Tensor, "n o"],
+    prior_variance: Variance,
+    noise_variance: Variance,
+    derivative_variance: Variance,
+    *,
+    weight: float = 1.0,
+    at: Float[Tensor, "b d"] | None = None,
+) -> Float[Tensor, ""]:
+    """``gbll_loss`` + weight · mean KL of the derivatives, in nats per row; 1 is the bound with latent Jacobians.
+
+    Args:
+        trunk: φ, one row [d] -> [h].
+        at: the inputs whose derivatives are looked at; None: the training inputs.
+    """
+    features = vmap(trunk)(inputs)  # [n, h]
+    q = posterior(features, targets, prior_variance, noise_variance)
+    jacobian = jacobian_moments(q, trunk, inputs if at is None else at)
+    fit = gbll_loss(features, targets, prior_variance, noise_variance)
+    return fit + weight * derivative_kl(jacobian, derivative_variance).mean()
+
+
+def _wide(name: str, variance: float | Tensor, like: Tensor) -> Tensor:
+    """A variance as [*member, 1, 1]."""
+    if not isinstance(variance, Tensor):
+        require(variance > 0, name, "must be > 0", variance)
+    return torch.as_tensor(variance, dtype=like.dtype, device=like.device)[..., None, None]

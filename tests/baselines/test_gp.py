@@ -1,0 +1,138 @@
+"""The exact Gaussian process against the dense formulas in numpy, with its own hyperparameters."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines.exact_gp import ExactGp
+from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.posterior import Fitted
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+CONFIG = GpConfig(ard=True, steps=20, rate=0.1)
+
+
+def table(rows: int = 60, outputs: int = 2, seed: int = 0) -> FitData:
+    """y_k = sin 2x₀ + k·x₁ + noise of deviation .1; x₂ is of no use; 200 validation rows."""
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(rows + 200, 3))
+    clean = np.sin(2 * inputs[:, :1]) + np.arange(outputs) * inputs[:, 1:2]
+    targets = 7 + 3 * (clean + random.normal(0, 0.1, clean.shape))
+    x, y = torch.tensor(inputs[:rows]), torch.tensor(targets[:rows])
+    transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
+    parts = Split(inputs[:rows], targets[:rows]), Split(inputs[rows:], targets[rows:])
+    return FitData("regression", *parts, transform)
+
+
+def fitted(data: FitData, config: GpConfig = CONFIG) -> State:
+    return GP.rooms["student"].make(data, {}, config, rng=Seed(0), report=Silent())
+
+
+class Dense:
+    """One output's process, by n×n inverses (Rasmussen and Williams 2006, eqs 2.23–2.24 and 2.30)."""
+
+    def __init__(self, posterior: GpPosterior, output: int) -> None:
+        process = posterior.process
+        self.x, self.y = posterior.inputs.double().numpy(), posterior.targets.double().numpy()[:, output]
+        self.scale = process.covar_module.base_kernel.lengthscale[output].detach().numpy()  # [1, d] or [1, 1]
+        self.amplitude = process.covar_module.outputscale[output].item()
+        self.noise = process.likelihood.noise[output].item()
+        self.centre = process.mean_module.constant[output].item()
+
+    def kernel(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.amplitude * np.exp(-0.5 * (((a[:, None] - b[None]) / self.scale) ** 2).sum(-1))
+
+    def covariance(self) -> np.ndarray:
+        return self.kernel(self.x, self.x) + self.noise * np.eye(len(self.x))
+
+    def evidence(self) -> float:
+        law = scipy.stats.multivariate_normal(np.full(len(self.x), self.centre), self.covariance())
+        return float(law.logpdf(self.y))
+
+    def predict(self, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        across = self.kernel(new, self.x)
+        gain = np.linalg.solve(self.covariance(), across.T).T
+        variance = self.amplitude + self.noise - (gain * across).sum(1)
+        return self.centre + gain @ (self.y - self.centre), variance
+
+
+@pytest.mark.parametrize("ard", [True, False])
+def test_predictions_and_evidence_are_the_dense_ones(ard: bool) -> None:
+    data = table()
+    posterior = GpPosterior.from_state(fitted(data, replace(CONFIG, ard=ard)))
+    new = data.tensors("validation")[0].double()
+    predictive = posterior.predict(new)
+    for k in range(2):
+        mean, variance = Dense(posterior, k).predict(new.numpy())
+        np.testing.assert_allclose(predictive.draw_mean[0, :, k].numpy(), mean, atol=1e-8)
+        np.testing.assert_allclose(predictive.draw_variance[0, :, k].numpy(), variance, atol=1e-8)
+    found = posterior.process.log_marginal_likelihood().item()
+    assert found == pytest.approx(sum(Dense(posterior, k).evidence() for k in range(2)), rel=1e-9)
+    other = Dense(posterior, 0)  # negative control: the comparison sees a percent of noise
+    other.noise *= 1.01
+    assert np.abs(other.predict(new.numpy())[1] - predictive.draw_variance[0, :, 0].numpy()).max() > 1e-5
+
+
+def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
+    random = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randn(900, width, generator=random) for width in (2, 1))
+    process = ExactGp(inputs, targets, ard=False)
+    found = process.log_marginal_likelihood().item()
+    named = dict(process.named_parameters())
+    assert found == pytest.approx(Dense(GpPosterior(inputs, targets, named, False), 0).evidence(), rel=1e-9)
+
+
+def test_the_fit_climbs_to_a_stationary_point() -> None:
+    def slope(process: ExactGp) -> float:
+        each = torch.autograd.grad(process.log_marginal_likelihood() / 60, list(process.parameters()))
+        return max(float(s.abs().max()) for s in each)
+
+    data = table(outputs=1)
+    start = ExactGp(*data.tensors("train"), ard=False)
+    end = GpPosterior.from_state(fitted(data, GpConfig(ard=False, steps=300, rate=0.1))).process
+    assert float(end.log_marginal_likelihood().detach()) > float(start.log_marginal_likelihood().detach()) + 1
+    assert slope(end) < 1e-5 < 1e-2 < slope(start)
+
+
+def test_it_beats_the_mean_and_knows_its_noise() -> None:
+    data = table(rows=120)
+    state = fitted(data, GpConfig(ard=True, steps=80, rate=0.1))
+    predictive = Fitted(GpPosterior.from_state(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
+    targets = torch.tensor(data.validation.targets)
+    error = (predictive.mean - targets).square().mean(0).sqrt()
+    assert (error < 0.3 * targets.std(0)).all()
+    flat = torch.distributions.Normal(*(torch.tensor(data.train.targets.copy()).mean(0), targets.std(0)))
+    assert predictive.log_prob(targets).mean() > flat.log_prob(targets).sum(1).mean() + 1
+    scaled = ((targets - predictive.mean) / predictive.variance.sqrt()).square().mean()
+    assert 0.5 < scaled < 2
+
+
+def test_length_scales_tell_the_useless_column() -> None:
+    posterior = GpPosterior.from_state(fitted(table(rows=120, outputs=1), GpConfig(ard=True, steps=80, rate=0.1)))
+    used, _, useless = posterior.process.covar_module.base_kernel.lengthscale[0, 0].tolist()
+    assert useless > 3 * used
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^steps must be > 0, got 0"):
+        GpConfig(ard=True, steps=0, rate=0.1)
+    with pytest.raises(ConfigError, match=r"^rate must be > 0"):
+        GpConfig(ard=True, steps=1, rate=0.0)
+    with pytest.raises(DataError, match=r"^gp: the data must have at most 10000 training rows, got 10001"):
+        fitted(table(rows=10_001))
+
+
+def test_training_rows_are_predicted_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    data = table()
+    predictive = GpPosterior.from_state(fitted(data)).predict(data.tensors("train")[0])
+    assert not [w for w in recwarn if "training data" in str(w.message)]
+    error = (predictive.mean - data.tensors("train")[1]).square().mean()
+    assert error < 0.1

@@ -1,0 +1,232 @@
+"""Bayesian linear regression against dense Gaussians of scipy, finite differences and draws of the weights."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from bdl_pipe.baselines.evidence import fit_hyperparameters
+from bdl_pipe.baselines.linear import (
+    JacobianMoments,
+    derivative_kl,
+    gbll_loss,
+    jacobian_moments,
+    ldgbll_loss,
+    log_marginal_likelihood,
+    posterior,
+    predict,
+    with_bias,
+)
+from bdl_pipe.errors import ConfigError, DataError
+
+PRIOR, NOISE = 0.7, 0.3
+
+
+def rows(n: int = 30, h: int = 5, o: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    made = [torch.randn(n, width, dtype=torch.float64, generator=random) for width in (h, o)]
+    return made[0], made[1]
+
+
+def dense_evidence(features: Tensor, targets: Tensor, prior: float, noise: float) -> float:
+    """Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), through the n×n covariance."""
+    phi, y = features.numpy(), targets.numpy()
+    law = scipy.stats.multivariate_normal(np.zeros(len(phi)), prior * phi @ phi.T + noise * np.eye(len(phi)))
+    return float(sum(law.logpdf(column) for column in y.T))
+
+
+class Trunk:
+    """A smooth φ: [3] -> [6] with fixed weights, and a bias feature."""
+
+    def __init__(self, inputs: int = 3, hidden: int = 5) -> None:
+        self.first, _ = rows(hidden, inputs, seed=7)
+        self.shift = torch.linspace(-1, 1, hidden, dtype=torch.float64)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return with_bias(torch.tanh(self.first @ x + self.shift))
+
+
+@pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9), (6, 6)])
+def test_the_evidence_is_the_dense_one(n: int, h: int) -> None:
+    features, targets = rows(n, h)
+    found = float(log_marginal_likelihood(features, targets, PRIOR, NOISE))
+    assert found == pytest.approx(dense_evidence(features, targets, PRIOR, NOISE), abs=1e-9)
+    assert abs(found - dense_evidence(features, targets, PRIOR, 1.1 * NOISE)) > 1e-2  # negative control
+    assert float(gbll_loss(features, targets, PRIOR, NOISE)) == pytest.approx(-found / n, abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9)])
+def test_predictions_are_those_of_a_gaussian_process_with_a_linear_kernel(n: int, h: int) -> None:
+    features, targets = rows(n, h)
+    new, _ = rows(7, h, seed=1)
+    phi, y, star = features.numpy(), targets.numpy(), new.numpy()
+    solved = np.linalg.solve(PRIOR * phi @ phi.T + NOISE * np.eye(n), np.c_[y, PRIOR * phi @ star.T])
+    mean = PRIOR * star @ phi.T @ solved[:, :2]
+    variance = np.diag(PRIOR * star @ star.T - PRIOR * star @ phi.T @ solved[:, 2:]) + NOISE
+    predictive = predict(posterior(features, targets, PRIOR, NOISE), new)
+    np.testing.assert_allclose(predictive.mean.numpy(), mean, atol=1e-10)
+    np.testing.assert_allclose(predictive.variance.numpy(), np.c_[variance, variance], atol=1e-10)
+
+
+def test_the_evidence_is_the_product_of_one_step_predictions() -> None:
+    features, targets = rows()
+    steps = [
+        float(
+            predict(posterior(features[:i], targets[:i], PRIOR, NOISE), features[i : i + 1]).log_prob(
+                targets[i : i + 1]
+            )
+        )
+        for i in range(1, len(features))
+    ]
+    first = float(log_marginal_likelihood(features[:1], targets[:1], PRIOR, NOISE))
+    assert first + sum(steps) == pytest.approx(float(log_marginal_likelihood(features, targets, PRIOR, NOISE)))
+
+
+def test_a_bias_is_a_feature_of_ones() -> None:
+    features, targets = rows()
+    biased = with_bias(features)
+    torch.testing.assert_close(biased, torch.cat([features, torch.ones(30, 1, dtype=features.dtype)], 1))
+    far = posterior(biased, targets + 50, 1e6, NOISE).mean[-1] - posterior(biased, targets, 1e6, NOISE).mean[-1]
+    torch.testing.assert_close(far, torch.full_like(far, 50), atol=1e-4, rtol=0)
+
+
+def test_members_by_broadcasting_by_vmap_and_one_by_one_agree() -> None:
+    features = torch.stack([rows(seed=s)[0] for s in range(3)])
+    targets, noise = rows()[1], torch.tensor([0.1, 0.3, 2.0], dtype=torch.float64)
+    each = torch.stack([log_marginal_likelihood(f, targets, PRIOR, s) for f, s in zip(features, noise, strict=True)])
+    torch.testing.assert_close(log_marginal_likelihood(features, targets, PRIOR, noise), each)
+    mapped = vmap(lambda f, s: log_marginal_likelihood(f, targets, PRIOR, s))(features, noise)
+    torch.testing.assert_close(mapped, each)
+    mixture = predict(posterior(features, targets, PRIOR, noise), features[:, :4])
+    for m in range(3):
+        alone = predict(posterior(features[m], targets, PRIOR, noise[m]), features[m, :4])
+        torch.testing.assert_close(mixture.draw_mean[m], alone.draw_mean[0])
+        torch.testing.assert_close(mixture.draw_variance[m], alone.draw_variance[0])
+
+
+def test_gradients() -> None:
+    features, targets = rows(8, 4)
+    prior, noise, slope = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (PRIOR, NOISE, 0.9))
+    leaves = (features.requires_grad_(), targets.requires_grad_(), prior, noise)
+    assert torch.autograd.gradcheck(log_marginal_likelihood, leaves)
+    assert torch.autograd.gradcheck(lambda *a: predict(posterior(*a), features[:3]).draw_variance, leaves)
+
+    trunk, (inputs, _) = Trunk(), rows(8, 3, seed=2)
+    first = trunk.first.clone().requires_grad_()
+
+    def loss(weights: Tensor, *variances: Tensor) -> Tensor:
+        trunk.first = weights
+        return ldgbll_loss(trunk, inputs, targets, *variances)
+
+    assert torch.autograd.gradcheck(loss, (first, prior, noise, slope))
+
+
+def test_the_fitted_hyperparameters_are_a_maximum() -> None:
+    features, _ = rows(60, 5)
+    targets = features @ rows(5, 1, 2, seed=3)[1] + 0.5 * rows(60, 1, 2, seed=4)[1]
+    found = fit_hyperparameters(features, targets)
+    logs = torch.tensor([found.prior_variance, found.noise_variance], dtype=torch.float64).log()
+
+    def evidence(at: Tensor) -> Tensor:
+        return log_marginal_likelihood(features, targets, at[0].exp(), at[1].exp())
+
+    gradient = torch.autograd.functional.jacobian(evidence, logs)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-8, rtol=0)
+    assert torch.linalg.eigvalsh(torch.autograd.functional.hessian(evidence, logs)).max() < 0
+    grid = torch.linspace(-8, 8, 33, dtype=torch.float64)
+    assert evidence(logs) >= max(evidence(torch.stack([a, b])) for a in grid for b in grid)
+    off = torch.autograd.functional.jacobian(evidence, logs + 0.05)  # negative control
+    assert off.abs().max() > 1e-2
+
+
+def test_planted_hyperparameters_are_recovered() -> None:
+    """200 weights and 4,000 rows: the logs' sds are .10 and .023 (√(2/200), √(2/3800)); five of them:
+    a false alarm in fewer than 1e-5 of seeds."""
+    features, noise = rows(4000, 200, 1, seed=5)
+    weights = math.sqrt(0.04) * rows(200, 1, 1, seed=6)[1]
+    found = fit_hyperparameters(features, features @ weights + math.sqrt(2.5) * noise)
+    assert abs(math.log(found.prior_variance / 0.04)) < 0.5
+    assert abs(math.log(found.noise_variance / 2.5)) < 0.115
+
+
+def test_pure_noise_ends_at_a_flat_prior() -> None:
+    features, targets = rows(50, 3, 1, seed=0)
+    outside = targets - features @ torch.linalg.lstsq(features, targets).solution
+    found = fit_hyperparameters(features, outside)
+    assert found.prior_variance < 1e-6
+    assert found.noise_variance == pytest.approx(float(outside.square().mean()), rel=1e-4)
+
+
+def jacobians(inputs: int = 3) -> tuple[Trunk, Tensor, Tensor, JacobianMoments]:
+    trunk, (x, targets) = Trunk(inputs), rows(20, inputs, seed=8)
+    features = vmap(trunk)(x)
+    q = posterior(features, targets, PRIOR, NOISE)
+    return trunk, x, targets, jacobian_moments(q, trunk, x[:4])
+
+
+def test_the_mean_jacobian_is_the_finite_difference_of_the_mean_prediction() -> None:
+    trunk, x, targets, found = jacobians()
+    q, step = posterior(vmap(trunk)(x), targets, PRIOR, NOISE), 1e-5
+    for j in range(3):
+        shift = step * torch.eye(3, dtype=x.dtype)[j]
+        up, down = (predict(q, vmap(trunk)(x[:4] + sign * shift)).mean for sign in (1, -1))
+        torch.testing.assert_close(found.mean[:, j], (up - down) / (2 * step), atol=1e-8, rtol=1e-7)
+
+
+def test_the_jacobian_has_the_moments_of_drawn_weights() -> None:
+    """20,000 draws; 24 means and 72 second moments, each within 4.9 standard errors: false alarm < 1e-4."""
+    trunk, x, targets, found = jacobians()
+    q, count = posterior(vmap(trunk)(x), targets, PRIOR, NOISE), 20_000
+    covariance = np.linalg.inv((q.factor @ q.factor.mT).numpy())
+    random = np.random.default_rng(0)
+    drawn = [random.multivariate_normal(q.mean[:, k].numpy(), covariance, count) for k in range(2)]
+    slopes = torch.autograd.functional.jacobian(lambda z: vmap(trunk)(z).sum(0), x[:4])  # [h, b, d], reverse mode
+
+    def worst(root: Tensor) -> float:
+        scores = []
+        for k in range(2):
+            draws = np.einsum("sh,hbd->sbd", drawn[k], slopes.numpy()) - found.mean[..., k].numpy()
+            products = np.einsum("sbd,sbe->sbde", draws, draws) - (root @ root.mT).numpy()
+            for z in (draws, products):
+                scores.append(np.abs(z.mean(0) / (z.std(0) / math.sqrt(count))).max())
+        return max(scores)
+
+    assert worst(found.root) < 4.9
+    assert worst(1.1 * found.root) > 4.9  # negative control
+
+
+def test_the_derivatives_kl_is_torchs() -> None:
+    *_, found = jacobians()
+    scale = found.variance.sqrt()[..., None].expand_as(found.mean)
+    prior = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), math.sqrt(0.8))
+    expected = torch.distributions.kl_divergence(torch.distributions.Normal(found.mean, scale), prior).sum((1, 2))
+    torch.testing.assert_close(derivative_kl(found, 0.8), expected)
+    exact = JacobianMoments(torch.zeros(2, 3, 1), torch.full((2, 3, 4), 0.5))  # variances 1
+    torch.testing.assert_close(derivative_kl(exact, 1.0), torch.zeros(2))
+
+
+def test_the_latent_derivative_loss_adds_up() -> None:
+    trunk, x, targets, found = jacobians()
+    plain = gbll_loss(vmap(trunk)(x), targets, PRIOR, NOISE)
+    whole = ldgbll_loss(trunk, x, targets, PRIOR, NOISE, 0.8, weight=0.3, at=x[:4])
+    torch.testing.assert_close(whole, plain + 0.3 * derivative_kl(found, 0.8).mean())
+
+
+def test_more_inputs_than_features_have_a_finite_loss() -> None:
+    *_, found = jacobians(inputs=9)
+    assert torch.linalg.matrix_rank(found.root[0] @ found.root[0].mT) < 9
+    assert derivative_kl(found, 1.0).isfinite().all()
+
+
+def test_what_is_refused() -> None:
+    features, targets = rows()
+    with pytest.raises(ConfigError, match=r"^noise_variance must be > 0, got 0.0"):
+        posterior(features, targets, 1.0, 0.0)
+    with pytest.raises(DataError, match="must be finite"):
+        fit_hyperparameters(features, targets * math.nan)
+    with pytest.raises(DataError, match="must not be all zero"):
+        fit_hyperparameters(features, torch.zeros_like(targets))
