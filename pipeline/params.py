@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data.config import Boston, DatasetConfig, ImageFolder, Npz, Table, ood_source
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, ood_source
 from bdl_pipe.errors import ConfigError, DataError, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Kind, Method, Room
@@ -201,7 +201,7 @@ def _row(
     method = registry[entry.method]
     rooms = ", ".join(method.rooms)
     require(kind in method.rooms, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {rooms}")
-    task = task_of(datasets[entry.dataset])
+    task = datasets[entry.dataset].task
     require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {entry.dataset})", method.name)
     merged = config.merge(raw["methods"][entry.method], entry.override)
     row = Row(kind, key, entry, method, config.read(method.config, merged, f"methods.{entry.method}"))
@@ -229,13 +229,6 @@ def _check_input(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> N
 
 def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
     require(key in known, path, f"must be {what}{nearest(key, known)}", key)
-
-
-def task_of(dataset: DatasetConfig) -> str:
-    """What is predicted from the rows of ``dataset``."""
-    if isinstance(dataset.source, Table):
-        return dataset.source.task
-    return "regression" if isinstance(dataset.source, Boston) else "classification"
 
 
 def unwatched(params: Params) -> list[str]:

@@ -133,7 +133,8 @@ def test_test_rows_of_images_never_reach_the_fit_folder(whiten: bool, tmp_path: 
     assert first[1] != second[1]  # so the change was one that could have been seen
 
 
-def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", ["standardise", "centre", "none"])
+def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(40, 3))
     state = np.random.RandomState(1)
     held = state.choice(40, 40, replace=False)[36:]
@@ -147,6 +148,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None
         (),
         0,
         "made",
+        targets,  # type: ignore[arg-type]
     )
 
     def fitted(rows: np.ndarray) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -160,6 +162,28 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None
     base = fitted(values)
     assert fitted(changed)[0] == base[0] and fitted(changed)[1] != base[1]
     assert fitted(leaked)[0] != base[0]  # a training row does show
+
+
+@pytest.mark.parametrize("normalise", ["train", "none"])
+def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
+    """Each by the rows that it trains on alone, in original units."""
+    config = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
+    fit, _ = run(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
+    final = stage.load_fit(fit, 0, final=True)
+    assert final.search is not None
+    for data in (final, final.search):
+        y = data.train.targets
+        np.testing.assert_allclose(data.tensors("train")[1].numpy(), y - y.mean(axis=0), atol=1e-5)
+    assert not torch.equal(final.transform.shift, final.search.transform.shift)  # type: ignore[arg-type]
+
+
+def test_classes_have_no_centre() -> None:
+    with pytest.raises(ConfigError, match="targets must be standardise or none for classes, got 'centre'"):
+        replace(IMAGES, targets="centre")
+    classes = Table("t.csv", ("y",), "classification")
+    with pytest.raises(ConfigError, match="targets must be standardise or none for classes"):
+        replace(IMAGES, source=classes, targets="centre")
+    assert replace(IMAGES, source=replace(classes, task="regression"), targets="centre").task == "regression"
 
 
 def test_standard_splits_of_boston(tmp_path: Path) -> None:

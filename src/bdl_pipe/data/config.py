@@ -104,6 +104,8 @@ class Npz:
 
 
 Source = FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
+REGRESSION: Final = (Boston,)  # the sources that are regression tables
+TABULAR: Final = (Table, *REGRESSION)
 NAMED: Final[dict[str, Source]] = {
     make().name: make() for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston)
 }  # the sources that need no path
@@ -115,8 +117,8 @@ class DatasetConfig:
 
     Attributes:
         source: where the raw rows come from.
-        normalise: ``paper``: published constants per channel; ``train``: mean and deviation of the
-            training rows; ``none``: images x/255, tables as they are.
+        normalise: of inputs. ``paper``: published constants per channel; ``train``: mean and
+            deviation of the training rows; ``none``: images x/255, tables as they are.
         whiten: ZCA after standardisation, for images.
         validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
         fit_rows: what a final fit sees; a search always sees the training rows alone.
@@ -124,6 +126,9 @@ class DatasetConfig:
         ood: other rows of ``datasets``, or names of sources without options.
         corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
+        targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
+            the deviation of the training rows; ``centre``: less their mean alone (Harrison et al.,
+            2024, G.2); ``none``: as they are. Classes have neither.
     """
 
     source: Source
@@ -135,6 +140,14 @@ class DatasetConfig:
     ood: tuple[str, ...]
     corrupted_images: int
     corruptions: Literal["made", "published"]
+    targets: Literal["standardise", "centre", "none"] = "standardise"
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        """What is predicted from the rows."""
+        if isinstance(self.source, Table):
+            return self.source.task
+        return "regression" if isinstance(self.source, REGRESSION) else "classification"
 
     def __post_init__(self) -> None:
         share = isinstance(self.validation, float)
@@ -143,7 +156,9 @@ class DatasetConfig:
         require(self.splits >= 1, "splits", "must be >= 1", self.splits)
         require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
         require(len(set(self.ood)) == len(self.ood), "ood", "must not name a set twice", list(self.ood))
-        if isinstance(self.source, (Table, Boston)):
+        meant = self.task == "regression" or self.targets != "centre"
+        require(meant, "targets", "must be standardise or none for classes", self.targets)
+        if isinstance(self.source, TABULAR):
             require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             require(not self.ood, "ood", "must be empty for a table", list(self.ood))
@@ -160,6 +175,6 @@ def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Sour
     if source is None:
         known = ", ".join(sorted({*datasets, *NAMED}))
         raise ConfigError(path, f"must name a data set (known: {known})", name)
-    if isinstance(source, (Table, Boston)):
+    if isinstance(source, TABULAR):
         raise ConfigError(path, "must name a set of images", name)
     return source

@@ -179,16 +179,17 @@ def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: 
     searched, _ = _cut(ordered, len(train))
     search = _transform(searched, raw, config).state()
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
-    final = _transform(ordered, raw, config).state() if joined and _fitted(config) else search
+    final = _transform(ordered, raw, config).state() if joined and _fitted(config, raw) else search
     artifacts.write_state(folder / "transform", final)
     if final is not search:
         artifacts.write_state(folder / "transform-search", search)
     return {"train": len(train), "validation": len(validation), "sha256": rows_sha256(ordered)}
 
 
-def _fitted(config: DatasetConfig) -> bool:
+def _fitted(config: DatasetConfig, raw: Raw) -> bool:
     """Whether the transform depends on the rows at all."""
-    return config.normalise == "train" or config.whiten
+    scaled = raw.task == "regression" and config.targets != "none"
+    return config.normalise == "train" or config.whiten or scaled
 
 
 def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
@@ -199,6 +200,7 @@ def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
         normalise=config.normalise,
         whiten=config.whiten,
         source=config.source.name,
+        scaling=config.targets,
         origin=raw.origin,
     )
 
