@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, ood_source
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci, ood_source
 from bdl_pipe.errors import ConfigError, DataError, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Kind, Method, Room
@@ -235,7 +235,7 @@ def unwatched(params: Params) -> list[str]:
     """Users' files that DVC does not watch, because they lie outside ``data/``; one line each."""
     lines = []
     for key, dataset in params.datasets.items():
-        if isinstance(dataset.source, (Table, ImageFolder, Npz)):
+        if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):
             path = Path(dataset.source.path)
             if not path.absolute().is_relative_to(Path("data").absolute()):
                 lines.append(f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed")

