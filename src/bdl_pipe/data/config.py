@@ -158,6 +158,13 @@ class Npz:
     name: Literal["npz"] = "npz"
 
 
+@dataclass(frozen=True)
+class Noise:
+    """Images of independent uniform pixels in another set's shape: out of distribution alone, no source of rows."""
+
+    name: Literal["noise"] = "noise"
+
+
 Source = (
     FashionMnist
     | Mnist
@@ -174,6 +181,7 @@ Source = (
     | ImageFolder
     | Npz
 )
+HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
 REGRESSION: Final = (Boston, Concrete, Wine, Uci)  # the sources that are regression tables
 TABULAR: Final = (Table, *REGRESSION)
 NAMED: Final[dict[str, Source]] = {  # the sources that need no path
@@ -194,12 +202,14 @@ class DatasetConfig:
         validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
         fit_rows: what a final fit sees; a search always sees the training rows alone.
         splits: 1 for a set with its own test rows; else the first N standard UCI splits.
-        ood: other rows of ``datasets``, or names of sources without options.
+        ood: other rows of ``datasets``, names of sources without options, or ``noise``.
         corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
         targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
             the deviation of the training rows; ``centre``: less their mean alone (Harrison et al.,
             2024, G.2); ``none``: as they are. Classes have neither.
+        held_out: classes, by their index, that leave the training, validation and test rows; their
+            test rows are the out-of-distribution set ``held_out``. Of images alone.
     """
 
     source: Source
@@ -212,6 +222,7 @@ class DatasetConfig:
     corrupted_images: int
     corruptions: Literal["made", "published"]
     targets: Literal["standardise", "centre", "none"] = "standardise"
+    held_out: tuple[int, ...] = ()
 
     @property
     def task(self) -> Literal["classification", "regression"]:
@@ -229,22 +240,38 @@ class DatasetConfig:
         require(len(set(self.ood)) == len(self.ood), "ood", "must not name a set twice", list(self.ood))
         meant = self.task == "regression" or self.targets != "centre"
         require(meant, "targets", "must be standardise or none for classes", self.targets)
+        self._check_held_out()
         if isinstance(self.source, TABULAR):
             require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             require(not self.ood, "ood", "must be empty for a table", list(self.ood))
             require(self.corrupted_images == 0, "corrupted_images", "must be 0 for a table", self.corrupted_images)
 
+    def _check_held_out(self) -> None:
+        held = list(self.held_out)
+        good = len({*held}) == len(held) and all(label >= 0 for label in held)
+        require(good, "held_out", "must be different class indices >= 0", held)
+        if held:
+            require(not isinstance(self.source, TABULAR), "held_out", "must be empty for a table", held)
+            require(
+                HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} where classes are held out", list(self.ood)
+            )
+            # a release has the images of every class, in the order of the whole test set
+            fits = not self.corrupted_images or self.corruptions == "made"
+            require(fits, "corruptions", "must be made where classes are held out", self.corruptions)
 
-def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source:
-    """The source behind an entry of ``ood``: a row of ``datasets``, or a source without options.
+
+def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
+    """The source behind an entry of ``ood``: a row of ``datasets``, a source without options, or noise.
 
     Raises:
-        ConfigError: it is neither, or not a set of images.
+        ConfigError: it is none of these, or not a set of images.
     """
+    if name == Noise.name and name not in datasets:
+        return Noise()
     source = datasets[name].source if name in datasets else NAMED.get(name)
     if source is None:
-        known = ", ".join(sorted({*datasets, *NAMED}))
+        known = ", ".join(sorted({*datasets, *NAMED, Noise.name}))
         raise ConfigError(path, f"must name a data set (known: {known})", name)
     if isinstance(source, TABULAR):
         raise ConfigError(path, "must name a set of images", name)
