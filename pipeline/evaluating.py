@@ -24,7 +24,7 @@ from bdl_pipe.seeds import Seed
 from . import places, records, stage
 from .executors import Executor, Task
 from .executors.display import Display
-from .params import Params, Row, task_of
+from .params import Params, Row
 from .settings import Settings
 
 COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
@@ -59,7 +59,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     shared, tasks = _plan(row, params, settings)
     deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", row.entry.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
-    light = task_of(params.datasets[row.entry.dataset]) == "regression"
+    light = params.datasets[row.entry.dataset].task == "regression"
     about_run = stage.tags(row, params)
     numbers = {
         **{name: about_run[name] for name in ("dataset", "method", "setting")},

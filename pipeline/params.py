@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data.config import Boston, DatasetConfig, ImageFolder, Npz, Table, ood_source
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci, ood_source
 from bdl_pipe.errors import ConfigError, DataError, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Kind, Method, Room
@@ -201,7 +201,7 @@ def _row(
     method = registry[entry.method]
     rooms = ", ".join(method.rooms)
     require(kind in method.rooms, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {rooms}")
-    task = task_of(datasets[entry.dataset])
+    task = datasets[entry.dataset].task
     require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {entry.dataset})", method.name)
     merged = config.merge(raw["methods"][entry.method], entry.override)
     row = Row(kind, key, entry, method, config.read(method.config, merged, f"methods.{entry.method}"))
@@ -232,18 +232,11 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
     require(key in known, path, f"must be {what}{nearest(key, known)}", key)
 
 
-def task_of(dataset: DatasetConfig) -> str:
-    """What is predicted from the rows of ``dataset``."""
-    if isinstance(dataset.source, Table):
-        return dataset.source.task
-    return "regression" if isinstance(dataset.source, Boston) else "classification"
-
-
 def unwatched(params: Params) -> list[str]:
     """Users' files that DVC does not watch, because they lie outside ``data/``; one line each."""
     lines = []
     for key, dataset in params.datasets.items():
-        if isinstance(dataset.source, (Table, ImageFolder, Npz)):
+        if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):
             path = Path(dataset.source.path)
             if not path.absolute().is_relative_to(Path("data").absolute()):
                 lines.append(f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed")

@@ -35,9 +35,30 @@ def test_table_columns_targets_and_a_constant_column() -> None:
 
 def test_no_normalisation() -> None:
     x, y = RNG.normal(3, 5, (9, 2)), RNG.normal(-7, 2, (9, 1))
-    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, source="x")
+    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, source="x", scaling="none")
     np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))
     np.testing.assert_array_equal(t.targets(y).numpy(), y.astype(np.float32))
+
+
+def test_targets_are_centred_by_these_rows_and_keep_their_unit() -> None:
+    x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
+    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, source="x", scaling="centre")
+    np.testing.assert_allclose(t.targets(y).numpy(), y - y.mean(axis=0), atol=1e-6)
+    assert t.scale is not None and t.scale.tolist() == [1.0, 1.0]
+    np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))  # targets and inputs are two choices
+
+
+def test_a_constant_target_can_be_centred() -> None:
+    t = fit_transform(
+        np.ones((9, 1)),
+        np.full((9, 1), 4.0),
+        kind="table",
+        normalise="train",
+        whiten=False,
+        source="t",
+        scaling="centre",
+    )
+    assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
 
 
 def test_paper_constants_are_used_whatever_the_rows() -> None:

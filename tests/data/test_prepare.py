@@ -1,5 +1,6 @@
 """``prepare`` on small sets: what is written where, and that no test row reaches a fit."""
 
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -97,6 +98,27 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
     assert (final.device, final.search.device) == ("cpu", "cpu") and search.on("meta").search is None
 
 
+@pytest.mark.parametrize("source", ["images", "table"])
+def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
+    table = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
+    fit, _ = run(tmp_path, IMAGES if source == "images" else table)
+    final = stage.load_fit(fit, 0, final=True).on("meta")
+    blob = pickle.dumps(final, protocol=5)
+    rows = final.train.inputs.nbytes
+    assert rows < len(blob) < 1.5 * rows
+    back = pickle.loads(blob)
+    assert back.search is not None and final.search is not None and back.search.device == "meta"
+    for ours, theirs in ((back, final), (back.search, final.search)):
+        for part in ("train", "validation"):
+            for a, b in zip(ours.tensors(part), theirs.tensors(part), strict=True):
+                assert torch.equal(a, b)
+    other = replace(
+        final, search=replace(final.search, train=final.search.validation)
+    )  # no view of train: sent as it is
+    sent = pickle.loads(pickle.dumps(other)).search
+    np.testing.assert_array_equal(sent.train.inputs, final.search.validation.inputs)
+
+
 @pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
 def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cifar: Path, tmp_path: Path) -> None:
     fit, _ = run(tmp_path, replace(IMAGES, **change))
@@ -133,7 +155,8 @@ def test_test_rows_of_images_never_reach_the_fit_folder(whiten: bool, tmp_path: 
     assert first[1] != second[1]  # so the change was one that could have been seen
 
 
-def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", ["standardise", "centre", "none"])
+def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(40, 3))
     state = np.random.RandomState(1)
     held = state.choice(40, 40, replace=False)[36:]
@@ -147,6 +170,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None
         (),
         0,
         "made",
+        targets,  # type: ignore[arg-type]
     )
 
     def fitted(rows: np.ndarray) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -160,6 +184,28 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(tmp_path: Path) -> None
     base = fitted(values)
     assert fitted(changed)[0] == base[0] and fitted(changed)[1] != base[1]
     assert fitted(leaked)[0] != base[0]  # a training row does show
+
+
+@pytest.mark.parametrize("normalise", ["train", "none"])
+def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
+    """Each by the rows that it trains on alone, in original units."""
+    config = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
+    fit, _ = run(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
+    final = stage.load_fit(fit, 0, final=True)
+    assert final.search is not None
+    for data in (final, final.search):
+        y = data.train.targets
+        np.testing.assert_allclose(data.tensors("train")[1].numpy(), y - y.mean(axis=0), atol=1e-5)
+    assert not torch.equal(final.transform.shift, final.search.transform.shift)  # type: ignore[arg-type]
+
+
+def test_classes_have_no_centre() -> None:
+    with pytest.raises(ConfigError, match="targets must be standardise or none for classes, got 'centre'"):
+        replace(IMAGES, targets="centre")
+    classes = Table("t.csv", ("y",), "classification")
+    with pytest.raises(ConfigError, match="targets must be standardise or none for classes"):
+        replace(IMAGES, source=classes, targets="centre")
+    assert replace(IMAGES, source=replace(classes, task="regression"), targets="centre").task == "regression"
 
 
 def test_standard_splits_of_boston(tmp_path: Path) -> None:

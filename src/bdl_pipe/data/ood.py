@@ -1,15 +1,61 @@
 """Out-of-distribution sets, brought to the shape of the set that they are compared with."""
 
+from dataclasses import replace
+from typing import Final
+
 import numpy as np
 from PIL import Image
 
+from ..errors import ConfigError, DataError
+from ..seeds import Seed
 from .fitdata import Split
-from .raw import Raw
+from .raw import Raw, checked
+
+NOISE_IMAGES: Final = 1_000
 
 
 def test_rows(raw: Raw) -> Split:
     """A set's test rows; all rows of a set that has none of its own."""
     return raw.train if raw.test is None else raw.test
+
+
+def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Split:
+    """uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
+    return Split(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
+
+
+def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Split]:
+    """``raw`` without some of its classes, and the test rows of those, under their own labels.
+
+    The labels that stay are numbered anew without gaps, in their order.
+
+    Args:
+        held_out: their indices; at least one.
+        path: the key of params.yaml that they come from.
+
+    Raises:
+        ConfigError: there is no such class, or fewer than two stay.
+        DataError: no row of them, or no row of the others, is there to test on.
+    """
+    kept = [label for label in range(len(raw.classes)) if label not in held_out]
+    if max(held_out) >= len(raw.classes) or len(kept) < 2:
+        rule = f"must be indices < {len(raw.classes)} that leave at least 2 classes"
+        raise ConfigError(path, rule, list(held_out))
+    place = np.full(len(raw.classes), -1)  # new label of each old one
+    place[kept] = np.arange(len(kept))
+    held = test_rows(raw)
+    out = np.isin(held.targets, held_out)
+    if not out.any():
+        raise DataError(f"{raw.origin}: must have test rows of the classes {list(held_out)} ({path}), got none")
+    train, test = (_relabelled(rows, place) if rows is not None else None for rows in (raw.train, raw.test))
+    assert train is not None
+    classes = tuple(raw.classes[label] for label in kept)
+    return checked(replace(raw, train=train, test=test, classes=classes)), Split(held.inputs[out], held.targets[out])
+
+
+def _relabelled(rows: Split, place: np.ndarray) -> Split:
+    stays = place[rows.targets] >= 0
+    return Split(rows.inputs[stays], place[rows.targets[stays]])
 
 
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -23,11 +23,11 @@ from ..errors import ConfigError, DataError
 from ..files import write_bytes
 from ..seeds import Seed
 from . import sources, store
-from .config import DatasetConfig, ood_source
+from .config import HELD_OUT, DatasetConfig, Noise, Source, ood_source
 from .corrupted import Job, corrupt_one, corruption_jobs
 from .fitdata import FitData, Split
 from .normalise import fit_transform
-from .ood import test_rows, to_shape
+from .ood import noise, test_rows, to_shape, without_classes
 from .raw import Raw
 from .splits import hold_out, uci_splits
 from .transform import Transform
@@ -90,8 +90,10 @@ def prepare(
     """
     config, path = datasets[name], f"datasets.{name}"
     ood = [ood_source(o, dict(datasets), f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
-    raw = sources.load(config.source)
+    raw, held_out = sources.load(config.source), None
     _check_fit(config, raw, path)
+    if config.held_out:
+        raw, held_out = without_classes(raw, config.held_out, f"{path}.held_out")
     parts = _parts(raw, config.splits)
     fit = [_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)) for s, (train, _) in parts]
     schema = _schema(raw, config)
@@ -99,7 +101,9 @@ def prepare(
     for s, (_, test) in parts:
         store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
     for key, source in zip(config.ood, ood, strict=True):
-        _write_ood(folder_holdout / "ood" / f"{key}.arrow", sources.load(source), raw)
+        _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
+    if held_out is not None:
+        store.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
     _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
     held = [{"rows": len(test), "sha256": rows_sha256(test)} for _, (_, test) in parts]
     return Facts({"splits": fit}, {"splits": held})
@@ -123,7 +127,7 @@ def load_fit(path: Path, split: int, *, final: bool) -> FitData:
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
         fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *_cut(rows.split, count), fitted, classes, search=search)
+        return FitData(schema["task"], *rows.split.cut(count), fitted, classes, search=search)
 
     apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
     search = data(rows.about["train"], apart)
@@ -176,19 +180,20 @@ def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: 
     ordered = _take(rows, np.concatenate([train, validation]))
     about = {"train": len(train)}
     store.write(folder / "train.arrow", ordered, features=raw.features, targets=raw.targets, about=about)
-    searched, _ = _cut(ordered, len(train))
+    searched, _ = ordered.cut(len(train))
     search = _transform(searched, raw, config).state()
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
-    final = _transform(ordered, raw, config).state() if joined and _fitted(config) else search
+    final = _transform(ordered, raw, config).state() if joined and _fitted(config, raw) else search
     artifacts.write_state(folder / "transform", final)
     if final is not search:
         artifacts.write_state(folder / "transform-search", search)
     return {"train": len(train), "validation": len(validation), "sha256": rows_sha256(ordered)}
 
 
-def _fitted(config: DatasetConfig) -> bool:
+def _fitted(config: DatasetConfig, raw: Raw) -> bool:
     """Whether the transform depends on the rows at all."""
-    return config.normalise == "train" or config.whiten
+    scaled = raw.task == "regression" and config.targets != "none"
+    return config.normalise == "train" or config.whiten or scaled
 
 
 def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
@@ -199,21 +204,27 @@ def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
         normalise=config.normalise,
         whiten=config.whiten,
         source=config.source.name,
+        scaling=config.targets,
         origin=raw.origin,
     )
 
 
-def _write_ood(path: Path, other: Raw, raw: Raw) -> None:
+def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
+    shape = raw.train.inputs.shape[1:]
+    if isinstance(source, Noise):
+        store.write(path, noise(shape, rng.fold("noise")))
+        return
+    other = sources.load(source)
     if other.kind != "image" or raw.kind != "image":
         raise DataError(f"{other.origin}: an out-of-distribution set must be images, and so must its partner")
     rows = test_rows(other)
-    store.write(path, Split(to_shape(rows.inputs, raw.train.inputs.shape[1:]), rows.targets))
+    store.write(path, Split(to_shape(rows.inputs, shape), rows.targets))
 
 
 def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed, fan_out: FanOut) -> None:
     if not config.corrupted_images:
         return
-    first, _ = _cut(test, config.corrupted_images)
+    first, _ = test.cut(config.corrupted_images)
     jobs = corruption_jobs(config)
     work = partial(corrupt_one, config=config, images=first.inputs, rng=rng)
     for job, images in zip(jobs, fan_out(work, jobs), strict=True):
@@ -231,10 +242,6 @@ def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "targets": list(raw.targets),
         "fit_rows": config.fit_rows,
     }
-
-
-def _cut(rows: Split, count: int) -> tuple[Split, Split]:
-    return Split(rows.inputs[:count], rows.targets[:count]), Split(rows.inputs[count:], rows.targets[count:])
 
 
 def _take(rows: Split, index: np.ndarray) -> Split:

@@ -1,11 +1,12 @@
 """Where raw rows come from: original files, packages' copies, downloads, and users' own files."""
 
-from ..config import Boston, Digits, ImageFolder, Mnist5k, Npz, Source, Table
+from ..config import Boston, Concrete, Digits, ImageFolder, Mnist5k, Npz, Source, Table, Uci, Wine
 from ..raw import Raw, checked
 from .archive import ARCHIVES, locate, verify
 from .images import read_image_folder, read_npz
 from .packages import boston, digits, mnist5k
 from .table import read_table
+from .uci import concrete, read_uci, wine
 
 __all__ = ["load", "load_archive"]
 
@@ -43,6 +44,12 @@ def _read(source: Source) -> Raw:
             return read_npz(source)
         case Boston():
             return boston()
+        case Concrete():
+            return concrete()
+        case Wine():
+            return wine()
+        case Uci():
+            return read_uci(source)
         case Mnist5k():
             return mnist5k()
         case Digits():

@@ -20,7 +20,11 @@ def read_table(source: Table) -> Raw:
         DataError: the file is missing, empty or malformed; a column is missing, doubled or not
             numeric; a value is missing, NaN or inf; a label is not whole.
     """
-    table = open_table(Path(source.path))
+    return table_rows(open_table(Path(source.path)), source)
+
+
+def table_rows(table: pa.Table, source: Table) -> Raw:
+    """The rows of an open table; ``source`` says which columns are which, and is named in errors."""
     for name in source.target:
         if name not in table.column_names:
             raise DataError(f"{source.path}: must have the target column {name!r}, got {_listed(table)}")

