@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts
-from bdl_pipe.errors import UserError
+from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
 from . import current, papers, places, records, shell
@@ -27,6 +27,7 @@ from .settings import Settings
 
 PARAMS: Final = Path("params/paper")
 RESULTS: Final = Path("results")
+NONE: Final = "—"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,10 @@ def read(table: str, datasets: str | None, methods: str | None, splits: int | No
     if not path.is_file():
         known = [f"{p}" for p in sorted(PARAMS.glob(f"{paper.paper}-*.yaml"))]
         raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(known) or 'none'})")
-    params = load(path)
+    try:
+        params = load(path)
+    except ConfigError as error:
+        raise UserError(f"{path}: {error}") from None
     if splits:
         params = _with_splits(params, splits)
     chosen = _datasets(paper, params, datasets, path)
@@ -151,12 +155,29 @@ def _with_splits(params: Params, splits: int) -> Params:
 
 def _bring(asked: Request, executor: Executor, settings: Settings) -> None:
     todo, ran = current.steps(asked.params, asked.runs), 0
-    with _tracked(asked):
+    if all(current.is_current(step, asked.params, settings) for step in todo):
+        print(f"nothing to run: {len(todo)} stages are up to date", file=sys.stderr, flush=True)
+        return
+    with _alone(asked), _tracked(asked):
         for step in todo:
             if current.bring(step, asked.params, executor, settings):
                 ran += 1
                 print(f"{step}: done", file=sys.stderr, flush=True)
     print(f"{ran} stages run, {len(todo) - ran} up to date", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _alone(asked: Request) -> Iterator[None]:
+    """One process at a time makes the artifacts of a tree."""
+    from filelock import FileLock, Timeout
+
+    place = places.STATE / "paper" / f"{asked.name}.lock"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(place, timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{asked.table}: another process is running it here") from None
 
 
 @contextmanager
@@ -196,9 +217,6 @@ def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Setting
         "torch": ", ".join(sorted({record.get("versions", {}).get("torch", NONE) for record in made})) or NONE,
         "seconds of fitting": round(sum(_seconds(asked.params, there)), 1),
     }
-
-
-NONE: Final = "—"
 
 
 def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:

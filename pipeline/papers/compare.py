@@ -36,7 +36,7 @@ class Cell:
         if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:
             return None
         combined = math.hypot(self.ours.error, float(self.paper.error))
-        return (self.ours.value - float(self.paper.value)) / combined if combined > 0 else None
+        return (self.ours.value - float(self.paper.value)) / combined if combined != 0 else None
 
     @property
     def far(self) -> bool:

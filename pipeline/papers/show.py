@@ -28,7 +28,7 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
     for i, part in enumerate(_parts(table, metrics, lines, console.width)):
         title = f"{table}, {dataset}, ours ± standard error ({_splits(lines)})" if i == 0 else None
         shown = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, _GAP, 0, 0))
-        for j, name in enumerate(_head(table, part)):
+        for j, name in enumerate(_head(table, part, "\n")):
             shown.add_column(name, justify="left" if j == 0 else "right", no_wrap=True)
         for line in lines:
             shown.add_row(*_row(line, part), style=None if line.ran else "dim")
@@ -99,8 +99,8 @@ def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
     return text.getvalue()
 
 
-def _head(table: PaperTable, metrics: Sequence[str]) -> list[str]:
-    pairs = (f"{table.title(metric)} {whose}" for metric in metrics for whose in ("ours", "paper"))
+def _head(table: PaperTable, metrics: Sequence[str], between: str = " ") -> list[str]:
+    pairs = (f"{table.title(metric)}{between}{whose}" for metric in metrics for whose in ("ours", "paper"))
     return ["method", *pairs, "seconds"]
 
 
@@ -145,8 +145,9 @@ def _parts(table: PaperTable, metrics: list[str], lines: Sequence[Line], width: 
 
 
 def _width(table: PaperTable, metrics: list[str], lines: Sequence[Line]) -> int:
-    rows = [_head(table, metrics), *(_row(line, metrics) for line in lines)]
-    return sum(max(map(cell_len, column)) + _GAP for column in zip(*rows, strict=True))
+    rows = [_head(table, metrics, "\n"), *(_row(line, metrics) for line in lines)]
+    widest = (max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*rows, strict=True))
+    return sum(width + _GAP for width in widest)
 
 
 def _pipes(cells: Sequence[str]) -> str:
