@@ -118,6 +118,41 @@ def test_only_what_is_out_of_date_runs_again(project: Path, capsys: pytest.Captu
     assert go(capsys)[0] == ["evaluate boston-ensemble"]
 
 
+STALE: dict[str, tuple[dict[str, Any], Settings, list[str]]] = {
+    "nothing": ({}, Settings("inline"), []),
+    "seed": ({"seed": 1}, Settings("inline"), ALL),
+    "splits": ({"datasets": {"boston": {**TINY["datasets"]["boston"], "splits": 3}}}, Settings("inline"), ALL[:1]),
+    "members": (
+        {"trajectories": {**TINY["trajectories"], "boston-sgd": {**TINY["trajectories"]["boston-sgd"], "members": 3}}},
+        Settings("inline"),
+        ["trajectory boston-sgd"],
+    ),
+    "evaluate": ({"evaluate": {**TINY["evaluate"], "batch": 99}}, Settings("inline"), ALL[-2:]),
+    "threads": ({}, Settings("inline", threads=2), ALL),
+    "who runs it": ({}, Settings("ray", address="head:1", checkpoint_seconds=1.0), []),
+    "the report's look": ({"report": {"figures_dpi": 50}}, Settings("inline"), []),
+}
+
+
+def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go(capsys)
+    for name, (change, settings, stale) in STALE.items():
+        write({**TINY, **change})
+        asked = paper.read("vbll:table2", None, None, None)
+        with places.rooted(TREE):
+            todo = current.steps(asked.params, asked.runs)
+            found = [str(step) for step in todo if not current.is_current(step, asked.params, settings)]
+        assert found == stale, name
+
+
+def test_other_code_makes_every_stage_stale(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(capsys, "--method", "deterministic")
+    monkeypatch.setattr(current, "_shells", lambda: "edited")
+    assert len(go(capsys, "--method", "deterministic")[0]) == 4
+
+
 def test_an_interrupted_run_goes_on(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
