@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,repro,run,tune,apply,predict,ui}``.
+"""The command line: ``python -m pipeline {check,repro,run,paper,tune,apply,predict,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -39,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("stage", choices=(*STAGES, "all"))
     run.add_argument("key", nargs="?", help="a row of the stage's section, or a data set")
     run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
+    paper = verbs.add_parser("paper", help="run a paper's table under its protocol, and print ours beside the paper's")
+    paper.add_argument("table", metavar="PAPER:TABLE", help="such as vbll:table2; its numbers: params/paper/")
+    paper.add_argument("--dataset", metavar="A,B", help="only these; default: all that the params file has")
+    paper.add_argument("--method", metavar="X,Y", help="run only these (the paper's names or ours)")
+    paper.add_argument("--splits", type=_positive, metavar="N", help="of each data set, in place of the file's number")
+    paper.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
     tune = verbs.add_parser("tune", help="search a method's declared space on validation data")
     tune.add_argument("method")
     tune.add_argument("--dataset", required=True)

@@ -1,26 +1,40 @@
 """Where artifacts lie, below the working directory."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 WORK: Final = Path("work")
 STATE: Final = Path(".state")
 REPORT: Final = Path("report")
+_root: Path | None = None  # in place of WORK, see rooted
 
 
 def artifact(kind: str, key: str) -> Path:
     """``work/<kind>/<key>``."""
-    return WORK / kind / key
+    return (_root or WORK) / kind / key
 
 
 def record(kind: str, key: str) -> Path:
     """What differs between equal runs, beside the artifact: seconds, memory, device, commit."""
-    return WORK / kind / f"{key}.run.json"
+    return (_root or WORK) / kind / f"{key}.run.json"
 
 
 def checkpoints(kind: str, key: str) -> Path:
-    return STATE / "checkpoints" / kind / key
+    return STATE / "checkpoints" / (_root or "") / kind / key
+
+
+@contextmanager
+def rooted(root: Path) -> Iterator[None]:
+    """Within the block, this process's artifacts lie in ``root/<kind>/<key>``; workers never ask for places."""
+    global _root
+    before, _root = _root, root
+    try:
+        yield
+    finally:
+        _root = before
 
 
 def sweep(place: Path) -> None:

@@ -25,10 +25,12 @@ def tags(deps: Sequence[str]) -> dict[str, str]:
 def commit() -> str:
     """The checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
 
-    What a run itself writes, ``dvc.lock`` and ``report/``, does not make it dirty.
+    What a run itself writes, ``dvc.lock``, ``report/`` and ``results/``, does not make it dirty.
     """
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!report")
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!report", ":!results"
+        )
         return _git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"

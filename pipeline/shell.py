@@ -14,10 +14,10 @@ from .settings import Settings
 
 
 @contextmanager
-def opened(executor: str | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
-    """What a stage needs: checked params, an executor that is closed at the end, settings."""
+def opened(executor: str | None = None, params: Params | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
+    """What a stage needs: checked params (those of params.yaml), an executor that is closed at the end, settings."""
     settings = Settings.read(executor=executor)
-    params = load()
+    params = load() if params is None else params
     running = choose(settings)
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -1,0 +1,238 @@
+"""``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside what it prints.
+
+The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the
+artifacts lie in a tree of their own, ``work/paper/<paper>-<table>``; DVC has no part in it. What is up to
+date is not run again (see :mod:`.current`), so an interrupted run goes on where it was.
+"""
+
+import dataclasses
+import hashlib
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe import artifacts
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.files import write_bytes
+
+from . import current, papers, places, records, shell
+from .executors import Executor
+from .papers import PaperTable, compare, show
+from .params import Params, Row, load, nearest
+from .settings import Settings
+
+PARAMS: Final = Path("params/paper")
+RESULTS: Final = Path("results")
+NONE: Final = "—"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What was asked for, checked.
+
+    Attributes:
+        datasets: by the paper's names.
+        runs: the rows to bring up to date.
+        name: of the tree of artifacts; another number of splits has its own, so that a quick look costs no results.
+    """
+
+    table: PaperTable
+    params: Params
+    datasets: tuple[str, ...]
+    runs: tuple[Row, ...]
+    splits: int | None
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.paper}-{self.table.table}" + self.suffix
+
+    @property
+    def suffix(self) -> str:
+        return f"-{self.splits}-splits" if self.splits else ""
+
+
+def main(args: Namespace) -> None:
+    """Bring the runs up to date, print the tables, write them to ``results/<paper>/``.
+
+    Raises:
+        UserError: a name or a number is wrong (nothing has run then), or a stage fails.
+    """
+    from rich.console import Console
+
+    asked = read(args.table, args.dataset, args.method, args.splits)
+    console = Console()
+    with places.rooted(places.WORK / "paper" / asked.name), shell.opened(args.executor, asked.params) as opened:
+        _, executor, settings = opened
+        _bring(asked, executor, settings)
+        for dataset in asked.datasets:
+            rows = [r for r in asked.params.of("student") if r.entry.dataset == asked.table.names.datasets[dataset]]
+            there = [row for row in rows if _is_current(row, asked.params, settings)]
+            lines = compare.compare(asked.table, dataset, asked.params, {row.key for row in there})
+            show.terminal(asked.table, dataset, lines, console)
+            for path in _write(asked, dataset, lines, _facts(asked, dataset, there, settings)):
+                console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    absent = [name for name in asked.table.figures if asked.table.names.datasets[name] not in asked.params.datasets]
+    if absent:
+        console.print(f"of this table, not in {asked.path}: {', '.join(absent)}", highlight=False)
+
+
+def read(table: str, datasets: str | None, methods: str | None, splits: int | None) -> Request:
+    """Check all that was asked for.
+
+    Raises:
+        UserError: the paper, the table, its params file, a data set or a method is not known here.
+    """
+    paper = papers.load(table)
+    path = PARAMS / f"{paper.paper}-{paper.table}.yaml"
+    if not path.is_file():
+        known = [f"{p}" for p in sorted(PARAMS.glob(f"{paper.paper}-*.yaml"))]
+        raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(known) or 'none'})")
+    try:
+        params = load(path)
+    except ConfigError as error:
+        raise UserError(f"{path}: {error}") from None
+    if splits:
+        params = _with_splits(params, splits)
+    chosen = _datasets(paper, params, datasets, path)
+    runs = [r for name in chosen for r in params.of("student") if r.entry.dataset == paper.names.datasets[name]]
+    return Request(paper, params, tuple(chosen), tuple(_methods(paper, runs, methods, path)), splits, path)
+
+
+def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
+    """The paper's names of those that were named (by its name or ours), or of all that there are."""
+    ours = {name: paper.names.datasets[name] for name in paper.figures}
+    there = [name for name, key in ours.items() if key in params.datasets]
+    if names is None:
+        return there
+    chosen = []
+    for given in _split(names, "--dataset"):
+        found = [name for name, key in ours.items() if given.lower() in (name.lower(), key.lower())]
+        if not found:
+            raise UserError(f"--dataset {given}: is not a data set of {paper}{nearest(given, ours)}")
+        if found[0] not in there:
+            raise UserError(f"--dataset {given}: has no row in {path} (it has: {', '.join(there) or 'none'})")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def _methods(paper: PaperTable, runs: Sequence[Row], names: str | None, path: Path) -> list[Row]:
+    """The runs of the methods that were named (by the paper's name or ours), or all."""
+    if names is None:
+        return list(runs)
+    theirs = {name.lower(): name for row in paper.figures.values() for name in row}
+    known = [*theirs.values(), *dict.fromkeys(row.method.name for row in runs)]
+    chosen: dict[str, Row] = {}
+    for given in _split(names, "--method"):
+        name = theirs.get(given.lower())
+        found = [r for r in runs if r.method.name == given.lower() or (name and compare.stands_for(r, name, paper))]
+        if not found and name is None:
+            raise UserError(f"--method {given}: is not a method of {paper} or of {path}{nearest(given, known)}")
+        if not found:
+            have = ", ".join(dict.fromkeys(row.method.name for row in runs))
+            raise UserError(f"--method {given}: has no run in {path} (it has: {have or 'none'})")
+        chosen |= {row.key: row for row in found}
+    return [row for row in runs if row.key in chosen]
+
+
+def _split(names: str, option: str) -> list[str]:
+    found = [name.strip() for name in names.split(",")]
+    if not all(found):
+        raise UserError(f"{option}: must be names with a comma between, got {names!r}")
+    return found
+
+
+def _with_splits(params: Params, splits: int) -> Params:
+    """With ``splits`` in every data set, also in the numbers as they are written."""
+    datasets = {key: dataclasses.replace(dataset, splits=splits) for key, dataset in params.datasets.items()}
+    written = {key: {**section, "splits": splits} for key, section in params.raw["datasets"].items()}
+    return dataclasses.replace(params, datasets=datasets, raw={**params.raw, "datasets": written})
+
+
+def _bring(asked: Request, executor: Executor, settings: Settings) -> None:
+    todo, ran = current.steps(asked.params, asked.runs), 0
+    if all(current.is_current(step, asked.params, settings) for step in todo):
+        print(f"nothing to run: {len(todo)} stages are up to date", file=sys.stderr, flush=True)
+        return
+    with _alone(asked), _tracked(asked):
+        for step in todo:
+            if current.bring(step, asked.params, executor, settings):
+                ran += 1
+                print(f"{step}: done", file=sys.stderr, flush=True)
+    print(f"{ran} stages run, {len(todo) - ran} up to date", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _alone(asked: Request) -> Iterator[None]:
+    """One process at a time makes the artifacts of a tree."""
+    from filelock import FileLock, Timeout
+
+    place = places.STATE / "paper" / f"{asked.name}.lock"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(place, timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{asked.table}: another process is running it here") from None
+
+
+@contextmanager
+def _tracked(asked: Request) -> Iterator[None]:
+    """The tracked run that every stage's run belongs to; tagged with the paper's table."""
+    from . import tracking
+
+    tracking.initialise()
+    parent, status = tracking.start_parent(f"paper {asked.name}", {"paper": str(asked.table)}), "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracking.end_parent(parent, status)
+
+
+def _is_current(row: Row, params: Params, settings: Settings) -> bool:
+    return all(current.is_current(step, params, settings) for step in current.steps(params, [row]))
+
+
+def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Settings) -> dict[str, Any]:
+    """Where the figures come from; the same for equal results, whenever they are written."""
+    made = [records.read("student", row.key) for row in there]
+    prepared = places.artifact("prepare", asked.table.names.datasets[dataset]) / artifacts.MANIFEST
+    again = f"python -m pipeline paper {asked.table} --dataset {dataset}"
+    return {
+        "command": again + (f" --splits {asked.splits}" if asked.splits else ""),
+        "params": f"{asked.path}, sha256 {_sha256(asked.params.raw)}",
+        "seed": asked.params.seed,
+        "commit": ", ".join(sorted({record.get("commit", NONE) for record in made})) or NONE,
+        "data sha256": artifacts.sha256(prepared)[:16] if prepared.is_file() else NONE,
+        "device": ", ".join(sorted({record.get("device", NONE) for record in made})) or NONE,
+        "threads of a task": settings.threads,
+        "torch": ", ".join(sorted({record.get("versions", {}).get("torch", NONE) for record in made})) or NONE,
+        "seconds of fitting": round(sum(_seconds(asked.params, there)), 1),
+    }
+
+
+def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
+    """Of every stage that fits, once."""
+    for step in current.steps(params, there):
+        yield from records.read(step.kind, step.key).get("seconds", {}).values()
+
+
+def _sha256(raw: Any) -> str:
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
+    stem = RESULTS / asked.table.paper / f"{asked.table.table}-{asked.table.names.datasets[dataset]}{asked.suffix}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    texts = {".md": show.markdown(asked.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
+    for suffix, text in texts.items():
+        write_bytes(stem.with_name(stem.name + suffix), text.encode())
+    return [stem.with_name(stem.name + suffix) for suffix in texts]

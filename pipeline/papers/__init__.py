@@ -1,0 +1,145 @@
+"""What papers print: their figures (``<paper>.csv``), and what stands for their names here (``<paper>.yaml``)."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe import config
+from bdl_pipe.errors import UserError, require
+
+from ..params import nearest, read_yaml
+
+HERE: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """What stands here for a method of the paper.
+
+    Attributes:
+        method: of our runs.
+        setting: of our runs; empty: any.
+        metrics: the paper's metric -> the name of the score that it is, where that differs for this method.
+    """
+
+    method: str
+    setting: str = ""
+    metrics: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What stands here for a metric of the paper.
+
+    Attributes:
+        metric: the name of the score.
+        title: of the column.
+        scale: the paper's unit in ours (100 for per cent).
+    """
+
+    metric: str
+    title: str
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.scale > 0, "scale", "must be > 0", self.scale)
+
+
+@dataclass(frozen=True)
+class Names:
+    """``<paper>.yaml``."""
+
+    title: str
+    datasets: dict[str, str]
+    metrics: dict[str, Metric]
+    methods: dict[str, Counterpart]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure as the paper prints it, and its ± (empty where it prints none)."""
+
+    value: str
+    error: str = ""
+
+    @property
+    def digits(self) -> int:
+        """After the point."""
+        return len(self.value.partition(".")[2])
+
+    @property
+    def text(self) -> str:
+        return f"{self.value} ± {self.error}" if self.error else self.value
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of one paper; ``figures``: data set -> method -> metric, all by the paper's names."""
+
+    paper: str
+    table: str
+    names: Names
+    figures: Mapping[str, Mapping[str, Mapping[str, Printed]]]
+
+    def __str__(self) -> str:
+        return f"{self.paper}:{self.table}"
+
+    def metrics(self, dataset: str) -> list[str]:
+        return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
+
+    def title(self, metric: str) -> str:
+        name, _, ood = metric.partition(":")
+        return f"{self.names.metrics[name].title} {ood}".strip()
+
+    def scale(self, metric: str) -> float:
+        return self.names.metrics[metric.partition(":")[0]].scale
+
+    def score(self, metric: str, method: str | None) -> tuple[str, str]:
+        """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own."""
+        name, _, ood = metric.partition(":")
+        special = self.names.methods[method].metrics.get(name) if method else None
+        split = f"ood:{self.names.datasets[ood]}" if ood else "test"
+        return split, special or self.names.metrics[name].metric
+
+
+def load(name: str, folder: Path = HERE) -> PaperTable:
+    """The table that ``<paper>:<table>`` names.
+
+    Raises:
+        UserError: there is no such paper or table.
+    """
+    paper, _, table = name.partition(":")
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if paper not in known:
+        raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
+    rows = _rows(folder / f"{paper}.csv")
+    tables = sorted({row["table"] for row in rows})
+    if table not in tables:
+        raise UserError(f"{name}: must be <paper>:<table>, and {paper} has no such table{nearest(table, tables)}")
+    names = config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
+    figures: dict[str, dict[str, dict[str, Printed]]] = {}
+    for row in rows:
+        if row["table"] == table:
+            _check(row, names, f"{paper}.csv")
+            method = figures.setdefault(row["dataset"], {}).setdefault(row["method"], {})
+            method[row["metric"]] = Printed(row["value"], row["error"])
+    return PaperTable(paper, table, names, figures)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _check(row: Mapping[str, str], names: Names, path: str) -> None:
+    metric, _, ood = row["metric"].partition(":")
+    known: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        (row["dataset"], names.datasets),
+        (row["method"], names.methods),
+        (metric, names.metrics),
+        *([(ood, names.datasets)] if ood else []),
+    )
+    for name, where in known:
+        require(name in where, f"{path}: {name}", "has no counterpart in the paper's yaml")

@@ -1,0 +1,139 @@
+"""Ours beside the paper's: one line for each method of a table, run or not."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from .. import places
+from ..params import Params, Row
+from . import PaperTable, Printed
+
+FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over ``n`` splits (members, where there is one split) and its standard error s/√n (None for n = 1)."""
+
+    value: float
+    error: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: ours in the paper's unit (None: no such score), and the paper's (None: it prints none)."""
+
+    ours: Mean | None = None
+    paper: Printed | None = None
+
+    @property
+    def z(self) -> float | None:
+        """(ours − paper's) / √(our standard error² + the paper's²); None where an error is unknown or both are 0."""
+        if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:
+            return None
+        combined = math.hypot(self.ours.error, float(self.paper.error))
+        return (self.ours.value - float(self.paper.value)) / combined if combined != 0 else None
+
+    @property
+    def far(self) -> bool:
+        return self.z is not None and not abs(self.z) <= FAR
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method of a table, or one of our runs that the table does not have.
+
+    Attributes:
+        method: the paper's name; ours, for a run that the paper does not have.
+        run: the run's key, or None: there is no run for it.
+        ran: whether the run's scores are there.
+        cells: the paper's metric -> figure.
+        seconds: to fit one member, with all that it was made from; the mean.
+    """
+
+    method: str
+    run: str | None
+    setting: str
+    ran: bool
+    cells: Mapping[str, Cell]
+    seconds: float | None = None
+
+
+def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> list[Line]:
+    """The lines of a table for ``dataset`` (the paper's name); ``evaluated``: keys of runs whose scores are there."""
+    metrics = table.metrics(dataset)
+    runs = [row for row in params.of("student") if row.entry.dataset == table.names.datasets[dataset]]
+    lines, used = list[Line](), set[str]()
+    for method, printed in table.figures[dataset].items():
+        matching = [row for row in runs if stands_for(row, method, table)]
+        used |= {row.key for row in matching}
+        unrun: list[Row | None] = [None]
+        for row in matching or unrun:
+            name = f"{method} ({row.entry.setting})" if row and len(matching) > 1 else method
+            lines.append(_line(table, name, method, row, printed, metrics, params, evaluated))
+    for row in runs:
+        if row.key not in used:
+            lines.append(_line(table, _name(row, runs), None, row, {}, metrics, params, evaluated))
+    return lines
+
+
+def stands_for(row: Row, method: str, table: PaperTable) -> bool:
+    """Whether a run is ours for ``method`` of the paper."""
+    ours = table.names.methods[method]
+    return row.method.name == ours.method and ours.setting in ("", row.entry.setting)
+
+
+def _line(
+    table: PaperTable,
+    name: str,
+    method: str | None,
+    row: Row | None,
+    printed: Mapping[str, Printed],
+    metrics: list[str],
+    params: Params,
+    evaluated: Collection[str],
+) -> Line:
+    """Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
+    ran = row is not None and row.key in evaluated
+    scores = _scores(row.key) if row is not None and ran else []
+    fold = _fold(row, params) if row is not None else 1
+    cells = {}
+    for metric in metrics:
+        shown = ran and (method is None or metric in printed)
+        ours = mean(scores, *table.score(metric, method), fold, table.scale(metric)) if shown else None
+        cells[metric] = Cell(ours, printed.get(metric))
+    cost = mean(scores, "cost", "fit_seconds", fold)
+    key, setting = (row.key, row.entry.setting) if row is not None else (None, "")
+    return Line(name, key, setting, ran, cells, cost.value if cost else None)
+
+
+def mean(scores: list[dict[str, Any]], split: str, metric: str, fold: int = 1, scale: float = 1.0) -> Mean | None:
+    """Over groups of ``fold`` consecutive seeds, each the mean of its members; None where there is no such score."""
+    groups: dict[int, list[float]] = {}
+    for score in scores:
+        if score["split"] == split and score["metric"] == metric:
+            groups.setdefault(score["seed"] // fold, []).append(scale * score["value"])
+    values = [math.fsum(group) / len(group) for group in groups.values()]
+    if not values:
+        return None
+    n, centre = len(values), math.fsum(values) / len(values)
+    error = math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (n - 1) / n) if n > 1 else None
+    return Mean(centre, error, n)
+
+
+def _fold(row: Row, params: Params) -> int:
+    """Members of one split share what they are tested on: 1000 seeds of the scores are one split then."""
+    return 1000 if params.datasets[row.entry.dataset].splits > 1 and row.entry.members > 1 else 1
+
+
+def _scores(run: str) -> list[dict[str, Any]]:
+    return pq.read_table(places.artifact("evaluate", run) / "scores.parquet").to_pylist()
+
+
+def _name(row: Row, runs: list[Row]) -> str:
+    several = len([r for r in runs if r.method.name == row.method.name]) > 1
+    return f"{row.method.name} ({row.entry.setting})" if several else row.method.name
