@@ -87,7 +87,9 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
     if not factorises(spec):
-        raise ConfigError("target.network.norm", "must be instance, group or none: the likelihood is one of rows")
+        key = "norm" if hasattr(target.network, "norm") else "name"
+        rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
+        raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")
     return spec
 
 
