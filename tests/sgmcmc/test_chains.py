@@ -1,5 +1,7 @@
 """The teacher's chains and their average: gradients, resumption, thinning, the posterior sampled."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.distributions import Categorical as TorchCategorical
@@ -146,6 +148,13 @@ def test_student_is_the_mixture_of_all_draws(task):
     together = NetworkDraws.from_state(state).predict(x).log_prob(y).exp()
     apart = [NetworkDraws.from_state(s).predict(x).log_prob(y).exp() for s in states]
     torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
+
+
+@tasks
+def test_a_target_has_no_dropout(task):
+    target = dataclasses.replace(cases.sgld_config().target, network=MlpConfig("mlp", (4,), dropout=0.1))
+    with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
+        chains.teacher_spec(DATA[task], target)
 
 
 def test_network_specs_that_factorise():
