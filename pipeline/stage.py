@@ -113,7 +113,7 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
         "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
         "code": code.hexdigest(),
         "torch": torch.__version__,
-        "machine": [settings.device, settings.threads],
+        "machine": [settings.device, settings.threads, settings.workers],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -136,7 +136,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             names = tuple(states)[member : member + 1] if row.room.takes == "each" else tuple(states)
             rng = root.fold(split, member)
             payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
-            tasks.append(Task(f"{split}-{member}", payload, (data, *names)))
+            tasks.append(Task(f"{split}-{member}", payload, (data, *names), row.room.shares))
     return shared, tasks
 
 

@@ -45,6 +45,8 @@ class Room:
             (members' states, data, config) -> (metrics, warnings).
         peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
             search can give up a bad trial early.
+        shares: several processes may make one member together, each with a share of every batch
+            (``parallel``); without, each member is made by one.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
@@ -54,6 +56,7 @@ class Room:
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
     peek: Peek | None = None
     light: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True)

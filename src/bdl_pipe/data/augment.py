@@ -37,8 +37,8 @@ class AugmentConfig:
             ``colour``: half-width of the shift, in units of the transformed images, and of the
             factors of saturation and contrast; ``crop``: largest zoom z, drawn from [1/z, z]
             log-uniformly; ``pad_crop``: whole pixels of zeros around the image, from which a window of
-            the image's own size is cut, each place as likely; ``rotate``: degrees; ``translate``, ``cutout``: share of the side;
-            ``noise``: standard deviation in units of the transformed images.
+            the image's own size is cut, each place as likely; ``rotate``: degrees; ``translate``,
+            ``cutout``: share of the side; ``noise``: standard deviation in units of the transformed images.
     """
 
     choose: Literal["one", "all"]

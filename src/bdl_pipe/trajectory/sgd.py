@@ -145,7 +145,7 @@ SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={"trajectory": Room(fit, takes="each")},
+    rooms={"trajectory": Room(fit, takes="each", shares=True)},
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),
