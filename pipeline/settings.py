@@ -5,6 +5,9 @@ RAY_ADDRESS             a cluster's address; without it Ray is started inside th
 BDL_DEVICE              cpu | cuda (default: cpu)
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
+BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default: 1), each with the task's threads
+                        and GPU share; more changes the last bits, and batch norm sees a share of a batch;
+                        the inline executor has one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 """
 
@@ -26,22 +29,21 @@ class Settings:
     gpus: float = 0.0
     threads: int = 1
     checkpoint_seconds: float = 15.0
+    workers: int = 1
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
         """Raises ConfigError naming the variable, its rule and its value."""
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
-        threads = _number(env, "BDL_THREADS", 1.0, least=1.0)
-        if not threads.is_integer():
-            raise ConfigError("BDL_THREADS", "must be a whole number", env["BDL_THREADS"])
         return cls(
             executor=executor or _choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
             address=env.get("RAY_ADDRESS", "").strip(),
             device=device,
             gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0),
-            threads=int(threads),
+            threads=_count(env, "BDL_THREADS"),
             checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
+            workers=_count(env, "BDL_WORKERS_PER_TASK"),
         )
 
 
@@ -59,6 +61,14 @@ def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str,
     if value not in options:
         raise ConfigError(name, f"must be {' or '.join(options)}", value)
     return value
+
+
+def _count(env: Mapping[str, str], name: str) -> int:
+    """A whole number, 1 by default."""
+    value = _number(env, name, 1.0, least=1.0)
+    if not value.is_integer():
+        raise ConfigError(name, "must be a whole number", env[name])
+    return int(value)
 
 
 def _number(env: Mapping[str, str], name: str, default: float, least: float = 0.0) -> float:

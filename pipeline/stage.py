@@ -140,7 +140,7 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
         "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
         "code": code.hexdigest(),
         "torch": torch.__version__,
-        "machine": [settings.device, settings.threads],
+        "machine": [settings.device, settings.threads, settings.workers],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -163,7 +163,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             names = tuple(states)[member : member + 1] if row.room.takes == "each" else tuple(states)
             rng = root.fold(split, member)
             payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
-            tasks.append(Task(f"{split}-{member}", payload, (data, *names)))
+            tasks.append(Task(f"{split}-{member}", payload, (data, *names), row.room.shares))
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
     if row.room.together is not None and tables and len(tasks) > 1:
         tasks = _grouped(tasks, row.room.together)

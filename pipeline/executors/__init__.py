@@ -25,11 +25,13 @@ class Task:
         name: unique within a call; it names the task's checkpoint.
         payload: small, sent with the task.
         needs: keys of the shared data that it reads.
+        shares: its work may be run by several processes that share its batches.
     """
 
     name: str
     payload: Any
     needs: tuple[str, ...] = ()
+    shares: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 
 from ..settings import Settings
-from . import Done, Task, Work
+from . import Done, Task, Work, train
 from .display import Display
+from .hub import RETRIES, Nowhere, ToHub, first_line, get, make_hub
 from .inline import Inline
 from .store import Store
 
-_RETRIES: Final = 3  # of a task whose worker was lost
 _POLL_SECONDS: Final = 0.3
 _STORE_BYTES: Final = 2 * 1024**3  # an embedded object store's limit; it is taken only as it fills
 _QUIET: Final = {
@@ -90,7 +90,7 @@ class Cluster:
                 ray.init(**self._options(), log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, TimeoutError) as error:
                 where = self._settings.address or "inside this process"
-                raise UserError(f"Ray ({where}) did not start: {_first_line(error)}") from None
+                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
         check_resources(ray.nodes(), 1.0, self._settings.gpus)
 
     def _options(self) -> dict[str, Any]:
@@ -104,22 +104,21 @@ class Cluster:
     ) -> dict[str, Done]:
         import ray
 
-        hub = _hub(store)
+        hub = make_hub(store)
         used = {key for task in tasks for key in task.needs}
         kept = {key: ray.put(shared[key]) for key in shared if key in used}
-        remote = ray.remote(_remote).options(num_cpus=1, num_gpus=self._settings.gpus, max_retries=_RETRIES)
-        pending = {
-            remote.remote(work, task, hub, self._settings, store is not None, *[kept[k] for k in task.needs]): task
-            for task in tasks
-        }
-        results: dict[str, Done] = {}
+        waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
+        most = self._at_once(tasks)
         try:
-            while pending:
+            while waiting or pending:
+                while waiting and len(pending) < most:
+                    task = waiting.pop(0)
+                    pending[self._submit(work, task, hub, store is not None, [kept[k] for k in task.needs])] = task
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
                 for told in ray.get(hub.drain.remote()):
                     display.step(*told)
                 for ref in ready:
-                    results[pending[ref].name] = _get(ref)
+                    results[pending[ref].name] = get(ref)
                     display.done(pending.pop(ref).name)
             return results
         finally:
@@ -127,6 +126,24 @@ class Cluster:
                 with contextlib.suppress(Exception):
                     ray.cancel(ref, force=True)
             ray.kill(hub)
+
+    def _at_once(self, tasks: Sequence[Task]) -> int:
+        """All tasks, for Ray to queue; groups of workers only as many as there is room for."""
+        import ray
+
+        if self._settings.workers == 1 or not any(task.shares for task in tasks):
+            return len(tasks)
+        return train.capacity(ray.nodes(), self._settings.workers, self._settings.gpus)
+
+    def _submit(self, work: Work, task: Task, hub: Any, keeps: bool, parts: list[Any]) -> Any:
+        import ray
+
+        settings = self._settings
+        if task.shares and settings.workers > 1:
+            remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
+            return remote.remote(work, task, hub, (ToHub(hub), Nowhere()), settings, keeps, parts)
+        remote = ray.remote(_remote).options(num_cpus=1, num_gpus=settings.gpus, max_retries=RETRIES)
+        return remote.remote(work, task, hub, settings, keeps, *parts)
 
 
 @contextlib.contextmanager
@@ -212,80 +229,7 @@ def _code(address: str) -> dict[str, Any]:
     return {"runtime_env": {"py_modules": [str(module) for module in modules]}}
 
 
-def _hub(store: Store | None) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(_Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
-
-
-class _Hub:
-    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for."""
-
-    def __init__(self, store: Store | None) -> None:
-        self._store = store
-        self._told: dict[str, tuple[str, int, int, dict[str, float]]] = {}
-
-    def tell(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
-        earlier = self._told.get(task, (task, 0, 0, {}))[3]
-        self._told[task] = (task, step, total, {**earlier, **metrics})
-
-    def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
-        told, self._told = self._told, {}
-        return list(told.values())
-
-    def save(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.save(task, blob)
-
-    def load(self, task: str) -> bytes | None:
-        return self._store.load(task) if self._store else None
-
-    def finish(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.finish(task, blob)
-
-
-class _ToHub:
-    """A worker's end of the way to the hub."""
-
-    def __init__(self, hub: Any) -> None:
-        self._hub = hub
-
-    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        self._hub.tell.remote(task, step, total, dict(metrics))
-
-    def save(self, task: str, blob: bytes) -> None:
-        _get(self._hub.save.remote(task, blob))
-
-    def load(self, task: str) -> bytes | None:
-        return _get(self._hub.load.remote(task))
-
-    def finish(self, task: str, blob: bytes) -> None:
-        _get(self._hub.finish.remote(task, blob))
-
-
 def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:
     from .worker import attempt
 
-    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), _ToHub(hub), settings, keeps)
-
-
-def _get(ref: Any) -> Any:
-    """``ray.get``, with what the task raised as it was raised there."""
-    import ray
-
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if not isinstance(cause, UserError):
-            cause.add_note(str(error))
-        raise cause from None
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
-        raise UserError(f"a worker was lost {_RETRIES + 1} times: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), ToHub(hub), settings, keeps)

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from . import parallel
 from .artifacts import State, stack, unstack
 from .data.augment import augment
 from .data.fitdata import FitData
+from .errors import require
 from .learner import LearnConfig, Learned, Learner
+from .networks import dropout_masks
 from .progress import Report
 from .seeds import Seed
 from .training import Descent, descend
@@ -58,7 +61,7 @@ def learn(
     choosing = config.choose is not None and all(len(d.validation) > 0 for d in searched)
     epochs = [config.epochs] * len(data)
     if choosing:
-        last = report.load()
+        last = parallel.from_first(report.load)
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
         else:
@@ -140,6 +143,9 @@ class _Run(Descent):
             self._named: dict[str, Tensor] = dict(self._learner.named_parameters())
             return
         assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._learner.modules())
+        rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
+        for module in self._learner.modules():
+            require(not isinstance(module, nn.Dropout), "network.dropout", rule)
         self._named, self._buffers = stack_module_state(learners)
         self._learner = copy.deepcopy(learners[0]).to("meta")
 
@@ -170,10 +176,12 @@ class _Run(Descent):
             arguments = (self._named | self._buffers, self._inputs[member, rows], self._targets[member, rows], noise)
             each = vmap(lambda p, x, y, z: functional_call(self._learner, p, (x, y, count, z)))(*arguments)
         else:
-            inputs = self._pictures(self._inputs[0].index_select(0, rows[0]), step)
-            targets = self._targets[0].index_select(0, rows[0])
-            each = self._learner(inputs, targets, count, {k: v[0] for k, v in noise.items()})[None]
-        self._each = each.detach()
+            # the whole batch, then the share: a row is augmented alike on any number of ranks
+            inputs = parallel.shard(self._pictures(self._inputs[0].index_select(0, rows[0]), step))
+            targets = parallel.shard(self._targets[0].index_select(0, rows[0]))
+            with dropout_masks(self._learner, self._rngs[0].fold("dropout", step, parallel.world()[0])):
+                each = self._learner(inputs, targets, count, {k: v[0] for k, v in noise.items()})[None]
+        self._each = parallel.mean(each.detach())
         return each.sum()
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
@@ -234,6 +242,7 @@ class _Run(Descent):
 
     def _close(self, done: int) -> None:
         """The end of epoch number ``done``: snapshots where they are wanted, scores where they are due."""
+        parallel.broadcast_buffers(self._learner)
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if stop - self._keep < done <= stop:

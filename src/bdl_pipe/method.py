@@ -58,6 +58,8 @@ class Room:
             search can give up a bad trial early.
         together: makes many small members at once, where that is much faster; used for tables.
         optional: a member may be made from the data alone, too: ``needs`` is then a place to start from.
+        shares: several processes may make one member together, each with a share of every batch
+            (``parallel``); without, each member is made by one.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
@@ -69,6 +71,7 @@ class Room:
     light: bool = False
     together: MakeTogether | None = None
     optional: bool = False
+    shares: bool = False
 
 
 def alone(together: MakeTogether) -> Make:

@@ -4,6 +4,9 @@ What is descended is a :class:`Descent`: it owns its parameters, draws its own b
 seed address of the step, and says what else a checkpoint must hold. The loop owns the optimiser,
 the learning-rate schedule and the checkpoints. A resumed run continues with the same bits: the
 optimiser's tensors are stored whole and no generator has a state to lose.
+
+In a process group (``parallel``) the ranks' gradients and losses are averaged at every step, and rank 0
+alone reports and saves; all go on from its checkpoint.
 """
 
 import math
@@ -15,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from . import parallel
 from .artifacts import State
 from .errors import require
 from .progress import Report
@@ -93,7 +97,7 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
         FloatingPointError: the loss became NaN or infinite.
     """
     optimiser = make_optimiser(task.parameters(), config, task.undecayed())
-    start = resume(task, optimiser, report)
+    start, first = resume(task, optimiser, report), parallel.world()[0] == 0
     for step in range(start, steps):
         if task.finished():
             break
@@ -101,14 +105,18 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
             group["lr"] = learning_rate(config, step, steps)
         optimiser.zero_grad(set_to_none=True)
         loss = task.loss(step)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss became {loss.item()} at step {step}: lower the learning rate")
+        mean = parallel.mean(loss.detach())  # of all ranks, so that all stop together
+        if not torch.isfinite(mean):
+            raise FloatingPointError(f"the loss became {mean.item()} at step {step}: lower the learning rate")
         loss.backward()
+        parallel.average(task.parameters())
         if config.clip is not None:
             task.clip(config.clip)
         optimiser.step()
-        report(step + 1, steps, task.after(step, loss.detach()))
-        if report.due():
+        metrics = task.after(step, mean)
+        if first:
+            report(step + 1, steps, metrics)
+        if first and report.due():
             report.save(checkpoint(task, optimiser, step + 1))
 
 
@@ -146,7 +154,7 @@ def checkpoint(task: Descent, optimiser: torch.optim.Optimizer, step: int) -> St
 
 def resume(task: Descent, optimiser: torch.optim.Optimizer, report: Report) -> int:
     """Restore the last checkpoint, if any; the step to go on from."""
-    last = report.load()
+    last = parallel.from_first(report.load)
     if last is None:
         return 0
     task.restore({k.removeprefix("task."): v for k, v in last.tensors.items() if k.startswith("task.")})

@@ -14,6 +14,7 @@ STRENGTHS = {
     "brightness": 0.25,
     "colour": 0.25,
     "crop": 1.25,
+    "pad_crop": 4.0,
     "rotate": 15.0,
     "translate": 0.125,
     "cutout": 0.25,
@@ -110,6 +111,41 @@ def test_crop_zooms_about_the_centre() -> None:
     assert 0.99 / 1.25 <= zoom.min() < 0.85 and 1.2 < zoom.max() <= 1.01 * 1.25
 
 
+def windows(image: torch.Tensor, pad: int) -> torch.Tensor:
+    """All (2·pad + 1)² windows of one zero-padded image [c, h, w], by plain slices."""
+    channels, height, width = image.shape
+    padded = image.new_zeros(channels, height + 2 * pad, width + 2 * pad)
+    padded[:, pad : pad + height, pad : pad + width] = image
+    places = [(i, j) for i in range(2 * pad + 1) for j in range(2 * pad + 1)]
+    return torch.stack([padded[:, i : i + height, j : j + width] for i, j in places])
+
+
+def test_pad_crop_cuts_every_window_as_often() -> None:
+    """4,050 cuts in 81 places: chi² with 80 degrees of freedom exceeds 153 with probability 2e-6; seed fixed."""
+    image = images(1, 8, 3)[0] + 0.1
+    made = augment(image.expand(4050, -1, -1, -1), only("pad_crop"), Seed(0))
+    equal = (made[:, None] == windows(image, 4)).flatten(2).all(2)  # [cut, place]
+    assert (equal.sum(1) == 1).all()
+    counts = equal.sum(0).double()
+    chi2 = ((counts - 50).square() / 50).sum()
+    assert 30 < chi2 < 153  # below 30 with probability 3e-8: too even to be random
+    favoured = counts.clone()
+    favoured[40] += 80  # the centre, as if a share of the images stayed in place
+    assert ((favoured - favoured.mean()).square() / favoured.mean()).sum() > 153
+
+
+def test_pad_crop_then_flip_is_that_of_residual_networks() -> None:
+    """Each of 500 images is one of its 81 windows or of their mirror images, about half each."""
+    source = images(500, 6, 3) + 0.1
+    made = augment(source, AugmentConfig("all", {"flip": 0.5, "pad_crop": 4.0}), Seed(0))
+    mirrored = 0
+    for image, cut in zip(source, made, strict=True):
+        plain, turned = ((windows(x, 4) == cut).flatten(1).all(1).any() for x in (image, image.flip(-1)))
+        assert plain or turned
+        mirrored += bool(turned and not plain)
+    assert abs(mirrored - 250) < 68  # six standard deviations
+
+
 def test_cutout_zeroes_one_square() -> None:
     made = augment(torch.ones(100, 1, 16, 16), only("cutout"), Seed(0))
     holes = (made == 0).sum((1, 2, 3))
@@ -130,6 +166,7 @@ def test_noise_has_its_standard_deviation() -> None:
         ({"blur": 1.0}, "operations.blur is not one of flip"),
         ({"noise": -0.1}, "operations.noise must be >= 0, got -0.1"),
         ({"flip": 1.5}, "operations.flip must be <= 1, got 1.5"),
+        ({"pad_crop": 1.5}, "operations.pad_crop must be a whole number of pixels, got 1.5"),
         ({"crop": 0.5}, "operations.crop must be 0 or >= 1, got 0.5"),
     ],
 )

@@ -16,6 +16,7 @@ from bdl_pipe.errors import UserError, require
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
+from pipeline import stage
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,34 @@ def wrong(payload: int, shared: Mapping[str, Any], report: Report) -> int:
         raise ZeroDivisionError("by two")
     time.sleep(60)
     return payload
+
+
+class _Fused(Report):
+    """Passes on to ``report``; writes each attempt's first step to ``path``, and kills the first attempt at step 7."""
+
+    def __init__(self, report: Report, path: Path) -> None:
+        self._report, self._path, self._heard = report, path, False
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._report(step, total, metrics)
+        if not self._heard:
+            with self._path.open("a") as file:
+                file.write(f"{step} ")
+        self._heard = True
+
+    def due(self) -> bool:
+        return self._report.due()
+
+    def save(self, state: State) -> None:
+        self._report.save(state)
+        if state.config["step"] == 7 and self._path.read_text() == "1 ":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def load(self) -> State | None:
+        return self._report.load()
+
+
+def fused_member(payload: Any, shared: Mapping[str, Any], report: Report) -> State:
+    """The work of a stage's task; with a fuse, its first attempt dies."""
+    path = shared["fuse"]
+    return stage.make(payload, shared, _Fused(report, Path(path)) if path else report)

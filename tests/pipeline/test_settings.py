@@ -8,6 +8,7 @@ from pipeline.settings import Settings, require_device
 
 def test_defaults_and_gpu_share() -> None:
     assert Settings.read({}) == Settings("ray", "", "cpu", 0.0, 1, 15.0)
+    assert Settings.read({}).workers == 1 and Settings.read({"BDL_WORKERS_PER_TASK": "4"}).workers == 4
     assert Settings.read({"BDL_DEVICE": "cuda"}).gpus == 1.0
     assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
 
@@ -19,6 +20,8 @@ def test_defaults_and_gpu_share() -> None:
         ("BDL_EXECUTOR", "dask", "must be inline or ray, got 'dask'"),
         ("BDL_THREADS", "0", "must be >= 1, got '0'"),
         ("BDL_THREADS", "1.5", "must be a whole number, got '1.5'"),
+        ("BDL_WORKERS_PER_TASK", "0", "must be >= 1, got '0'"),
+        ("BDL_WORKERS_PER_TASK", "2.5", "must be a whole number, got '2.5'"),
         ("BDL_GPUS_PER_TASK", "half", "must be a number, got 'half'"),
         ("BDL_CHECKPOINT_SECONDS", "nan", "must be >= 0, got 'nan'"),
     ],

@@ -1,5 +1,7 @@
 """The teacher's chains and their average: gradients, resumption, thinning, the posterior sampled."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.distributions import Categorical as TorchCategorical
@@ -8,7 +10,7 @@ from torch.func import functional_call
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -148,8 +150,17 @@ def test_student_is_the_mixture_of_all_draws(task):
     torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
 
 
+@tasks
+def test_a_target_has_no_dropout(task):
+    target = dataclasses.replace(cases.sgld_config().target, network=MlpConfig("mlp", (4,), dropout=0.1))
+    with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
+        chains.teacher_spec(DATA[task], target)
+
+
 def test_network_specs_that_factorise():
     assert not chains.factorises(
         NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical")
     )
     assert chains.factorises(NetworkSpec(ConvNetConfig("convnet", 8, 1, "group"), (1, 4, 4), 2, "categorical"))
+    wide = WideResNetConfig("wide_resnet", 10, 1)
+    assert not chains.factorises(NetworkSpec(wide, (1, 4, 4), 2, "categorical"))

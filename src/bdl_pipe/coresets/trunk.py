@@ -55,7 +55,8 @@ def step_on_coreset(trained: Trained, images: Tensor, labels: Tensor, config: Au
     """One Adam step on the augmented coreset; returns its loss. ``rng`` is the step's own address."""
     network = trained.network.train()
     trained.optimiser.zero_grad(set_to_none=True)
-    error = network(augment(images, config, rng)) - labels
+    with networks.dropout_masks(network, rng.fold("dropout")):
+        error = network(augment(images, config, rng)) - labels
     loss = 0.5 * error.square().sum(1).mean()
     loss.backward()
     trained.optimiser.step()

@@ -24,7 +24,7 @@ from ..artifacts import State, unstack
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, Room
-from ..networks import NetworkConfig
+from ..networks import NetworkConfig, dropout_masks
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -168,7 +168,9 @@ class Distillation(Descent):
     def loss(self, step: int) -> Tensor:
         inputs = student_inputs.draw(self._config.inputs, self._training, self._config.batch, self._rng.fold("x", step))
         answers = self._teacher.outputs(step, inputs)
-        return distillation_loss(self._teacher.spec, self._student(inputs), answers).mean()
+        with dropout_masks(self._student, self._rng.fold("dropout", step)):
+            outputs = self._student(inputs)
+        return distillation_loss(self._teacher.spec, outputs, answers).mean()
 
     def state(self) -> dict[str, Tensor]:
         weights = {f"student.{k}": v.detach() for k, v in self._student.state_dict().items()}

@@ -5,6 +5,9 @@ Lee et al. 2025 apply them while distilling and while fitting on a coreset: ``fl
 ``colour`` or ``brightness`` (.25), ``crop`` (zoom up to 1.25), ``rotate`` (15 degrees), ``translate``
 (.125 of the side), ``cutout`` (.25 of the side), ``noise`` (standard deviation .1, so variance .01).
 Each image draws its own parameters; a pixel that moves in from outside repeats the border.
+
+``pad_crop`` (4 pixels) with ``flip`` is the augmentation of residual networks (He et al. 2016, sec. 4.2;
+Lee et al. 2015). We pad the transformed images, so with the mean colour, not with black.
 """
 
 import math
@@ -33,8 +36,9 @@ class AugmentConfig:
         operations: name -> strength; 0 switches one off. ``flip``: probability; ``brightness`` and
             ``colour``: half-width of the shift, in units of the transformed images, and of the
             factors of saturation and contrast; ``crop``: largest zoom z, drawn from [1/z, z]
-            log-uniformly; ``rotate``: degrees; ``translate``, ``cutout``: share of the side;
-            ``noise``: standard deviation in units of the transformed images.
+            log-uniformly; ``pad_crop``: whole pixels of zeros around the image, from which a window of
+            the image's own size is cut, each place as likely; ``rotate``: degrees; ``translate``,
+            ``cutout``: share of the side; ``noise``: standard deviation in units of the transformed images.
     """
 
     choose: Literal["one", "all"]
@@ -47,6 +51,8 @@ class AugmentConfig:
             require(strength >= 0, f"operations.{name}", "must be >= 0", strength)
         for name in ("flip", "translate", "cutout"):
             require(self.operations.get(name, 0) <= 1, f"operations.{name}", "must be <= 1", self.operations.get(name))
+        pad = self.operations.get("pad_crop", 0)
+        require(float(pad).is_integer(), "operations.pad_crop", "must be a whole number of pixels", pad)
         zoom = self.operations.get("crop", 0)
         require(zoom == 0 or zoom >= 1, "operations.crop", "must be 0 or >= 1", zoom)
 
@@ -107,6 +113,16 @@ def _crop(images: Images, strength: float, draw: _Draws) -> Images:
     return _affine(images, identity / zoom, images.new_zeros(len(images), 2))
 
 
+def _pad_crop(images: Images, strength: float, draw: _Draws) -> Images:
+    pad, (count, channels, height, width) = int(strength), images.shape
+    corner = draw.uniform(0, 2 * pad + 1, 2).long().clamp(max=2 * pad)  # [b, 2], 0 … 2·pad
+    rows = corner[:, :1] + torch.arange(height, device=images.device)  # [b, h]
+    columns = corner[:, 1:] + torch.arange(width, device=images.device)  # [b, w]
+    padded = F.pad(images, (pad,) * 4)
+    window = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width + 2 * pad))
+    return window.gather(3, columns[:, None, None, :].expand(count, channels, height, -1))
+
+
 def _rotate(images: Images, strength: float, draw: _Draws) -> Images:
     angle = draw.uniform(-math.radians(strength), math.radians(strength))
     rows = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], 1)
@@ -134,6 +150,7 @@ OPERATIONS: Final[dict[str, Callable[[Tensor, float, _Draws], Tensor]]] = {
     "brightness": _brightness,
     "colour": _colour,
     "crop": _crop,
+    "pad_crop": _pad_crop,
     "rotate": _rotate,
     "translate": _translate,
     "cutout": _cutout,

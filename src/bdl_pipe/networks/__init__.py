@@ -1,13 +1,14 @@
 """Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
 
 from ..seeds import Seed
-from .base import Network
+from .base import Network, dropout_masks
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
+from .wideresnet import WideResNetConfig, wideresnet_trunk
 
-NetworkConfig = MlpConfig | ConvNetConfig
+NetworkConfig = MlpConfig | ConvNetConfig | WideResNetConfig
 
-__all__ = ["ConvNetConfig", "MlpConfig", "Network", "NetworkConfig", "build"]
+__all__ = ["ConvNetConfig", "MlpConfig", "Network", "NetworkConfig", "WideResNetConfig", "build", "dropout_masks"]
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
@@ -21,6 +22,8 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
     generator = rng.generator()
     if isinstance(config, MlpConfig):
         trunk, width = mlp_trunk(config, input_shape, generator)
+    elif isinstance(config, WideResNetConfig):
+        trunk, width = wideresnet_trunk(config, input_shape, generator)
     else:
         trunk, width = convnet_trunk(config, input_shape, generator)
     return Network(trunk, width, outputs, generator)

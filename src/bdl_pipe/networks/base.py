@@ -1,10 +1,14 @@
 """The shape of every network here: trunk, then head."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
+
+from ..seeds import Seed
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -26,6 +30,22 @@ class Network(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.trunk(inputs))
+
+
+@contextlib.contextmanager
+def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
+    """Inside, the masks of ``network``'s dropout layers come from ``rng``, and torch's own state comes back after.
+
+    ``nn.Dropout`` takes no generator: it reads torch's global one. Wrap a forward pass in training,
+    with the address of its step. Costs nothing for a network without dropout.
+    """
+    if not any(isinstance(module, nn.Dropout) for module in network.modules()):
+        yield
+        return
+    device = next(network.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(rng.integer())
+        yield
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:

@@ -24,6 +24,7 @@ class ConvNetConfig:
         norm: ``batch`` (running statistics at evaluation), ``batch_stats`` (the statistics of the
             batch at hand, always), ``instance``, ``group`` (8 groups) or ``none``.
         pool: ``average`` or ``max``.
+        dropout: probability of each unit, after each block's pool, in training.
     """
 
     name: Literal["convnet"]
@@ -31,10 +32,12 @@ class ConvNetConfig:
     blocks: int = 3
     norm: Literal["batch", "batch_stats", "instance", "group", "none"] = "batch"
     pool: Literal["average", "max"] = "average"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.width > 0, "width", "must be > 0", self.width)
         require(self.blocks > 0, "blocks", "must be > 0", self.blocks)
+        require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
         require(
             self.norm != "group" or self.width % 8 == 0, "width", "must be a multiple of 8 for group norm", self.width
         )
@@ -62,6 +65,7 @@ def convnet_trunk(
         filters = config.width * 2**block
         layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
         layers += [nn.ReLU(), nn.AvgPool2d(2) if config.pool == "average" else nn.MaxPool2d(2)]
+        layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
         channels, height, width = filters, height // 2, width // 2
     require(min(height, width) > 0, "blocks", f"must leave a pixel of an image of {input_shape}", config.blocks)
     return nn.Sequential(*layers, nn.Flatten()), channels * height * width

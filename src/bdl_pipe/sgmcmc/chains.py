@@ -82,12 +82,16 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     """The network whose weights are sampled.
 
     Raises:
-        ConfigError: its norm makes a row's likelihood depend on its batch.
+        ConfigError: its norm makes a row's likelihood depend on its batch, or it has dropout.
     """
     likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
+    dropout = target.network.dropout
+    require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
     if not factorises(spec):
-        raise ConfigError("target.network.norm", "must be instance, group or none: the likelihood is one of rows")
+        key = "norm" if hasattr(target.network, "norm") else "name"
+        rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
+        raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")
     return spec
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..networks import ConvNetConfig
+from ..networks import ConvNetConfig, WideResNetConfig
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
@@ -92,4 +92,7 @@ def log_likelihood(
 
 def factorises(spec: NetworkSpec) -> bool:
     """Whether p(y | x, θ) of a row does not depend on the other rows of its batch."""
-    return not (isinstance(spec.network, ConvNetConfig) and spec.network.norm in ("batch", "batch_stats"))
+    network = spec.network
+    if isinstance(network, ConvNetConfig):
+        return network.norm not in ("batch", "batch_stats")
+    return not isinstance(network, WideResNetConfig)

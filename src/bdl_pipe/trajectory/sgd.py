@@ -3,7 +3,8 @@
 Minimises −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)): softmax cross-entropy for classes, the Gaussian
 negative log-likelihood with a predicted mean and log-variance for regression (Nix & Weigend 1994, eq. 4;
 in the units of the transformed targets). Every epoch visits the rows in a fresh order; a last partial batch
-is dropped where there are others, so that all steps weigh the same.
+is dropped where there are others, so that all steps weigh the same. In a process group each rank takes its
+share of every batch, with its own dropout masks; ``parallel`` says what is averaged.
 
 State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], the last
 ``keep`` epochs; config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many were run) and ``loss``
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..artifacts import State, stack
 from ..config import to_mapping
+from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
 from ..learner import ChooseConfig, LearnConfig, Learner
@@ -41,6 +43,7 @@ class SgdConfig:
         keep: how many of the last epochs leave a snapshot.
         batch: rows a step.
         optimiser: the update rule and its schedule over all steps.
+        augmentation: of each batch of images; null: none.
         choose: how the number of epochs is chosen on validation rows; null: all of them.
     """
 
@@ -49,6 +52,7 @@ class SgdConfig:
     keep: int
     batch: int
     optimiser: OptimiserConfig
+    augmentation: AugmentConfig | None = None
     choose: ChooseConfig | None = None
 
     def __post_init__(self) -> None:
@@ -78,11 +82,19 @@ def fit(
     """A trajectory on each of ``data``, from random weights; ``inputs`` are not used.
 
     Raises:
+        ConfigError: augmentation of rows that are not images.
         FloatingPointError: a loss became NaN or infinite.
     """
+    images = len(data[0].input_shape) == 3
+    require(
+        images or config.augmentation is None,
+        "augmentation",
+        "must be null: the rows are not images",
+        config.augmentation,
+    )
     likelihood: Likelihood = "categorical" if data[0].task == "classification" else "gaussian_head"
     spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood)
-    how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose)
+    how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose, config.augmentation)
     fitted = learn(lambda _, rng: _Network(spec, rng), data, how, rngs=rngs, report=report, keep=config.keep)
     states = []
     for member in fitted:
@@ -95,7 +107,7 @@ SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={"trajectory": Room(alone(fit), takes="each", together=fit)},
+    rooms={"trajectory": Room(alone(fit), takes="each", together=fit, shares=True)},
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),

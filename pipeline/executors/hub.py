@@ -1,0 +1,108 @@
+"""The way between the workers and the driver: an actor on the driver's node, and a worker's ends of it."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bdl_pipe.errors import UserError
+
+from . import Done
+from .store import Store
+
+RETRIES: Final = 3  # of a task whose worker was lost
+
+
+def make_hub(store: Store | None) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
+
+
+class Hub:
+    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._told: dict[str, tuple[str, int, int, dict[str, float]]] = {}
+        self._outcomes: dict[str, Done | Exception] = {}
+
+    def tell(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
+        earlier = self._told.get(task, (task, 0, 0, {}))[3]
+        self._told[task] = (task, step, total, {**earlier, **metrics})
+
+    def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        told, self._told = self._told, {}
+        return list(told.values())
+
+    def save(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.save(task, blob)
+
+    def load(self, task: str) -> bytes | None:
+        return self._store.load(task) if self._store else None
+
+    def finish(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.finish(task, blob)
+
+    def leave(self, task: str, outcome: Done | Exception) -> None:
+        """What a group's work came to; of several errors the first."""
+        self._outcomes.setdefault(task, outcome)
+
+    def take(self, task: str) -> Done | Exception:
+        return self._outcomes.pop(task)
+
+
+class Nowhere:
+    """The end of a worker that the driver does not listen to."""
+
+    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def save(self, task: str, blob: bytes) -> None:
+        pass
+
+    def load(self, task: str) -> bytes | None:
+        return None
+
+    def finish(self, task: str, blob: bytes) -> None:
+        pass
+
+
+class ToHub:
+    """A worker's end of the way to the hub."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+
+    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        self._hub.tell.remote(task, step, total, dict(metrics))
+
+    def save(self, task: str, blob: bytes) -> None:
+        get(self._hub.save.remote(task, blob))
+
+    def load(self, task: str) -> bytes | None:
+        return get(self._hub.load.remote(task))
+
+    def finish(self, task: str, blob: bytes) -> None:
+        get(self._hub.finish.remote(task, blob))
+
+
+def get(ref: Any) -> Any:
+    """``ray.get``, with what the task raised as it was raised there."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if not isinstance(cause, UserError):
+            cause.add_note(str(error))
+        raise cause from None
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
+        raise UserError(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,99 @@
+"""A task whose batches several processes share: a group of Ray Train workers that run the same work.
+
+Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
+``bdl_pipe.parallel`` does the rest. Rank 0 alone speaks to the hub: progress, checkpoints, the result. Ray
+Train's own storage is not used. A group that loses a worker is started anew and goes on from the hub's
+last checkpoint.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from bdl_pipe.errors import UserError
+
+from ..settings import Settings
+from . import Done, Task, Work
+from .hub import RETRIES
+
+_TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at once, a hung one only so
+
+
+def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, gpus: float) -> int:
+    """How many groups the cluster holds at once.
+
+    Raises:
+        UserError: none, so a task would wait for ever.
+    """
+    places = 0
+    for node in nodes:
+        if node.get("Alive", True):
+            has = node["Resources"]
+            cpus = int(has.get("CPU", 0))
+            places += min(cpus, int(has.get("GPU", 0) / gpus)) if gpus else cpus
+    if places < workers:
+        share = f" and {gpus:g} GPU" if gpus else ""
+        raise UserError(
+            f"BDL_WORKERS_PER_TASK={workers}: the Ray cluster has room for {places} workers of 1 CPU{share} each"
+        )
+    return places // workers
+
+
+def group(
+    work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
+) -> Done:
+    """Run one task in a group of workers; itself a Ray task, which only waits.
+
+    Args:
+        hub: the driver's actor, where rank 0 leaves the outcome.
+        channels: to the driver, of rank 0 and of every other rank.
+        parts: references to the shared data that the task needs.
+    """
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    each = {"CPU": 1.0} | ({"GPU": settings.gpus} if settings.gpus else {})
+    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:
+        trainer = TorchTrainer(
+            _loop(work, task, hub, channels, settings, keeps, parts),
+            scaling_config=ScalingConfig(
+                num_workers=settings.workers, use_gpu=settings.gpus > 0, resources_per_worker=each
+            ),
+            run_config=RunConfig(
+                name=task.name, storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)
+            ),
+            torch_config=TorchConfig("nccl" if settings.gpus > 0 else "gloo", timeout_s=_TIMEOUT_SECONDS),
+        )
+        trainer.fit()
+    outcome: Done | Exception = ray.get(hub.take.remote(task.name))
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _loop(
+    work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
+) -> Callable[[], None]:
+    """What each worker runs."""
+
+    def run() -> None:
+        import ray
+
+        from bdl_pipe import parallel
+
+        from .worker import attempt
+
+        first = parallel.world()[0] == 0
+        shared = dict(zip(task.needs, ray.get(list(parts)), strict=True))
+        try:
+            done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
+        except (UserError, FloatingPointError) as error:  # the same on every rank, and again if tried again
+            ray.get(hub.leave.remote(task.name, error))
+            return
+        if first:
+            ray.get(hub.leave.remote(task.name, done))
+
+    return run

@@ -1,0 +1,86 @@
+"""The wide residual network WRN-d-k of Zagoruyko & Komodakis 2016 (table 1): 3×3 conv, three groups of blocks, mean.
+
+A block is pre-activation and basic: BN → ReLU → 3×3 conv → BN → ReLU → (dropout) → 3×3 conv, plus a shortcut.
+Group g has (d − 4)/6 blocks of 16k·2^g channels, g = 0, 1, 2; the first block of groups 1 and 2 halves the
+image. Where a block changes the shape its shortcut is a 1×1 conv of the pre-activated input, as in the
+authors' code. Convolutions have no bias. Initial weights: N(0, 2/fan_in) (He et al. 2015); the authors'
+code divides by fan_out. The head is the package's (1/fan_in). Weight decay reaches every parameter, as there.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import require
+from .base import he_normal
+
+_STEM = 16  # channels of the first convolution, whatever k
+
+
+@dataclass(frozen=True)
+class WideResNetConfig:
+    """A WRN-``depth``-``widen`` trunk with 64·``widen`` features.
+
+    Attributes:
+        depth: layers with weights along the main path, the head among them (d): 6n + 4 with n >= 1.
+        widen: factor on the channels of the blocks (k).
+        dropout: probability between the two convolutions of a block.
+    """
+
+    name: Literal["wide_resnet"]
+    depth: int
+    widen: int
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.depth >= 10 and self.depth % 6 == 4, "depth", "must be 6n + 4, n >= 1", self.depth)
+        require(self.widen > 0, "widen", "must be > 0", self.widen)
+        require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
+
+
+@final
+class Block(nn.Module):
+    """Two pre-activated 3×3 convolutions, the first of stride ``stride``, and a shortcut around both."""
+
+    def __init__(self, before: int, after: int, stride: int, dropout: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
+        self.conv1 = _conv(before, after, 3, stride, generator)
+        self.conv2 = _conv(after, after, 3, 1, generator)
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        keeps = before == after and stride == 1
+        self.shortcut = None if keeps else _conv(before, after, 1, stride, generator)
+
+    def forward(self, inputs: Float[Tensor, "batch before h w"]) -> Float[Tensor, "batch after h_out w_out"]:
+        active = F.relu(self.norm1(inputs))
+        around = inputs if self.shortcut is None else self.shortcut(active)
+        hidden = self.dropout(F.relu(self.norm2(self.conv1(active))))
+        return around + self.conv2(hidden)
+
+
+def wideresnet_trunk(
+    config: WideResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """The trunk and its width, for images of any size: an odd side is halved up."""
+    blocks = (config.depth - 4) // 6
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv(input_shape[0], _STEM, 3, 1, generator))
+    channels = _STEM
+    for group in range(3):
+        wide = _STEM * config.widen * 2**group
+        for index in range(blocks):
+            stride = 2 if group > 0 and index == 0 else 1
+            layers[f"group{group}_block{index}"] = Block(channels, wide, stride, config.dropout, generator)
+            channels = wide
+    layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers), channels
+
+
+def _conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    conv = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    return he_normal(conv, generator)

@@ -1,0 +1,99 @@
+"""Data-parallel training: several processes share each batch and average their gradients.
+
+Who starts the processes and their ``torch.distributed`` group is not this module's business; without
+a group there is one process and nothing here does anything. Every rank holds the same parameters and
+the same seed addresses, takes its own share of the rows, and with the mean of the shares' gradients
+makes the same update: that of one process with the whole batch, up to rounding. Batch norm is the
+exception, as in torch's DistributedDataParallel: each rank normalises by its own share.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from .artifacts import State, from_bytes, to_bytes
+from .errors import require
+
+
+def world() -> tuple[int, int]:
+    """(rank, size) of the process group; (0, 1) where there is none."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
+    """This rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
+
+    Raises:
+        ConfigError: the ranks do not divide the batch; a smaller batch would be another experiment.
+    """
+    rank, size = world()
+    require(len(rows) % size == 0, "batch", f"must be a multiple of the {size} workers of a task", len(rows))
+    return rows[rank::size]
+
+
+@torch.no_grad()
+def average(parameters: Iterable[Tensor]) -> None:
+    """Every gradient becomes its mean over ranks: one all-reduce for each dtype and device.
+
+    Every rank must have gradients for the same parameters.
+    """
+    _, size = world()
+    if size == 1:
+        return
+    for bucket in _buckets(p.grad for p in parameters if p.grad is not None):
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        dist.all_reduce(flat)
+        _scatter(flat / size, bucket)
+
+
+@torch.no_grad()
+def mean(value: Tensor) -> Tensor:
+    """The mean over ranks of a tensor without graph."""
+    _, size = world()
+    if size == 1:
+        return value
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total / size
+
+
+@torch.no_grad()
+def broadcast_buffers(module: nn.Module) -> None:
+    """Rank 0's buffers (batch norm's running statistics) on every rank."""
+    if world()[1] == 1:
+        return
+    for bucket in _buckets(module.buffers()):
+        flat = torch.cat([buffer.reshape(-1) for buffer in bucket])
+        dist.broadcast(flat, src=0)
+        _scatter(flat, bucket)
+
+
+def from_first(load: Callable[[], State | None]) -> State | None:
+    """What ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
+    rank, size = world()
+    if size == 1:
+        return load()
+    state = load() if rank == 0 else None
+    blob = [to_bytes(state) if state is not None else None]
+    dist.broadcast_object_list(blob, src=0)
+    if rank > 0 and blob[0] is not None:
+        state = from_bytes(blob[0], "the first rank's checkpoint")
+    return state
+
+
+def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors by dtype and device, in a fixed order."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(found.values())
+
+
+def _scatter(flat: Tensor, bucket: list[Tensor]) -> None:
+    for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

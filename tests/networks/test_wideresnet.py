@@ -1,0 +1,151 @@
+"""WRN: parameters by hand, sizes by arithmetic, and the block against a plain transcription of its formula."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bdl_pipe.config import read
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import WideResNetConfig, build
+from bdl_pipe.networks.wideresnet import Block
+from bdl_pipe.seeds import Seed
+
+
+def wrn(depth: int, widen: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> nn.Module:
+    return build(WideResNetConfig("wide_resnet", depth, widen), shape, outputs, rng=Seed(seed))
+
+
+def images(count: int, side: int = 32, channels: int = 3) -> torch.Tensor:
+    return torch.randn(count, channels, side, side, generator=Seed(1).generator())
+
+
+def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
+    """The closed form: n blocks of width w after width u, three times.
+
+    Convolutions 9uw + (2n − 1)·9w², a projection uw where width or size changes, batch norms 2u for
+    the first of them and 2w for each of the other 2n − 1.
+    """
+    n, before, total = (depth - 4) // 6, 16, channels * 9 * 16
+    for group, width in enumerate((16 * widen, 32 * widen, 64 * widen)):
+        projection = before * width if before != width or group > 0 else 0
+        total += 9 * before * width + (2 * n - 1) * 9 * width**2 + projection + 2 * before + 2 * width * (2 * n - 1)
+        before = width
+    return total + 2 * before + before * classes + classes
+
+
+@pytest.mark.parametrize(
+    ("depth", "widen", "channels", "known"),
+    [(28, 10, 3, 36_479_194), (16, 4, 3, 2_748_890), (16, 4, 1, 2_748_890 - 2 * 9 * 16), (10, 1, 3, None)],
+)
+def test_parameters_by_hand(depth: int, widen: int, channels: int, known: int | None) -> None:
+    network = wrn(depth, widen, (channels, 32, 32))
+    count = sum(p.numel() for p in network.parameters())
+    assert count == by_hand(depth, widen, channels, 10)
+    assert known is None or count == known  # WRN-28-10: 36.5 million in the paper
+
+
+def test_depth_counts_the_main_paths_layers() -> None:
+    """Every 3×3 convolution and the head; projections are not counted."""
+    layers = [m for m in wrn(28, 1).modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    assert len([m for m in layers if isinstance(m, nn.Linear) or m.kernel_size == (3, 3)]) == 28 - 2
+    assert len([m for m in layers if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]) == 2
+
+
+@pytest.mark.parametrize(("side", "sides"), [(32, [32, 16, 8]), (28, [28, 14, 7]), (9, [9, 5, 3])])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_groups_halve_the_image_and_double_the_width(side: int, sides: list[int], channels: int) -> None:
+    network, seen = wrn(16, 2, (channels, side, side)), []
+    for module in network.modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
+    assert network(images(2, side, channels)).shape == (2, 10)
+    assert seen == [(2, 32 * 2**g, sides[g], sides[g]) for g in range(3) for _ in range(2)]
+    assert network.width == 128 and network.trunk(images(2, side, channels)).shape == (2, 128)
+
+
+def norm_relu(x: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+    return ((x - mean) / (variance + eps).sqrt()).clamp(min=0)
+
+
+@pytest.mark.parametrize(("before", "after", "stride"), [(4, 4, 1), (4, 8, 1), (4, 8, 2), (4, 4, 2)])
+def test_block_is_its_formula(before: int, after: int, stride: int) -> None:
+    """x or P(a), plus W₂ * relu(bn(W₁ * a)), with a = relu(bn(x)); the projection is of a, not of x."""
+    block = Block(before, after, stride, 0.0, Seed(0).generator()).double().train()
+    x = images(3, 8, before).double() * 2 + 1
+    a = norm_relu(x)
+    weights = [block.conv1.weight, block.conv2.weight]
+    residual = F.conv2d(norm_relu(F.conv2d(a, weights[0], None, stride, 1)), weights[1], None, 1, 1)
+    if before == after and stride == 1:
+        assert block.shortcut is None
+        torch.testing.assert_close(block(x), x + residual)
+    else:
+        assert block.shortcut is not None
+        mix = block.shortcut.weight[:, :, 0, 0]
+        torch.testing.assert_close(block(x), torch.einsum("oc,bchw->bohw", mix, a[..., ::stride, ::stride]) + residual)
+        assert not torch.allclose(
+            block(x), torch.einsum("oc,bchw->bohw", mix, x[..., ::stride, ::stride]) + residual, atol=0.1
+        )
+
+
+def test_equal_addresses_give_equal_weights() -> None:
+    first, again, other = (wrn(10, 1, seed=s).state_dict() for s in (0, 0, 1))
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["trunk.stem.weight"], other["trunk.stem.weight"])
+
+
+def test_initial_weights_have_their_deviation() -> None:
+    """Seven convolutions of 36,864 weights or more: 5 standard errors are 1.9 %; false alarm 4e-6."""
+    large = [m.weight for m in wrn(16, 4).modules() if isinstance(m, nn.Conv2d) and m.weight.numel() >= 36_864]
+    assert len(large) >= 7
+    for weight in large:
+        assert weight.std().item() == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.019)
+
+
+@pytest.mark.parametrize("depth", [10, 40, 100])
+def test_features_keep_their_scale_with_depth(depth: int) -> None:
+    """The last norm makes each channel standard; were it normal, the mean of its relu is 1/√(2π) = 0.399."""
+    with torch.no_grad():
+        features = wrn(depth, 1).train().trunk(images(8))
+    assert features.isfinite().all() and features.min() >= 0
+    assert features.mean().item() == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.1)
+    assert 0.01 < features.std().item() < 0.3
+
+
+@torch.no_grad()
+def test_evaluation_uses_running_statistics() -> None:
+    network, batch = wrn(10, 1), images(16, 16)
+    assert not torch.allclose(network.train()(batch)[:4], network(batch[:4]), atol=1e-3)  # rows depend on the batch
+    for _ in range(150):  # 0.9¹⁵⁰ = 1e-7 of the initial statistics is left
+        trained = network.train()(batch)
+    frozen = {k: v.clone() for k, v in network.state_dict().items()}
+    alone = network.eval()(batch[:4])
+    torch.testing.assert_close(alone, network(batch)[:4], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, trained[:4], rtol=0.02, atol=0.02)  # running variances are unbiased: n/(n − 1)
+    assert all(torch.equal(v, network.state_dict()[k]) for k, v in frozen.items())
+
+
+def test_dropout_acts_in_training_only() -> None:
+    config = WideResNetConfig("wide_resnet", 10, 1, dropout=0.3)
+    network = build(config, (3, 8, 8), 2, rng=Seed(0))
+    layers = [m for m in network.modules() if isinstance(m, nn.Dropout)]
+    assert [m.p for m in layers] == [0.3] * 3
+    plain = build(WideResNetConfig("wide_resnet", 10, 1), (3, 8, 8), 2, rng=Seed(0))
+    assert torch.equal(network.eval()(images(2, 8)), plain.eval()(images(2, 8)))
+    assert not torch.equal(network.train()(images(2, 8)), plain.train()(images(2, 8)))
+
+
+def test_rules() -> None:
+    for changed, message in [
+        ({"depth": 27}, "n.depth must be 6n + 4, n >= 1, got 27"),
+        ({"depth": 4}, "n.depth must be 6n + 4, n >= 1, got 4"),
+        ({"depth": -2}, "n.depth must be 6n + 4, n >= 1, got -2"),
+        ({"widen": 0}, "n.widen must be > 0, got 0"),
+        ({"dropout": 1.0}, "n.dropout must be in [0, 1), got 1.0"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            read(WideResNetConfig, {"name": "wide_resnet", "depth": 28, "widen": 10} | changed, "n")
+        assert str(caught.value) == message

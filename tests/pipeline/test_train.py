@@ -1,0 +1,72 @@
+"""A trajectory whose batches two Ray Train workers share, against one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory import SGD, SgdConfig
+from pipeline.executors import Done, Executor, Task, choose
+from pipeline.executors.display import Display
+from pipeline.executors.inline import Inline
+from pipeline.executors.store import Store
+from pipeline.executors.train import capacity
+from pipeline.settings import Settings
+from pipeline.stage import Member
+from tests.parallel_ranks import SECTION
+from tests.pipeline import fake_work
+
+
+def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", **changes: object) -> Done:
+    """One member, with a checkpoint at every step; ``fuse`` names a file that the first attempt lights."""
+    store = Store(folder, "a")
+    store.open()
+    config = read(SgdConfig, SECTION | changes, "methods.sgd")
+    member = Member(SGD.rooms["trajectory"].make, config, "data", (), "", Seed(0).fold("member", 0))
+    task = Task("0-0", member, ("data", "fuse"), shares=True)
+    with Display("trajectory") as display:
+        shared = {"data": data, "fuse": fuse}
+        (done,) = executor.map(fake_work.fused_member, [task], shared=shared, display=display, store=store)
+    assert store.finished("0-0") is not None and store.load("0-0") is None
+    return done
+
+
+@pytest.mark.slow
+def test_two_workers_end_where_one_does_though_one_was_killed(tiny_images: FitData, tmp_path: Path) -> None:
+    """To 1e-6, the rounding of 15 steps; a worker kills itself at step 7. Errors come as they were raised."""
+    alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
+    executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2))
+    try:
+        fuse = tmp_path / "fuse"
+        resumed = trajectory(executor, tiny_images, tmp_path / "resumed", str(fuse))
+        with pytest.raises(ConfigError, match=r"^batch must be a multiple of the 2 workers of a task, got 33$"):
+            trajectory(executor, tiny_images, tmp_path / "refused", batch=33)
+    finally:
+        executor.close()
+    assert [int(step) for step in fuse.read_text().split()] == [1, 8], "it did not go on from its checkpoint"
+    made, expected = resumed.result, alone.result
+    assert made.config["spec"] == expected.config["spec"]
+    assert made.config["loss"] == pytest.approx(expected.config["loss"], abs=1e-6)
+    for name, value in expected.tensors.items():
+        torch.testing.assert_close(made.tensors[name], value, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(made.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
+
+
+def test_capacity_is_counted_node_by_node() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 3.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    assert capacity(nodes, 2, 0.0) == 3 and capacity(nodes, 7, 0.0) == 1
+    assert capacity(nodes, 2, 0.5) == 1
+    with pytest.raises(
+        UserError, match=r"^BDL_WORKERS_PER_TASK=8: the Ray cluster has room for 7 workers of 1 CPU each"
+    ):
+        capacity(nodes, 8, 0.0)
+    with pytest.raises(UserError, match=r"room for 1 workers of 1 CPU and 1 GPU each$"):
+        capacity(nodes, 2, 1.0)
