@@ -28,7 +28,7 @@ def written_out(layer: Covariance) -> Tensor:
     assert layer.factor is not None
     if layer.kind == "lowrank":
         return torch.einsum("khr,kgr->khg", layer.factor, layer.factor) + variances
-    lower = torch.stack([torch.tril(f.T, -1) + torch.diag(m.exp()) for f, m in zip(layer.factor, layer.log_scale)])
+    lower = torch.tril(layer.factor.mT, -1) + torch.stack([torch.diag(row.exp()) for row in layer.log_scale])
     return lower @ lower.mT
 
 

@@ -64,7 +64,7 @@ def test_bound_of_the_vectorised_model(form: str, rank: int | None, outputs: int
     weights = torch.kron(torch.eye(outputs).double(), layer.covariance().matrix()[0])
     precision = torch.linalg.inv(layer.noise_covariance)
     total = 0.0
-    for row, target in zip(features, targets):
+    for row, target in zip(features, targets, strict=True):
         design = torch.kron(torch.eye(outputs).double(), row[None])
         likelihood = MultivariateNormal(design @ layer.mean.flatten(), layer.noise_covariance)
         total += likelihood.log_prob(target) - 0.5 * torch.trace(precision @ design @ weights @ design.T)
@@ -146,7 +146,8 @@ def test_gradients(form: str, rank: int | None) -> None:
     features, targets = draw(1, ROWS, WIDTH).requires_grad_(), draw(2, ROWS, 2)
 
     def loss(features: Tensor, *values: Tensor) -> Tensor:
-        return functional_call(wrapped, {f"layer.{n}": v for n, v in zip(names, values)}, (features, targets))
+        named = {f"layer.{n}": v for n, v in zip(names, values, strict=True)}
+        return functional_call(wrapped, named, (features, targets))
 
     assert torch.autograd.gradcheck(loss, (features, *values))
 
@@ -163,10 +164,10 @@ def test_many_layers_as_one(form: str, rank: int | None) -> None:
         return functional_call(layers[0], (parameters, buffers), (features, targets))
 
     together = vmap(losses)(parameters, features, targets)
-    alone = torch.stack([layer(f, t) for layer, f, t in zip(layers, features, targets)])
+    alone = torch.stack([layer(f, t) for layer, f, t in zip(layers, features, targets, strict=True)])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
     gradients = torch.autograd.grad(together.sum(), list(parameters.values()))
-    for (name, _), gradient in zip(layers[0].named_parameters(), gradients):
+    for (name, _), gradient in zip(layers[0].named_parameters(), gradients, strict=True):
         for index, layer in enumerate(layers):
             (one,) = torch.autograd.grad(layer(features[index], targets[index]), layer.get_parameter(name))
             torch.testing.assert_close(gradient[index], one, rtol=1e-10, atol=1e-12)
