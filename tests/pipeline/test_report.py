@@ -18,7 +18,7 @@ from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, wri
 
 from bdl_pipe.errors import ArtifactError
 from pipeline import report
-from pipeline.report import COLUMNS, columns, images, page, plots, tables
+from pipeline.report import COLUMNS, columns, images, page, plots, sections, tables
 
 FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -301,3 +301,14 @@ def test_images_are_written_as_they_are():
 )
 def test_figures_are_written_for_people(write, value, text):
     assert write(value) == text
+
+
+def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
+    rows = [("d", "m", "s", 0, "ood:other", metric, 0.75, 9) for metric in ("auroc", "auroc_feature_density")]
+    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+    table = tables.gather([run])
+    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), None, {}, 100)
+    shown = Page(sections.ood_table(part, "ood:other")).text
+    assert "score: feature density" in shown
+    assert "score: mutual information" not in shown
+    assert shown.count("0.750") == 2

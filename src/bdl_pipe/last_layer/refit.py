@@ -84,7 +84,7 @@ def refit(
     mean = weight / (noise_variance + weight) * moments.mean  # eq. 75, both factors multiplied by sΣ
     variance = (prior.scale + moments.scatter) / (count + prior.dof + 2)
     like = noise_variance.dtype
-    return Refit(mean.to(like), variance.to(like), class_log_probs.clone(), prior.mean_variance + noise_variance)
+    return Refit(mean.to(like), variance.to(like), class_log_probs, prior.mean_variance + noise_variance)
 
 
 @dataclass(frozen=True)
