@@ -10,7 +10,7 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import DETERMINISTIC, ENSEMBLE
+from .baselines import BNN, DETERMINISTIC, DROPOUT, ENSEMBLE, BnnPosterior, DropoutPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -31,6 +31,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             RANDOM_CORESET,
             DETERMINISTIC,
             ENSEMBLE,
+            BNN,
+            DROPOUT,
             DARK_KNOWLEDGE,
         )
     }
@@ -40,6 +42,8 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
     {
         NetworkDraws.key: NetworkDraws,
         VbpcPosterior.key: VbpcPosterior,
+        BnnPosterior.key: BnnPosterior,
+        DropoutPosterior.key: DropoutPosterior,
     }
 )
 
