@@ -70,6 +70,9 @@ GENERATIVE = {
     "refit": True,
 }
 FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
+LEARN = {"epochs": 2, "batch": 32, "optimiser": ADAM}
+BNN = {"network": MLP, "learn": LEARN, "stochastic": "all", "initial_sd": 0.05, "draws": 3, "validation_draws": 2}
+DROPOUT = {"network": MLP, "learn": LEARN, "rate": 0.2, "draws": 3, "validation_draws": 2}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
@@ -78,6 +81,10 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},
     ("ensemble", "regression"): {},
+    ("bnn", "classification"): {**BNN, "network": CONVNET, "stochastic": "head"},
+    ("bnn", "regression"): BNN,
+    ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
+    ("dropout", "regression"): DROPOUT,
     ("sgld", "classification"): SGLD,
     ("sgld", "regression"): SGLD,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,

@@ -12,6 +12,7 @@ from . import artifacts
 from .artifacts import State
 from .baselines import DETERMINISTIC, ENSEMBLE, GP
 from .baselines.gp import GpPosterior
+from .baselines import BNN, DETERMINISTIC, DROPOUT, ENSEMBLE, BnnPosterior, DropoutPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -34,6 +35,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             RANDOM_CORESET,
             DETERMINISTIC,
             ENSEMBLE,
+            BNN,
+            DROPOUT,
             DARK_KNOWLEDGE,
             VBLL,
             VBLL_BNN,
@@ -52,6 +55,8 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         VbpcPosterior.key: VbpcPosterior,
         LastLayerPosterior.key: LastLayerPosterior,
         GpPosterior.key: GpPosterior,
+        BnnPosterior.key: BnnPosterior,
+        DropoutPosterior.key: DropoutPosterior,
     }
 )
 

@@ -1,7 +1,9 @@
-"""What everything else is compared with: one trained network, several, and an exact Gaussian process."""
+"""What everything else is compared with: one network, several, cheap posteriors over weights, an exact GP."""
 
+from .bnn import BNN, BnnPosterior
 from .deterministic import DETERMINISTIC
+from .dropout import DROPOUT, DropoutPosterior
 from .ensemble import ENSEMBLE
 from .gp import GP
 
-__all__ = ["DETERMINISTIC", "ENSEMBLE", "GP"]
+__all__ = ["BNN", "DETERMINISTIC", "DROPOUT", "ENSEMBLE", "GP", "BnnPosterior", "DropoutPosterior"]

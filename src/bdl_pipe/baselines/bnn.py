@@ -1,0 +1,188 @@
+"""Bayes by backprop: a mean-field Gaussian over weights, fitted by one weight sample a step (Blundell et al. 2015).
+
+Minimises −mean_{i ∈ batch} log p(y_i | f(x_i; θ)) + κ·KL(q‖p)/N with θ = m + s·ε, ε ~ N(0, I) drawn once a
+step for the whole batch: their variational free energy over N, the number of training rows. Where they sample
+the KL ours is the closed form of two Gaussians, and s is kept by its logarithm, not by softplus. κ = 1 is the
+ELBO; Harrison, Willes & Snoek 2024 (appendix G.3) use other weights.
+
+Two forms, both those of that paper's baseline. ``all``: every weight and bias of linear and convolutional
+layers is Gaussian, prior N(0, c/√n_in) with c = 4 (G.2: UCI). ``head``: the trunk is a point and the linear
+head alone is Gaussian, prior N(0, .01) (G.3: images); all draws share the trunk's features.
+
+Regression: N(y | f(x; θ), σ²) with one σ² learned as a point, in the units of the transformed targets.
+The predictive is the mixture of K draws of θ; draw k is the same network for every batch.
+
+State: the learner's ``state_dict``; config ``spec`` (a :class:`BnnSpec`), ``epochs`` and ``loss``.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import LearnConfig, Learner, posterior_state
+from ..learning import learn
+from ..method import Inputs, Method, Room, Task, alone
+from ..networks import NetworkConfig
+from ..networks.variational import MeanField
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from .likelihood import PointNoise
+from .start import Weights, begin, last_snapshot, member_of
+
+
+@dataclass(frozen=True)
+class BnnConfig:
+    """``methods.bnn``.
+
+    Attributes:
+        network: the architecture.
+        learn: how it is fitted; weight decay is for point weights alone.
+        stochastic: ``all``: every layer is Gaussian; ``head``: the last one.
+        initial_sd: standard deviation of every Gaussian weight at the start.
+        draws: weight draws of the predictive.
+        validation_draws: weight draws of a validation score.
+        kl_weight: κ, factor of the KL.
+        prior_scale: c of the prior variance c/√n_in (``all``).
+        head_prior_variance: of every weight and bias (``head``).
+        noise_variance: σ² at the start, in the units of the transformed targets (regression).
+    """
+
+    network: NetworkConfig
+    learn: LearnConfig
+    stochastic: Literal["all", "head"]
+    initial_sd: float
+    draws: int
+    validation_draws: int
+    kl_weight: float = 1.0
+    prior_scale: float = 4.0
+    head_prior_variance: float = 0.01
+    noise_variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("initial_sd", "draws", "validation_draws", "prior_scale", "head_prior_variance", "noise_variance"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+
+
+@dataclass(frozen=True)
+class BnnSpec:
+    """What a learner is built from."""
+
+    config: BnnConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Task
+
+
+@final
+class Bnn(Learner):
+    """``random(fixed(x))``: with ``all`` nothing is fixed, with ``head`` the trunk is."""
+
+    def __init__(self, spec: BnnSpec, rng: Seed, start: Weights | None = None) -> None:
+        """``start``: means and points to start from, in place of fresh weights."""
+        super().__init__()
+        self.spec = spec
+        config = spec.config
+        network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng), start)
+        if config.stochastic == "all":
+            self.fixed: nn.Module = nn.Identity()
+            self.random = MeanField(network, config.initial_sd, config.prior_scale)
+        else:
+            scale = config.head_prior_variance * math.sqrt(network.width)  # the prior that MeanField divides by √n_in
+            self.fixed, self.random = network.trunk, MeanField(network.head, config.initial_sd, scale)
+        self.likelihood = PointNoise(spec.task, config.noise_variance)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        outputs = self.random(self.fixed(inputs), noise)  # [batch, output]
+        fit = self.likelihood(outputs[None]).log_prob(targets).mean()
+        return -fit + self.spec.config.kl_weight * self.random.kl() / num_train
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.draws, rng)
+
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.validation_draws, rng)
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return self.random.draw(steps, generator)
+
+    def undecayed(self) -> set[str]:
+        """The variational parameters, whose prior is in the loss, and the noise."""
+        sds = {f"random.log_sd.{name}" for name in self.random.log_sd}
+        means = {f"random.module.{name.replace('/', '.')}" for name in self.random.log_sd}
+        return sds | means | {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
+
+    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+        features = self.fixed(inputs)
+        outputs = []
+        for k in range(draws):
+            noise = self.random.draw(1, rng.fold("draw", k).generator())
+            outputs.append(self.random(features, {name: v[0].to(inputs.device) for name, v in noise.items()}))
+        return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
+
+
+@final
+class BnnPosterior:
+    """A fitted :class:`Bnn`."""
+
+    key = "bnn"
+
+    def __init__(self, learner: Bnn, about: Mapping[str, Any]) -> None:
+        """``about``: the config of its state."""
+        self.learner, self._about = learner.eval(), dict(about)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """The mixture of weight draws at ``rng``: equal draws for equal ``rng``, whatever the batch."""
+        return self.learner.predict(inputs, rng=rng)
+
+    def state(self) -> State:
+        return State(dict(self.learner.state_dict()), dict(self._about))
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "BnnPosterior":
+        learner = Bnn(read(BnnSpec, state.config["spec"], "spec"), Seed(0)).to(device)
+        learner.load_state_dict(state.tensors)
+        return cls(learner, state.config)
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: BnnConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``; means start at the last snapshot of a trajectory in ``inputs``, if any.
+
+    Raises:
+        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    starts = [last_snapshot(i, config.network, config.learn, d) for d, i in zip(data, inputs, strict=True)]
+    spec = BnnSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
+
+    def build(_: FitData, rng: Seed) -> Learner:
+        return Bnn(spec, rng, starts[member_of(rng, rngs)])
+
+    fitted = learn(build, data, config.learn, rngs=rngs, report=report)
+    return [posterior_state(BnnPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
+
+
+BNN = Method(
+    name="bnn",
+    config=BnnConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True)},
+    search={
+        "learn.optimiser.rate": (1e-4, 3e-2, "log"),
+        "initial_sd": (1e-3, 1e-1, "log"),
+        "kl_weight": (1e-2, 1e1, "log"),
+    },
+)

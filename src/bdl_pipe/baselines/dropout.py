@@ -1,0 +1,196 @@
+"""Monte Carlo dropout: networks with random units left out, in training and in prediction (Gal & Ghahramani 2016).
+
+After every activation of the trunk each unit is multiplied by b/(1 − p), b ~ Bernoulli(1 − p): elementwise for
+an MLP [batch, width], a whole channel for a ConvNet [batch, channel] (as Tompson et al. 2015). The inputs are
+never left out, where the paper leaves them out too. Minimises the mean negative log-likelihood, one mask a row
+and step; the L2 term of the paper is the optimiser's weight decay.
+
+Regression: N(y | f(x), σ²) with one σ² = 1/τ learned as a point, where the paper searches for the precision τ;
+in the units of the transformed targets. Classes: softmax.
+
+The predictive is the mixture of S masks. Mask s is the same for all rows of all batches, so that a draw is one
+network and the joint predictive of several rows exists; each row's own predictive is that of the paper.
+
+State: the learner's ``state_dict``; config ``spec`` (a :class:`DropoutSpec`), ``epochs`` and ``loss``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import LearnConfig, Learner, posterior_state
+from ..learning import learn
+from ..method import Inputs, Method, Room, Task, alone
+from ..networks import NetworkConfig
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from .likelihood import PointNoise
+from .start import Weights, begin, last_snapshot, member_of
+
+_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """``methods.dropout``.
+
+    Attributes:
+        network: the architecture.
+        learn: how it is fitted.
+        rate: p, the probability that a unit is left out.
+        draws: masks of the predictive.
+        validation_draws: masks of a validation score.
+        noise_variance: σ² at the start, in the units of the transformed targets (regression).
+    """
+
+    network: NetworkConfig
+    learn: LearnConfig
+    rate: float
+    draws: int
+    validation_draws: int
+    noise_variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.rate < 1, "rate", "must be in (0, 1)", self.rate)
+        for name in ("draws", "validation_draws", "noise_variance"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class DropoutSpec:
+    """What a learner is built from."""
+
+    config: DropoutConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Task
+
+
+@final
+class Dropout(Learner):
+    """A network whose activations are masked by masks that the caller draws."""
+
+    def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
+        """``start``: weights to start from, in place of fresh ones."""
+        super().__init__()
+        self.spec = spec
+        config = spec.config
+        self.network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng), start)
+        self.likelihood = PointNoise(spec.task, config.noise_variance)
+        self._units = _units(self.network.trunk, spec.input_shape)
+
+    def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:
+        """[batch, output]; ``masks``: place in the trunk -> bool [batch or 1, unit], false where left out."""
+        kept = 1 - self.spec.config.rate
+        for place, layer in self.network.trunk.named_children():
+            inputs = layer(inputs)
+            if place in masks:
+                mask = masks[place].to(inputs.dtype) / kept
+                inputs = inputs * mask.reshape(*mask.shape, *[1] * (inputs.ndim - 2))
+        return self.network.head(inputs)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return -self.likelihood(self.outputs(inputs, noise)[None]).log_prob(targets).mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.draws, rng)
+
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.validation_draws, rng)
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """A mask for every row of every step: place -> bool [steps, batch, unit]."""
+        rate = self.spec.config.rate
+        return {k: torch.rand(steps, batch, n, generator=generator) >= rate for k, n in self._units.items()}
+
+    def undecayed(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
+
+    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+        outputs = []
+        for s in range(draws):
+            masks = self.noise(1, 1, rng.fold("draw", s).generator())  # one mask for all rows
+            outputs.append(self.outputs(inputs, {k: v[0].to(inputs.device) for k, v in masks.items()}))
+        return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
+
+
+def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
+    """Place of each activation in the trunk -> how many units or channels it has."""
+    assert isinstance(trunk, nn.Sequential)
+    found, rows = {}, torch.zeros(1, *input_shape)
+    was_training = trunk.training
+    trunk.eval()  # the one row leaves running statistics alone
+    with torch.no_grad():
+        for place, layer in trunk.named_children():
+            rows = layer(rows)
+            if isinstance(layer, _ACTIVATIONS):
+                found[place] = rows.shape[1]
+    trunk.train(was_training)
+    assert found, "a trunk has an activation"
+    return found
+
+
+@final
+class DropoutPosterior:
+    """A fitted :class:`Dropout`."""
+
+    key = "dropout"
+
+    def __init__(self, learner: Dropout, about: Mapping[str, Any]) -> None:
+        """``about``: the config of its state."""
+        self.learner, self._about = learner.eval(), dict(about)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """The mixture of masks at ``rng``: equal masks for equal ``rng``, whatever the batch."""
+        return self.learner.predict(inputs, rng=rng)
+
+    def state(self) -> State:
+        return State(dict(self.learner.state_dict()), dict(self._about))
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "DropoutPosterior":
+        learner = Dropout(read(DropoutSpec, state.config["spec"], "spec"), Seed(0)).to(device)
+        learner.load_state_dict(state.tensors)
+        return cls(learner, state.config)
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: DropoutConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``; weights start at the last snapshot of a trajectory in ``inputs``, if any.
+
+    Raises:
+        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    starts = [last_snapshot(i, config.network, config.learn, d) for d, i in zip(data, inputs, strict=True)]
+    spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
+
+    def build(_: FitData, rng: Seed) -> Learner:
+        return Dropout(spec, rng, starts[member_of(rng, rngs)])
+
+    fitted = learn(build, data, config.learn, rngs=rngs, report=report)
+    return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
+
+
+DROPOUT = Method(
+    name="dropout",
+    config=DropoutConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True)},
+    search={
+        "learn.optimiser.rate": (1e-4, 3e-2, "log"),
+        "learn.optimiser.weight_decay": (1e-6, 1e-1, "log"),
+        "rate": (5e-3, 5e-1, "log"),
+    },
+)

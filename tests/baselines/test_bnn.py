@@ -1,0 +1,221 @@
+"""Bayes by backprop against torch.distributions, the conjugate posterior of a linear model, and explicit loops."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Normal, kl_divergence
+from torch.func import functional_call, vmap
+
+from bdl_pipe import networks
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines.bnn import BNN, Bnn, BnnConfig, BnnSpec, fit
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.learner import ChooseConfig, LearnConfig
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training import OptimiserConfig
+from tests.baselines.cases import table, trajectory
+from tests.conftest import make_tiny_images, make_tiny_table
+
+LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))
+CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws=4, validation_draws=2)
+STILL = dataclasses.replace(LEARN, epochs=1, optimiser=OptimiserConfig("sgd", 1e-20))
+
+
+def learner(outputs: int = 2, task: str = "regression", **changes: object) -> Bnn:
+    """A float64 learner of three features whose parameters are all shaken."""
+    made = Bnn(BnnSpec(dataclasses.replace(CONFIG, **changes), (3,), outputs, task), Seed(5)).double()  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return made
+
+
+def first(noise: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[0].double() for name, value in noise.items()}
+
+
+def drawn(made: Bnn, noise: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights m + s·ε by their names in the random module."""
+    means = dict(made.random.module.named_parameters())
+    return {k.replace("/", "."): means[k.replace("/", ".")] + s.exp() * noise[k] for k, s in made.random.log_sd.items()}
+
+
+def divergence(made: Bnn, variance: dict[str, float]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for name, prior in variance.items():
+        q = Normal(dict(made.random.module.named_parameters())[name], made.random.log_sd[name.replace(".", "/")].exp())
+        total += kl_divergence(q, Normal(torch.zeros_like(q.mean), math.sqrt(prior))).sum()
+    return total
+
+
+def rows(seed: int = 2) -> Tensor:
+    return torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_loss_of_regression_is_the_formula() -> None:
+    made, inputs, targets = learner(kl_weight=0.7), rows(), rows(3)[:, :2]
+    noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
+    outputs = functional_call(made.random.module, drawn(made, noise), (inputs,))
+    fan_in = {"trunk.1": 3, "trunk.3": 6, "head": 5}
+    prior = {f"{k}.{p}": 4 / math.sqrt(n) for k, n in fan_in.items() for p in ("weight", "bias")}
+    likely = Normal(outputs, (made.likelihood.log_variance / 2).exp()).log_prob(targets).sum(-1).mean()
+    expected = -likely + 0.7 * divergence(made, prior) / 91
+    torch.testing.assert_close(made(inputs, targets, 91, noise), expected, atol=1e-10, rtol=1e-12)
+
+
+def test_the_loss_of_classes_with_a_random_head_is_the_formula() -> None:
+    made, inputs = learner(3, "classification", stochastic="head"), rows()
+    labels = torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
+    assert sorted(noise) == ["bias", "weight"]  # the trunk is a point
+    weights = drawn(made, noise)
+    logits = made.fixed(inputs) @ weights["weight"].T + weights["bias"]
+    kl = divergence(made, {"weight": 0.01, "bias": 0.01})
+    expected = -Categorical(logits=logits).log_prob(labels).mean() + kl / 91
+    torch.testing.assert_close(made(inputs, labels, 91, noise), expected, atol=1e-10, rtol=1e-12)
+    assert not any("likelihood" in name for name in made.state_dict())
+
+
+def optimum(made: Bnn, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and variances of the head (weights, then bias) at the minimum of the expected loss.
+
+    The expectation over ε is exact: the loss is quadratic in the n numbers ε, and so is averaged by the
+    2n points ±√n·e_i.
+    """
+    count = made.random.module.weight.numel() + 1
+    points = math.sqrt(count) * torch.cat([torch.eye(count), -torch.eye(count)]).double()
+    moved = list(made.random.parameters())
+    optimiser = torch.optim.LBFGS(
+        moved, max_iter=500, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        noise = {"weight": points[:, None, :-1], "bias": points[:, -1:]}
+        loss = vmap(lambda z: made(inputs, targets, len(inputs), z))(noise).mean()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    head, sds = made.random.module, made.random.log_sd
+    means = torch.cat([head.weight[0], head.bias]).detach()
+    return means, torch.cat([sds["weight"][0], sds["bias"]]).detach().mul(2).exp()
+
+
+@pytest.mark.parametrize(("kl_weight", "right"), [(1.0, True), (2.0, False)], ids=["elbo", "control"])
+def test_the_optimum_is_the_mean_field_posterior_of_a_linear_model(kl_weight: float, right: bool) -> None:
+    made = learner(1, stochastic="head", kl_weight=kl_weight)
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    targets = inputs[:, :1] - 0.5 * inputs[:, 1:2].abs()
+    features = made.fixed(inputs).detach()
+    design = torch.cat([features, torch.ones(40, 1)], 1)
+    variance = made.likelihood.log_variance.exp().detach()
+    precision = design.T @ design / variance + torch.eye(6) / 0.01
+    mean = torch.linalg.solve(precision, design.T @ targets / variance)[:, 0]
+    means, variances = optimum(made, inputs, targets)
+    close = torch.allclose(means, mean, atol=1e-5) and torch.allclose(variances, 1 / precision.diag(), rtol=1e-4)
+    assert close == right
+
+
+def test_a_draw_is_a_network_with_drawn_weights() -> None:
+    made, inputs = learner(), rows()
+    predictive = made.predict(inputs, rng=Seed(9))
+    assert predictive.draw_mean.shape == (4, 7, 2)
+    for k in range(4):
+        noise = first(made.random.draw(1, Seed(9).fold("draw", k).generator()))
+        plain = networks.build(CONFIG.network, (3,), 2, rng=Seed(0)).double()
+        plain.load_state_dict(drawn(made, noise))
+        torch.testing.assert_close(predictive.draw_mean[k], plain(inputs))
+    expected = made.likelihood.log_variance.exp().expand(4, 7, 2)
+    torch.testing.assert_close(predictive.draw_variance, expected)
+    torch.testing.assert_close(made.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
+    torch.testing.assert_close(made.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
+    assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
+
+
+def states(members: int, config: BnnConfig = CONFIG) -> list[State]:
+    return fit(
+        [table(m) for m in range(members)],
+        [{}] * members,
+        config,
+        rngs=[Seed(1).fold(m) for m in range(members)],
+        report=Silent(),
+    )
+
+
+def test_members_together_are_each_as_alone() -> None:
+    together = states(2)
+    for m in range(2):
+        rng = Seed(1).fold(m)
+        alone = BNN.rooms["student"].make(table(m), {}, CONFIG, rng=rng, report=Silent())
+        assert alone.config["spec"] == together[m].config["spec"]
+        for name, value in alone.tensors.items():
+            torch.testing.assert_close(together[m].tensors[name], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("stochastic", "moved"), [("all", set()), ("head", {"fixed.1.weight", "fixed.3.weight"})])
+def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> None:
+    config = dataclasses.replace(CONFIG, stochastic=stochastic, learn=STILL)
+    decayed = dataclasses.replace(
+        config, learn=dataclasses.replace(STILL, optimiser=OptimiserConfig("adamw", 1e-9, weight_decay=1e7))
+    )
+    (with_decay,), (without,) = states(1, decayed), states(1, config)
+    far = {k for k, v in without.tensors.items() if (v - with_decay.tensors[k]).abs().max() > 1e-4}
+    assert far == moved
+
+
+def test_it_fits_what_can_be_fitted() -> None:
+    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
+    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), learn=how, initial_sd=0.02, draws=20)
+    data = make_tiny_table()
+    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
+    inputs, targets = data.tensors("validation")
+    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
+    assert (predictive.epistemic_variance > 0).all()
+
+
+@pytest.mark.parametrize("stochastic", ["all", "head"])
+def test_means_start_at_the_end_of_a_trajectory(stochastic: str) -> None:
+    config = dataclasses.replace(CONFIG, stochastic=stochastic, learn=STILL)
+    data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
+    paths = [trajectory(CONFIG.network, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
+    made = fit(data, [{"trajectory": [path]} for path in paths], config, rngs=rngs, report=Silent())
+    for state, path in zip(made, paths, strict=True):
+        trunk = state.tensors["random.module.trunk.1.weight" if stochastic == "all" else "fixed.1.weight"]
+        head = state.tensors["random.module.head.weight" if stochastic == "all" else "random.module.weight"]
+        assert torch.equal(trunk, path.tensors["trunk.1.weight"][-1])
+        assert torch.equal(head, path.tensors["head.weight"][-1, :1])  # the mean, without the log-variance
+
+
+def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
+    data, network = make_tiny_images(), ConvNetConfig("convnet", 4, 2)
+    config = dataclasses.replace(CONFIG, network=network, stochastic="head", learn=STILL)
+    path = trajectory(network, data)
+    (made,) = fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
+    assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
+    assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
+
+
+def test_what_cannot_be_started_from() -> None:
+    data, rngs = make_tiny_table(), [Seed(0)]
+    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
+    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
+        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
+    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
+    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
+    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
+        fit([data], inputs, choosing, rngs=rngs, report=Silent())
+
+
+@pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])
+def test_numbers_that_must_be_positive(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be > 0, got 0"):
+        dataclasses.replace(CONFIG, **{key: 0})

@@ -1,0 +1,198 @@
+"""Dropout against masks written out by hand, the exact average over all masks, and the network without them."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+
+from bdl_pipe import networks
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines.dropout import DROPOUT, Dropout, DropoutConfig, DropoutSpec, fit
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.learner import ChooseConfig, LearnConfig
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training import OptimiserConfig
+from tests.baselines.cases import table, trajectory
+from tests.conftest import make_tiny_table
+
+LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))
+CONFIG = DropoutConfig(MlpConfig("mlp", (6, 5)), LEARN, rate=0.3, draws=4, validation_draws=2)
+CONVNET = dataclasses.replace(CONFIG, network=ConvNetConfig("convnet", 4, 2))
+STILL = dataclasses.replace(LEARN, epochs=1, optimiser=OptimiserConfig("sgd", 1e-20))
+
+
+def learner(config: DropoutConfig = CONFIG) -> Dropout:
+    """A regression of two outputs on three features."""
+    return Dropout(DropoutSpec(config, (3,), 2, "regression"), Seed(5))
+
+
+def of_images(config: DropoutConfig = CONVNET) -> Dropout:
+    """Three classes of 8×8 images."""
+    return Dropout(DropoutSpec(config, (1, 8, 8), 3, "classification"), Seed(5)).eval()
+
+
+def rows(*shape: int, seed: int = 2) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def masks_of(made: Dropout, batch: int, seed: int = 4) -> dict[str, Tensor]:
+    return {k: v[0] for k, v in made.noise(1, batch, torch.Generator().manual_seed(seed)).items()}
+
+
+def by_hand(made: Dropout, inputs: Tensor, one: Tensor, two: Tensor) -> Tensor:
+    """The outputs of the MLP with masks [batch, unit] after its two activations."""
+    state, kept = made.network.state_dict(), 1 - made.spec.config.rate
+    for layer, mask in (("trunk.1", one), ("trunk.3", two)):
+        inputs = (inputs @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]).clamp_min(0) * mask / kept
+    return inputs @ state["head.weight"].T + state["head.bias"]
+
+
+def test_the_loss_of_regression_is_the_formula() -> None:
+    made, inputs, targets = learner(), rows(7, 3), rows(7, 2, seed=3)
+    with torch.no_grad():
+        made.likelihood.log_variance.fill_(-0.4)
+    masks = masks_of(made, 7)
+    assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 6), "4": (7, 5)}
+    outputs = by_hand(made, inputs, masks["2"], masks["4"])
+    deviation = torch.tensor(-0.4).exp().sqrt()
+    expected = -Normal(outputs, deviation).log_prob(targets).sum(-1).mean()
+    torch.testing.assert_close(made(inputs, targets, 91, masks), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_convnet_leaves_out_channels() -> None:
+    made, inputs, labels = of_images(), rows(7, 1, 8, 8), torch.arange(7) % 3
+    masks = masks_of(made, 7)
+    assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 4), "6": (7, 8)}
+    layers = list(made.network.trunk)
+    first = torch.relu(layers[1](layers[0](inputs))) * masks["2"][:, :, None, None] / 0.7
+    second = torch.relu(layers[5](layers[4](layers[3](first)))) * masks["6"][:, :, None, None] / 0.7
+    logits = made.network.head(layers[7](second).flatten(1))
+    expected = -Categorical(logits=logits).log_prob(labels).mean()
+    torch.testing.assert_close(made(inputs, labels, 91, masks), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("claimed", "right"), [(0.3, True), (0.7, False), (0.32, False)])
+def test_the_rate_is_that_of_units_left_out(claimed: float, right: bool) -> None:
+    """An exact two-sided binomial test at level 1e-6 for each place: false alarms 2e-6. 0.7 is the rate of a
+    mask turned round; both controls must be rejected."""
+    masks = learner().noise(100, 100, torch.Generator().manual_seed(0))
+    found = [binomtest(int((~m).sum()), m.numel(), claimed).pvalue for m in masks.values()]
+    assert all(p > 1e-6 for p in found) == right
+
+
+def test_rows_steps_and_places_have_masks_of_their_own() -> None:
+    masks = learner().noise(20, 20, torch.Generator().manual_seed(0))
+    for mask in masks.values():
+        assert len(mask.reshape(400, -1).unique(dim=0)) >= 20  # of 32 or 64 patterns; shared masks would give 1
+        assert not (mask[0] == mask[1]).all() and not (mask[:, 0] == mask[:, 1]).all()
+    assert not torch.equal(masks["2"][..., :5], masks["4"])
+
+
+@pytest.mark.parametrize(("rate", "right"), [(0.3, True), (0.4, False)], ids=["right", "control"])
+def test_the_average_over_masks_of_a_linear_output_is_the_network(rate: float, right: bool) -> None:
+    """With one hidden layer the output is linear in its mask: all 16 masks, each by its probability, give the
+    network without masks; with the probabilities of another rate they do not."""
+    made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (4,))))
+    inputs, total = rows(7, 3), torch.zeros(7, 2)
+    for kept in itertools.product((False, True), repeat=4):
+        probability = (1 - rate) ** sum(kept) * rate ** (4 - sum(kept))
+        total += probability * made.outputs(inputs, {"2": torch.tensor([kept])})
+    assert torch.allclose(total, made.network(inputs), atol=1e-5) == right
+
+
+@pytest.mark.parametrize("images", [False, True], ids=["mlp", "convnet"])
+def test_hardly_any_dropout_is_the_network(images: bool) -> None:
+    made = (
+        of_images(dataclasses.replace(CONVNET, rate=1e-9))
+        if images
+        else learner(dataclasses.replace(CONFIG, rate=1e-9))
+    )
+    inputs = rows(7, 1, 8, 8) if images else rows(7, 3)
+    predictive, outputs = made.predict(inputs, rng=Seed(0)), made.network(inputs)
+    if images:
+        torch.testing.assert_close(predictive.draw_log_probs, outputs.log_softmax(-1).expand(4, 7, 3))
+    else:
+        torch.testing.assert_close(predictive.draw_mean, outputs.expand(4, 7, 2))
+
+
+def test_a_draw_is_one_network_for_all_rows() -> None:
+    made, inputs = learner(), rows(7, 3)
+    predictive = made.predict(inputs, rng=Seed(9))
+    assert predictive.draw_mean.shape == (4, 7, 2)
+    for s in range(4):
+        generator = Seed(9).fold("draw", s).generator()
+        one, two = (torch.rand(1, 1, n, generator=generator)[0] >= 0.3 for n in (6, 5))
+        torch.testing.assert_close(predictive.draw_mean[s], by_hand(made, inputs, one, two))
+    torch.testing.assert_close(predictive.draw_variance, torch.ones(4, 7, 2))  # the noise at its start
+    torch.testing.assert_close(made.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
+    torch.testing.assert_close(made.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
+    assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
+
+
+def states(members: int, config: DropoutConfig = CONFIG) -> list[State]:
+    rngs = [Seed(1).fold(m) for m in range(members)]
+    return fit([table(m) for m in range(members)], [{}] * members, config, rngs=rngs, report=Silent())
+
+
+def test_members_together_are_each_as_alone() -> None:
+    together = states(2)
+    for m in range(2):
+        rng = Seed(1).fold(m)
+        alone = DROPOUT.rooms["student"].make(table(m), {}, CONFIG, rng=rng, report=Silent())
+        assert alone.config["spec"] == together[m].config["spec"]
+        for name, value in alone.tensors.items():
+            torch.testing.assert_close(together[m].tensors[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_noise_is_not_decayed() -> None:
+    config = dataclasses.replace(CONFIG, noise_variance=0.1)
+    optimiser = OptimiserConfig("adamw", 1e-9, weight_decay=1e7)
+    (state,) = states(1, dataclasses.replace(config, learn=dataclasses.replace(STILL, optimiser=optimiser)))
+    fresh = networks.build(CONFIG.network, (4,), 1, rng=Seed(1).fold(0, "weights")).head.weight
+    assert abs(state.tensors["likelihood.log_variance"].exp().item() - 0.1) < 1e-5
+    assert (state.tensors["network.head.weight"] - fresh).abs().max() > 1e-4
+
+
+def test_it_fits_what_can_be_fitted() -> None:
+    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
+    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), learn=how, rate=0.05, draws=20)
+    data = make_tiny_table()
+    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
+    inputs, targets = data.tensors("validation")
+    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
+    assert (predictive.epistemic_variance > 0).all()
+
+
+def test_weights_start_at_the_end_of_a_trajectory() -> None:
+    data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
+    paths = [trajectory(CONFIG.network, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
+    config = dataclasses.replace(CONFIG, learn=STILL)
+    made = fit(data, [{"trajectory": [path]} for path in paths], config, rngs=rngs, report=Silent())
+    for state, path in zip(made, paths, strict=True):
+        assert torch.equal(state.tensors["network.trunk.1.weight"], path.tensors["trunk.1.weight"][-1])
+        assert torch.equal(state.tensors["network.head.weight"], path.tensors["head.weight"][-1, :1])
+
+
+def test_what_cannot_be_started_from() -> None:
+    data, rngs = make_tiny_table(), [Seed(0)]
+    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
+    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
+        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
+    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
+    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
+    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
+        fit([data], inputs, choosing, rngs=rngs, report=Silent())
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_rate_is_a_probability(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"^rate must be in \(0, 1\)"):
+        dataclasses.replace(CONFIG, rate=rate)
