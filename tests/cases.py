@@ -35,6 +35,7 @@ DARK_KNOWLEDGE = {
     "steps": 60,
     "optimiser": ADAM,
 }
+SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
 HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
 NOISE = {"choose": "all", "operations": {"noise": 0.1}}
 ON_CORESET = {"student": {"steps": 4, "rate": 1.0e-3, "augmentation": NOISE}}
@@ -64,6 +65,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgld", "regression"): SGLD,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
+    ("swag", "classification"): SWAG,
+    ("swag", "regression"): SWAG,
     ("vbpc", "classification"): VBPC,
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }

@@ -19,7 +19,7 @@ from .errors import ArtifactError, ConfigError
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD
+from .trajectory import SGD, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -32,6 +32,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             DETERMINISTIC,
             ENSEMBLE,
             DARK_KNOWLEDGE,
+            SWAG,
         )
     }
 )
