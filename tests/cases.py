@@ -36,6 +36,14 @@ DARK_KNOWLEDGE = {
     "optimiser": ADAM,
 }
 SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
+SNGP = {
+    "network": MLP,
+    "features": 16,
+    "length_scale": 2.0,
+    "norm_bound": 1.0,
+    "ridge": 1.0,
+    "training": {"epochs": 3, "batch": 32, "optimiser": ADAM},
+}
 HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
 NOISE = {"choose": "all", "operations": {"noise": 0.1}}
 ON_CORESET = {"student": {"steps": 4, "rate": 1.0e-3, "augmentation": NOISE}}
@@ -67,6 +75,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("sngp", "classification"): {**SNGP, "network": CONVNET},
+    ("sngp", "regression"): SNGP,
     ("vbpc", "classification"): VBPC,
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }

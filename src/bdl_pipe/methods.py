@@ -10,7 +10,8 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import DETERMINISTIC, ENSEMBLE
+from .baselines import DETERMINISTIC, ENSEMBLE, SNGP
+from .baselines.sngp import SngpPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -33,6 +34,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             ENSEMBLE,
             DARK_KNOWLEDGE,
             SWAG,
+            SNGP,
         )
     }
 )
@@ -41,6 +43,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
     {
         NetworkDraws.key: NetworkDraws,
         VbpcPosterior.key: VbpcPosterior,
+        SngpPosterior.key: SngpPosterior,
     }
 )
 
