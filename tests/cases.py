@@ -35,6 +35,15 @@ DARK_KNOWLEDGE = {
     "steps": 60,
     "optimiser": ADAM,
 }
+SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
+SNGP = {
+    "network": MLP,
+    "features": 16,
+    "length_scale": 2.0,
+    "norm_bound": 1.0,
+    "ridge": 1.0,
+    "training": {"epochs": 3, "batch": 32, "optimiser": ADAM},
+}
 HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
 NOISE = {"choose": "all", "operations": {"noise": 0.1}}
 ON_CORESET = {"student": {"steps": 4, "rate": 1.0e-3, "augmentation": NOISE}}
@@ -70,9 +79,8 @@ GENERATIVE = {
     "refit": True,
 }
 FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
-LEARN = {"epochs": 2, "batch": 32, "optimiser": ADAM}
-BNN = {"network": MLP, "learn": LEARN, "stochastic": "all", "initial_sd": 0.05, "draws": 3, "validation_draws": 2}
-DROPOUT = {"network": MLP, "learn": LEARN, "rate": 0.2, "draws": 3, "validation_draws": 2}
+BNN = {"network": MLP, "learn": {**LEARN, "choose": None}, "stochastic": "all", "initial_sd": 0.05, "draws": 3, "validation_draws": 2}
+DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "draws": 3, "validation_draws": 2}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
@@ -90,6 +98,10 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
+    ("swag", "classification"): SWAG,
+    ("swag", "regression"): SWAG,
+    ("sngp", "classification"): {**SNGP, "network": CONVNET},
+    ("sngp", "regression"): SNGP,
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},
     ("vbll_bnn", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN, "features": FEATURES},

@@ -10,9 +10,9 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import DETERMINISTIC, ENSEMBLE, GP
+from .baselines import BNN, DETERMINISTIC, DROPOUT, ENSEMBLE, GP, SNGP, BnnPosterior, DropoutPosterior
 from .baselines.gp import GpPosterior
-from .baselines import BNN, DETERMINISTIC, DROPOUT, ENSEMBLE, BnnPosterior, DropoutPosterior
+from .baselines.sngp import SngpPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -23,7 +23,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD
+from .trajectory import SGD, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -45,6 +45,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             G_VBLL,
             G_VBLL_BNN,
             GP,
+            SWAG,
+            SNGP,
         )
     }
 )
@@ -57,6 +59,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         GpPosterior.key: GpPosterior,
         BnnPosterior.key: BnnPosterior,
         DropoutPosterior.key: DropoutPosterior,
+        SngpPosterior.key: SngpPosterior,
     }
 )
 

@@ -1,5 +1,6 @@
-"""Training trajectories: the snapshots that a network leaves on its way down."""
+"""Training trajectories: the snapshots that a network leaves on its way down, and what they say of its weights."""
 
 from .sgd import SGD, SgdConfig
+from .swag import SWAG, SwagConfig
 
-__all__ = ["SGD", "SgdConfig"]
+__all__ = ["SGD", "SWAG", "SgdConfig", "SwagConfig"]

@@ -1,0 +1,228 @@
+"""SNGP: a Gaussian process of random features on a trunk whose layers have bounded spectral norms.
+
+Liu, Lin, Padhy, Tran, Bedrax-Weiss & Lakshminarayanan 2020 (and 2023), algorithm 1. With h the trunk,
+
+    φ(x) = √(2/D) cos(Ωᵀh(x) + b),  Ω ~ N(0, 1/ℓ²), b ~ U(0, 2π), fixed;    f(x) = φ(x)ᵀβ,  β ~ N(0, I/τ),
+
+so that φ(x)ᵀφ(x') ≈ exp(−‖h(x) − h(x')‖²/(2ℓ²)). Trunk and β are trained to the MAP of β:
+−(1/B) Σ log p(y | f) + τ‖β‖²/(2n). One pass over the training rows then gives the precision that all outputs share:
+
+    classes:    Λ = τI + Σ_i p_i(1 − p_i) φ_i φ_iᵀ,  p_i the largest class probability of row i,
+    regression: Λ = τI + Σ_i φ_i φ_iᵀ/σ²,  exact for a fixed trunk; σ² is learned, one for all outputs,
+
+v(x) = φᵀΛ⁻¹φ, and the predictive is softmax(f/√(1 + πv/8)) (mean field), or N(f, v + σ²). p(1 − p) at the largest
+probability is the largest of all classes', so v is at most what a precision of each class's own would give.
+
+Deviations: exact spectral norms (``networks.spectral``); the precision is accumulated once, in float64, at the end
+(the paper's moving average exists for lack of a pass); a trunk without residual connections has the upper Lipschitz
+bound only, so far inputs may still fall on near features.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import LearnConfig, Learner, posterior_state
+from ..learning import learn
+from ..method import Inputs, Method, Room, alone
+from ..networks import NetworkConfig
+from ..networks.spectral import bound_spectral_norms
+from ..predictive import Categorical, Gaussian, Predictive
+from ..progress import Report
+from ..seeds import Seed
+
+_ROWS: Final = 1000  # training rows in one forward pass of the precision
+
+
+@dataclass(frozen=True)
+class SngpConfig:
+    """``methods.sngp``.
+
+    Attributes:
+        network: the trunk.
+        features: D, random Fourier features.
+        length_scale: ℓ, in the units of the trunk's features.
+        norm_bound: c, the largest spectral norm of a layer.
+        ridge: τ, the prior precision of β.
+        training: how trunk and β are trained; weight decay leaves β (it has τ) and σ² alone.
+    """
+
+    network: NetworkConfig
+    features: int
+    length_scale: float
+    norm_bound: float
+    ridge: float
+    training: LearnConfig
+
+    def __post_init__(self) -> None:
+        require(self.features > 0, "features", "must be > 0", self.features)
+        require(self.length_scale > 0, "length_scale", "must be > 0", self.length_scale)
+        require(self.norm_bound > 0, "norm_bound", "must be > 0", self.norm_bound)
+        require(self.ridge > 0, "ridge", "must be > 0", self.ridge)
+
+
+@dataclass(frozen=True)
+class SngpSpec:
+    """How to build the network; the fields are those of :class:`SngpConfig` and of the data."""
+
+    network: NetworkConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Literal["classification", "regression"]
+    features: int
+    length_scale: float
+    norm_bound: float
+    ridge: float
+
+
+@final
+class Sngp(Learner):
+    """Trunk, fixed random features and a linear output layer.
+
+    Attributes:
+        trunk: inputs -> h, with bounded layers.
+        frequencies, phases: Ω [width, feature] and b [feature].
+        head: β [feature, output].
+        log_noise: log σ², for regression, in standardised units; σ² starts at 1.
+    """
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, spec: SngpSpec, rng: Seed) -> None:
+        super().__init__()
+        self.spec = spec
+        self.trunk = networks.build(spec.network, spec.input_shape, 0, rng=rng.fold("trunk"))
+        bound_spectral_norms(self.trunk, spec.norm_bound)
+        generator = rng.fold("features").generator()
+        frequencies = torch.randn(self.trunk.width, spec.features, generator=generator) / spec.length_scale
+        self.register_buffer("frequencies", frequencies)
+        self.register_buffer("phases", 2 * math.pi * torch.rand(spec.features, generator=generator))
+        self.head = nn.Parameter(torch.zeros(spec.features, spec.outputs))
+        if spec.task == "regression":
+            self.log_noise = nn.Parameter(torch.zeros(()))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """φ(x): [batch, feature]."""
+        return math.sqrt(2 / self.spec.features) * torch.cos(self.trunk(inputs) @ self.frequencies + self.phases)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        outputs = self.features(inputs) @ self.head
+        prior = 0.5 * self.spec.ridge * self.head.square().sum() / num_train
+        return prior - self._plain(outputs, None).log_prob(targets).mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """The MAP's predictive, v = 0: what validation can score before there is a precision."""
+        return self._plain(self.features(inputs) @ self.head, None)
+
+    def undecayed(self) -> set[str]:
+        return {name for name, _ in self.named_parameters(recurse=False)}
+
+    def marginal(self, inputs: Tensor, factor: Float[Tensor, "feature feature"]) -> Predictive:
+        """The predictive with v = ‖L⁻¹φ‖², L the Cholesky factor of Λ in float64."""
+        phi = self.features(inputs)
+        variance = torch.linalg.solve_triangular(factor, phi.T.to(factor), upper=False).square().sum(0)  # [batch]
+        return self._plain(phi @ self.head, variance.to(phi))
+
+    def curvature(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """φ [batch, feature] and the weight of each row in Λ [batch], both float64."""
+        phi = self.features(inputs)
+        if self.spec.task == "regression":
+            return phi.double(), torch.exp(-self.log_noise.double()).expand(len(phi))
+        largest = torch.softmax((phi @ self.head).double(), -1).amax(-1)
+        return phi.double(), largest * (1 - largest)
+
+    def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
+        """The predictive of f of the given variance [batch]; None: 0."""
+        if self.spec.task == "classification":
+            shrink = 1 if variance is None else torch.sqrt(1 + math.pi / 8 * variance)[:, None]
+            return Categorical(F.log_softmax(outputs / shrink, dim=-1)[None])
+        total = self.log_noise.exp() if variance is None else self.log_noise.exp() + variance[:, None]
+        return Gaussian(outputs[None], total.expand_as(outputs)[None])
+
+
+@torch.no_grad()
+def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "feature feature"]:
+    """The lower Cholesky factor of Λ over the training rows, in float64."""
+    size = learner.spec.features
+    precision = learner.spec.ridge * torch.eye(size, dtype=torch.float64, device=inputs.device)
+    for part in inputs.split(_ROWS):
+        phi, weight = learner.curvature(part)
+        precision += phi.T @ (weight[:, None] * phi)
+    return torch.linalg.cholesky(precision)
+
+
+@final
+class SngpPosterior:
+    """The trained network and the factor of Λ."""
+
+    key = "sngp"
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        """``state``: the learner's tensors, ``factor``, and the spec in its config."""
+        self._state = state
+        spec = read(SngpSpec, state.config["spec"], "spec")
+        tensors = {k: v.to(device) for k, v in state.tensors.items()}
+        self._factor = tensors.pop("factor")
+        self._learner = Sngp(spec, Seed(0)).eval().to(device)
+        self._learner.load_state_dict(tensors)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """``rng`` is not used: the predictive is a closed form."""
+        return self._learner.marginal(inputs, self._factor)
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "SngpPosterior":
+        return cls(state, device)
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: SngpConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``; ``inputs`` are not used.
+
+    Raises:
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    one = data[0]
+    chosen = (config.features, config.length_scale, config.norm_bound, config.ridge)
+    spec = SngpSpec(config.network, one.input_shape, one.outputs, one.task, *chosen)
+    fitted = learn(lambda _, rng: Sngp(spec, rng), data, config.training, rngs=rngs, report=report)
+    states = []
+    for rows, member in zip(data, fitted, strict=True):
+        learner = Sngp(spec, Seed(0)).eval()
+        learner.load_state_dict(member.state)
+        train, _ = rows.tensors("train", rows.device)
+        factor = precision_factor(learner.to(rows.device), train).cpu()
+        state = posterior_state(SngpPosterior.key, member, {"spec": to_mapping(spec)})
+        states.append(State(state.tensors | {"factor": factor}, state.config))
+    return states
+
+
+SNGP = Method(
+    name="sngp",
+    config=SngpConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(alone(fit), together=fit)},
+    search={
+        "training.optimiser.rate": (1e-3, 1e-1, "log"),
+        "length_scale": (0.3, 10.0, "log"),
+        "norm_bound": (0.5, 10.0, "log"),
+        "ridge": (1e-3, 1.0, "log"),
+    },
+)

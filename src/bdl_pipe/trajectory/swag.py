@@ -1,0 +1,171 @@
+"""SWAG: a Gaussian over a network's weights, fitted to the snapshots of its training trajectory.
+
+Maddox, Garipov, Izmailov, Vetrov & Wilson 2019, section 3 and algorithm 1. With w_1 … w_T the snapshots, w̄ their
+mean, D = diag of (1/T) Σ (w_t − w̄)² and D̂ the last K deviations w_t − w̄ as columns, a draw is
+
+    w = w̄ + √scale · (D^½ z₁/√2 + D̂ z₂/√(2(K−1))),   z₁, z₂ standard normal,
+
+of covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁.
+
+Deviations: those in D̂ are from the final mean, where the paper has the running one, a means to store less that a
+stored trajectory does not need; and D is formed from centred differences in float64, where the paper's E[w²] − E[w]²
+cancels in float32. Parameters are drawn; the running statistics of batch normalisation are recomputed on training
+rows for each draw (section 3.2 there); all other buffers are the last snapshot's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..artifacts import State, stack, unstack
+from ..config import read
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class SwagConfig:
+    """``methods.swag``.
+
+    Attributes:
+        rank: K, the last deviations in the low-rank part; 0: the diagonal alone.
+        scale: factor of the covariance; 1 is the paper's.
+        draws: networks drawn at the fit.
+        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
+        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+    """
+
+    rank: int
+    scale: float
+    draws: int
+    batch_norm_rows: int | None
+    batch_norm_batch: int
+
+    def __post_init__(self) -> None:
+        require(self.rank == 0 or self.rank > 1, "rank", "must be 0 or > 1", self.rank)
+        require(self.scale > 0, "scale", "must be > 0", self.scale)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
+        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
+        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a trajectory says of its weights, in float64.
+
+    Attributes:
+        mean: w̄.
+        sd: D^½, standard deviations (not variances).
+        columns: D̂, the last K deviations; [0, weight] for the diagonal form.
+    """
+
+    mean: Float[Tensor, " weight"]
+    sd: Float[Tensor, " weight"]
+    columns: Float[Tensor, "rank weight"]
+
+    def draw(self, z1: Float[Tensor, " weight"], z2: Float[Tensor, " rank"], scale: float) -> Float[Tensor, " weight"]:
+        """w of the standard normal numbers z₁ and z₂, a linear map."""
+        rank = len(self.columns)
+        if rank == 0:
+            return self.mean + math.sqrt(scale) * self.sd * z1
+        low = self.columns.T @ z2 / math.sqrt(2 * (rank - 1))
+        return self.mean + math.sqrt(scale) * (self.sd * z1 / math.sqrt(2) + low)
+
+
+def moments(snapshots: Float[Tensor, "epoch weight"], rank: int) -> Moments:
+    """Mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
+    exact = snapshots.double()
+    mean = exact.mean(0)
+    centred = exact - mean
+    return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
+
+
+@torch.no_grad()
+def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], batch: int) -> None:
+    """Set running statistics, in place, to their averages over one pass; the network's mode is left as it was.
+
+    Each batch weighs as many rows as it has (their sizes differ by at most 1), so a running mean is the mean of the
+    rows, and a running variance that of the batches' unbiased variances, each layer seeing what training shows it.
+    """
+    layers = [m for m in network.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    if not layers:
+        return
+    momenta, training = [layer.momentum for layer in layers], network.training
+    for layer in layers:
+        layer.reset_running_stats()
+    network.train()
+    seen = 0
+    for part in inputs.tensor_split(-(-len(inputs) // batch)):
+        seen += len(part)
+        for layer in layers:
+            layer.momentum = len(part) / seen
+        network(part)
+    network.train(training)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+
+
+def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
+    """Draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
+
+    Raises:
+        ConfigError: the trajectory has fewer than two snapshots, or fewer than ``rank``.
+    """
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    network = spec.build(Seed(0)).to(data.device)
+    names = [name for name, _ in network.named_parameters()]
+    flat = torch.cat([trajectory.tensors[name].flatten(1) for name in names], dim=1)  # [epoch, weight]
+    require(len(flat) > 1, "methods.sgd.keep", "must leave two or more snapshots for swag", len(flat))
+    require(config.rank <= len(flat), "methods.swag.rank", f"must be <= the snapshots ({len(flat)})", config.rank)
+    gaussian = moments(flat, config.rank)
+    last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
+    rows = _rows(network, data, config, rng)
+    saved = report.load()
+    drawn = unstack(saved.tensors) if saved is not None else []
+    for number in range(len(drawn), config.draws):
+        generator = rng.fold("draw", number).generator()
+        z1 = torch.randn(flat.shape[1], generator=generator, dtype=torch.float64)
+        z2 = torch.randn(config.rank, generator=generator, dtype=torch.float64)
+        network.load_state_dict(last | _named(gaussian.draw(z1, z2, config.scale), names, last))
+        refresh_batch_norm(network, rows, config.batch_norm_batch)
+        drawn.append({name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
+        report(number + 1, config.draws)
+        if report.due():
+            report.save(State(stack(drawn)))
+    return NetworkDraws.of(spec, drawn).state()
+
+
+def _named(flat: Tensor, names: list[str], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A flat vector of weights as named tensors of the shapes and types in ``like``."""
+    parts = flat.split([like[name].numel() for name in names])
+    return {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def _rows(network: nn.Module, data: FitData, config: SwagConfig, rng: Seed) -> Tensor:
+    """The training rows that refresh statistics, the same for all draws; none where nothing needs them."""
+    inputs, _ = data.tensors("train", data.device)
+    if not any(isinstance(m, _NORMS) for m in network.modules()):
+        return inputs[:0]
+    order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
+    return inputs[order[: config.batch_norm_rows].to(data.device)]
+
+
+SWAG = Method(
+    name="swag",
+    config=SwagConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    search={"scale": (0.05, 5.0, "log")},
+)

@@ -1,0 +1,171 @@
+"""SNGP against the kernel that it approximates, dense formulas in float64 and an exact Gaussian process."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec, precision_factor
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+SECTION = {
+    "network": {"name": "mlp", "hidden": [8]},
+    "features": 20,
+    "length_scale": 2.0,
+    "norm_bound": 0.5,
+    "ridge": 0.7,
+    "training": {"epochs": 4, "batch": 16, "optimiser": {"name": "adam", "rate": 3.0e-2}},
+}
+CONVNET = {"network": {"name": "convnet", "width": 4, "blocks": 2}}
+
+
+def learner(features: int = 64, seed: int = 0, scale: float = 2.0, task: str = "regression", outputs: int = 1) -> Sngp:
+    spec = SngpSpec(MlpConfig("mlp", (5,)), (4,), outputs, task, features, scale, 0.9, 0.7)  # type: ignore[arg-type]
+    return Sngp(spec, Seed(seed)).eval()
+
+
+def made(data: FitData, **changes: object) -> State:
+    config = read(SngpConfig, SECTION | changes, "methods.sngp")
+    return SNGP.rooms["student"].make(data, {}, config, rng=Seed(1), report=Silent())
+
+
+def phi_of(state: State, h: np.ndarray) -> np.ndarray:
+    frequencies, phases = (state.tensors[k].double().numpy() for k in ("frequencies", "phases"))
+    return np.sqrt(2 / len(phases)) * np.cos(h @ frequencies + phases)
+
+
+def trunk(state: State, x: torch.Tensor) -> np.ndarray:
+    """The one hidden layer of SECTION's network, in float64, with numpy's own spectral norm."""
+    name = next(k for k in state.tensors if k.endswith("weight.original"))
+    raw = state.tensors[name].double().numpy()
+    bias = state.tensors[name.replace("parametrizations.weight.original", "bias")].double().numpy()
+    weight = raw / max(1.0, np.linalg.norm(raw, 2) / 0.5)
+    return np.maximum(x.flatten(1).double().numpy() @ weight.T + bias, 0)
+
+
+def z_scores(features: int, seeds: int, believed: float = 2.0) -> np.ndarray:
+    """(estimate − kernel)/deviation of one pair for each of ``seeds`` draws of the features.
+
+    With δ the pair's difference, 2 cos a cos b has mean k(δ) and variance 1 + k(2δ)/2 − k(δ)².
+    """
+    x = torch.tensor([[0.3, -1.2, 0.5, 2.0], [1.0, 0.4, -0.7, -1.0]])
+    found = []
+    for seed in range(seeds):
+        model = learner(features, seed)
+        with torch.no_grad():
+            (a, b), (p, q) = model.trunk(x).double(), model.features(x).double()
+        squared = float((a - b).square().sum()) / believed**2
+        kernel, twice = math.exp(-0.5 * squared), math.exp(-2 * squared)
+        found.append((float(p @ q) - kernel) / math.sqrt((1 + twice / 2 - kernel**2) / features))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("features", [32, 512])
+def test_random_features_approximate_the_kernel_at_the_monte_carlo_rate(features: int) -> None:
+    """Mean of 150 z: |mean| < 5/√150, and of z² within 1 ± 5√(2/150): false alarms below 1e-5 in all.
+
+    The second bound holds at both sizes only if the error falls as 1/√D.
+    """
+    z = z_scores(features, 150)
+    assert abs(z.mean()) < 5 / math.sqrt(150)
+    assert abs((z**2).mean() - 1) < 5 * math.sqrt(2 / 150)
+
+
+def test_another_length_scale_is_noticed() -> None:
+    z = z_scores(512, 150, believed=2.6)
+    assert abs(z.mean()) > 5 / math.sqrt(150)
+
+
+@pytest.mark.parametrize("changes", [{}, CONVNET], ids=["mlp", "convnet"])
+def test_the_spectral_bound_holds_after_training(tiny_images: FitData, changes: dict[str, object]) -> None:
+    state = made(tiny_images, **changes)
+    model = Sngp(read(SngpSpec, state.config["spec"], "spec"), Seed(0))
+    model.load_state_dict({k: v for k, v in state.tensors.items() if k != "factor"})
+    layers = [m for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+    assert len(layers) == (2 if changes else 1)
+    for layer in layers:
+        norm, free = (
+            np.linalg.svd(w.detach().double().flatten(1).numpy(), compute_uv=False)[0]
+            for w in (layer.weight, layer.parametrizations.weight.original)
+        )
+        assert norm <= 0.5 * (1 + 1e-3)
+        assert free > 0.5 * (1 + 1e-3)  # without the bound it would not hold
+
+
+def test_class_covariance_and_predictive_are_the_dense_formulas(tiny_images: FitData) -> None:
+    state = made(tiny_images)
+    phi = phi_of(state, trunk(state, tiny_images.tensors("train")[0]))
+    beta = state.tensors["head"].double().numpy()
+    p = scipy.special.softmax(phi @ beta, axis=1)
+    weight = (p * (1 - p)).max(1)  # of the class of the largest variance
+    precision = 0.7 * np.eye(20) + sum(w * np.outer(f, f) for w, f in zip(weight, phi, strict=True))
+    factor = state.tensors["factor"].numpy()
+    np.testing.assert_allclose(factor @ factor.T, precision, rtol=1e-4, atol=1e-4)
+
+    inputs = tiny_images.tensors("validation")[0]
+    test = phi_of(state, trunk(state, inputs))
+    variance = np.einsum("nd,de,ne->n", test, np.linalg.inv(precision), test)
+    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert isinstance(predictive, Categorical)
+    expected = scipy.special.log_softmax(test @ beta / np.sqrt(1 + np.pi / 8 * variance)[:, None], axis=1)
+    np.testing.assert_allclose(predictive.log_probs.numpy(), expected, atol=1e-4)
+    unshrunk = scipy.special.log_softmax(test @ beta, axis=1)
+    assert np.abs(unshrunk - expected).max() > 1e-2  # the test can tell
+
+
+def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> None:
+    """The MAP and Λ against the Gaussian process of kernel φᵀφ/τ in function space, in float64."""
+    random = np.random.default_rng(2)
+    x, y = torch.tensor(random.normal(0, 1, (30, 4))), torch.tensor(random.normal(0, 1, (30, 2)))
+    model = learner(features=12, outputs=2).double()
+    with torch.no_grad():
+        model.log_noise.fill_(math.log(0.3))
+    optimiser = torch.optim.LBFGS([model.head], max_iter=500, tolerance_grad=1e-12, tolerance_change=0.0)
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = model(x, y, len(x), {})
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    test = torch.tensor(random.normal(0, 2, (7, 4)))
+    with torch.no_grad():
+        found = model.marginal(test, precision_factor(model, x))
+        phi, star = model.features(x).numpy(), model.features(test).numpy()
+    assert isinstance(found, Gaussian)
+    inner = np.linalg.inv(phi @ phi.T / 0.7 + 0.3 * np.eye(30))
+    cross = star @ phi.T / 0.7
+    variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
+    np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
+    np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
+
+
+def test_together_is_as_alone(tiny_table: FitData) -> None:
+    config = read(SngpConfig, SECTION, "methods.sngp")
+    room, rngs = SNGP.rooms["student"], [Seed(m) for m in range(3)]
+    assert room.together is not None
+    many = room.together([tiny_table] * 3, [{}] * 3, config, rngs=rngs, report=Silent())
+    for state, rng in zip(many, rngs, strict=True):
+        alone = room.make(tiny_table, {}, config, rng=rng, report=Silent())
+        for name, value in alone.tensors.items():
+            torch.testing.assert_close(state.tensors[name], value, atol=2e-4, rtol=1e-3)
+        assert isinstance(posterior_of(state), SngpPosterior)
+    assert not torch.equal(many[0].tensors["frequencies"], many[1].tensors["frequencies"])
+
+
+def test_far_rows_are_less_certain(tiny_table: FitData) -> None:
+    """v is at most φᵀφ/τ, and near the training rows a part of it."""
+    state = made(tiny_table, training={**SECTION["training"], "epochs": 30}, features=200)  # type: ignore[dict-item]
+    x = tiny_table.tensors("train")[0]
+    near, far = (posterior_of(state).predict(v, rng=Seed(0)).variance.mean() for v in (x, 10 * x))
+    assert far > 1.5 * near
