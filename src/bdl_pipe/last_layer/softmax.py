@@ -71,7 +71,8 @@ def quadrature(
 
     F and f are Gauss–Hermite means over z_l, the integral a trapezoid sum, which for such integrands
     converges exponentially. For two classes the error of a probability is below 1e-9 where logits
-    deviate by at most 1, 1e-5 at 3, 3e-4 at 5 and 3e-3 at 8 (in float32: 1e-7 more). Own derivation from the Gumbel-max identity.
+    deviate by at most 1, 1e-5 at 3, 3e-4 at 5 and 3e-3 at 8 (in float32: 1e-7 more).
+    Own derivation from the Gumbel-max identity.
     """
     deviation = variance.sqrt()
     lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # the largest is above this
