@@ -18,7 +18,7 @@ from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, wri
 
 from bdl_pipe.errors import ArtifactError
 from pipeline import report
-from pipeline.report import COLUMNS, columns, images, page, plots, sections, tables
+from pipeline.report import COLUMNS, columns, images, page, plots, sections, svg, tables
 
 FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -307,7 +307,7 @@ def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
     rows = [("d", "m", "s", 0, "ood:other", metric, 0.75, 9) for metric in ("auroc", "auroc_feature_density")]
     run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
     table = tables.gather([run])
-    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), None, {}, 100)
+    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
     shown = Page(sections.ood_table(part, "ood:other")).text
     assert "score: feature density" in shown
     assert "score: mutual information" not in shown
