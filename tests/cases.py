@@ -79,7 +79,14 @@ GENERATIVE = {
     "refit": True,
 }
 FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
-BNN = {"network": MLP, "learn": {**LEARN, "choose": None}, "stochastic": "all", "initial_sd": 0.05, "draws": 3, "validation_draws": 2}
+BNN = {
+    "network": MLP,
+    "learn": {**LEARN, "choose": None},
+    "stochastic": "all",
+    "initial_sd": 0.05,
+    "draws": 3,
+    "validation_draws": 2,
+}
 DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "draws": 3, "validation_draws": 2}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {

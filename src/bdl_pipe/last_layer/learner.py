@@ -127,7 +127,11 @@ class LastLayerSpec:
         wishart: dict[str, Any] = {"wishart_dof": c.wishart_dof, "wishart_scale": c.wishart_scale}
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
-            known: dict[str, Any] = {"class_counts": counts, "dirichlet": c.dirichlet, "prior_variance": c.prior_variance}
+            known: dict[str, Any] = {
+                "class_counts": counts,
+                "dirichlet": c.dirichlet,
+                "prior_variance": c.prior_variance,
+            }
             return Generative(width, self.outputs, **known, **wishart, rng=rng)
         shared: dict[str, Any] = {"covariance": c.covariance, "rank": c.rank, "prior_variance": c.prior_variance}
         if self.task == "regression":
