@@ -172,9 +172,7 @@ def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> N
 
 
 def test_it_fits_what_can_be_fitted() -> None:
-    how = dataclasses.replace(
-        LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, schedule="one_cycle")
-    )
+    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), learn=how, initial_sd=0.02, draws=20)
     data = make_tiny_table()
     (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
@@ -209,7 +207,7 @@ def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
 def test_what_cannot_be_started_from() -> None:
     data, rngs = make_tiny_table(), [Seed(0)]
     inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match="^network must be the trajectory's"):
+    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
         fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
     inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
     choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))

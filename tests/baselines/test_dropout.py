@@ -184,7 +184,7 @@ def test_weights_start_at_the_end_of_a_trajectory() -> None:
 def test_what_cannot_be_started_from() -> None:
     data, rngs = make_tiny_table(), [Seed(0)]
     inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match="^network must be the trajectory's"):
+    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
         fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
     inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
     choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))

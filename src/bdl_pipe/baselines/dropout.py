@@ -1,12 +1,12 @@
 """Monte Carlo dropout: networks with random units left out, in training and in prediction (Gal & Ghahramani 2016).
 
 After every activation of the trunk each unit is multiplied by b/(1 − p), b ~ Bernoulli(1 − p): elementwise for
-an MLP [batch, width], a whole channel for a ConvNet [batch, channel] (as Tompson et al. 2015, where the paper
-leaves out single pixels). Inputs are never left out. Minimises the mean negative log-likelihood, one mask a
-row and step (their eq. 1); the L2 term is the optimiser's weight decay.
+an MLP [batch, width], a whole channel for a ConvNet [batch, channel] (as Tompson et al. 2015). The inputs are
+never left out, where the paper leaves them out too. Minimises the mean negative log-likelihood, one mask a row
+and step; the L2 term of the paper is the optimiser's weight decay.
 
-Regression: N(y | f(x), σ²) with one σ² = 1/τ learned as a point, where the paper finds the precision τ by a
-search (section 4, eq. 7); in the units of the transformed targets. Classes: softmax.
+Regression: N(y | f(x), σ²) with one σ² = 1/τ learned as a point, where the paper searches for the precision τ;
+in the units of the transformed targets. Classes: softmax.
 
 The predictive is the mixture of S masks. Mask s is the same for all rows of all batches, so that a draw is one
 network and the joint predictive of several rows exists; each row's own predictive is that of the paper.
