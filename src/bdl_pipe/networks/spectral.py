@@ -1,12 +1,12 @@
 """Layers whose spectral norm is at most c: W ↦ W / max(1, σ(W)/c), σ the largest singular value.
 
-Miyato et al. 2018 with the soft bound of Gouk et al. 2021 and of SNGP (Liu et al. 2020, eq. 12): a weight below the
+Miyato et al. 2018 with the soft bound of Gouk et al. 2021 and of SNGP (Liu et al. 2020): a weight below the
 bound is left alone. A convolution is bounded as the matrix [filter, channel·height·width] of its kernel, as is
 common; the operator itself may be larger, by at most the square root of the kernel's pixels.
 
 Deviation: σ is exact, from a singular value decomposition at each step, where the papers carry one step of power
 iteration over from the last update. So the bound holds at every step, and there is no hidden state to update in
-place, which training many networks as one forbids. For the sizes here the decomposition costs less than the layer.
+place, which training many networks as one forbids.
 """
 
 from typing import final

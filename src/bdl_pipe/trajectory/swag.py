@@ -10,7 +10,7 @@ of covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-di
 Deviations: those in D̂ are from the final mean, where the paper has the running one, a means to store less that a
 stored trajectory does not need; and D is formed from centred differences in float64, where the paper's E[w²] − E[w]²
 cancels in float32. Parameters are drawn; the running statistics of batch normalisation are recomputed on training
-rows for each draw (section 3.2 there); all other buffers are the last snapshot's.
+rows for each draw, as in the paper; all other buffers are the last snapshot's.
 """
 
 import math
