@@ -1,5 +1,6 @@
 """``prepare`` on small sets: what is written where, and that no test row reaches a fit."""
 
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -95,6 +96,27 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
     moved = final.on("meta")
     assert moved.search is not None and (moved.device, moved.search.device) == ("meta", "meta")
     assert (final.device, final.search.device) == ("cpu", "cpu") and search.on("meta").search is None
+
+
+@pytest.mark.parametrize("source", ["images", "table"])
+def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
+    table = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
+    fit, _ = run(tmp_path, IMAGES if source == "images" else table)
+    final = stage.load_fit(fit, 0, final=True).on("meta")
+    blob = pickle.dumps(final, protocol=5)
+    rows = final.train.inputs.nbytes
+    assert rows < len(blob) < 1.5 * rows
+    back = pickle.loads(blob)
+    assert back.search is not None and final.search is not None and back.search.device == "meta"
+    for ours, theirs in ((back, final), (back.search, final.search)):
+        for part in ("train", "validation"):
+            for a, b in zip(ours.tensors(part), theirs.tensors(part), strict=True):
+                assert torch.equal(a, b)
+    other = replace(
+        final, search=replace(final.search, train=final.search.validation)
+    )  # no view of train: sent as it is
+    sent = pickle.loads(pickle.dumps(other)).search
+    np.testing.assert_array_equal(sent.train.inputs, final.search.validation.inputs)
 
 
 @pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])

@@ -1,7 +1,7 @@
 """What a fit sees: training and validation rows, and the transform fitted on the training rows."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def cut(self, count: int) -> "tuple[Split, Split]":
+        """Views of the first ``count`` rows and of the rest."""
+        return Split(self.inputs[:count], self.targets[:count]), Split(self.inputs[count:], self.targets[count:])
+
+    def same(self, other: "Split") -> bool:
+        """Whether both are views of the same memory."""
+        pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
+        return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,24 @@ class FitData:
     def on(self, device: str) -> "FitData":
         """The same rows, and those of ``search``, for a fit on ``device``."""
         return replace(self, device=device, search=self.search.on(device) if self.search else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
+        state, search = dict(self.__dict__), self.search
+        if search is not None and search.search is None and search.device == self.device:
+            train, validation = self.train.cut(len(search.train))
+            if train.same(search.train) and validation.same(search.validation):
+                state["search"] = len(search.train), search.transform
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(state["search"], tuple):
+            count, transform = state["search"]
+            train, validation = self.train.cut(count)
+            self.__dict__["search"] = replace(
+                self, train=train, validation=validation, transform=transform, search=None
+            )
 
     def tensors(
         self, part: Literal["train", "validation"], device: torch.device | str = "cpu"

@@ -127,7 +127,7 @@ def load_fit(path: Path, split: int, *, final: bool) -> FitData:
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
         fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *_cut(rows.split, count), fitted, classes, search=search)
+        return FitData(schema["task"], *rows.split.cut(count), fitted, classes, search=search)
 
     apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
     search = data(rows.about["train"], apart)
@@ -180,7 +180,7 @@ def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: 
     ordered = _take(rows, np.concatenate([train, validation]))
     about = {"train": len(train)}
     store.write(folder / "train.arrow", ordered, features=raw.features, targets=raw.targets, about=about)
-    searched, _ = _cut(ordered, len(train))
+    searched, _ = ordered.cut(len(train))
     search = _transform(searched, raw, config).state()
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
     final = _transform(ordered, raw, config).state() if joined and _fitted(config, raw) else search
@@ -224,7 +224,7 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
 def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed, fan_out: FanOut) -> None:
     if not config.corrupted_images:
         return
-    first, _ = _cut(test, config.corrupted_images)
+    first, _ = test.cut(config.corrupted_images)
     jobs = corruption_jobs(config)
     work = partial(corrupt_one, config=config, images=first.inputs, rng=rng)
     for job, images in zip(jobs, fan_out(work, jobs), strict=True):
@@ -242,10 +242,6 @@ def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "targets": list(raw.targets),
         "fit_rows": config.fit_rows,
     }
-
-
-def _cut(rows: Split, count: int) -> tuple[Split, Split]:
-    return Split(rows.inputs[:count], rows.targets[:count]), Split(rows.inputs[count:], rows.targets[count:])
 
 
 def _take(rows: Split, index: np.ndarray) -> Split:
