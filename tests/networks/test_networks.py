@@ -86,7 +86,7 @@ def test_defaults_keep_their_bits() -> None:
 
 
 def test_leaky_relu_has_slope_one_hundredth() -> None:
-    network, plain = (build(MlpConfig("mlp", (6,), a), (3,), 0, rng=Seed(0)) for a in ("leaky_relu", "relu"))  # type: ignore[arg-type]
+    network, plain = (build(MlpConfig("mlp", (6,), a), (3,), 0, rng=Seed(0)) for a in ("leaky_relu", "relu"))
     inputs = torch.randn(50, 3, generator=Seed(1).generator())
     linear = network.trunk[1](inputs)
     assert torch.equal(network(inputs), torch.where(linear > 0, linear, 0.01 * linear))
