@@ -23,9 +23,10 @@ from .conftest import make_tiny_images
 SECTION = {
     "network": {"name": "mlp", "hidden": [16, 8]},
     "epochs": 3,
+    "keep": 3,
     "batch": 32,
     "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
-    "augment": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
+    "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
 }
 STOP = 7  # the step at which the first attempt of the interrupted run is killed
 

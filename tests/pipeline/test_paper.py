@@ -25,6 +25,7 @@ TREE = Path("work/paper/vbll-table2")
 SGD = {
     "network": {"name": "mlp", "hidden": [4]},
     "epochs": 2,
+    "keep": 1,
     "batch": 64,
     "optimiser": {"name": "adamw", "rate": 1.0e-2},
 }
