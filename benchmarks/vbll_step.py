@@ -1,0 +1,157 @@
+"""The price of a variational last layer: a training step over a linear head's, and over the ``vbll`` package's.
+
+(a) trunk + last layer over trunk + linear head, forward and backward: WRN-28-10 at 32×32 and the 2×50 MLP.
+(b) our layer over the package's (``pip install --no-deps vbll==0.4.9``; left out, with a line, where it is not
+    installed): batch 128, 640 features, forward and backward of the loss, gradients of features and parameters.
+
+    python benchmarks/vbll_step.py --device cpu --threads 2
+
+The forms of a case run in turn, so that a busy machine slows all of them; figures are medians, ratios are
+of medians. Goals: (a) ≤ 1.05 on WRN-28-10; (b) ≥ 10 for diagonal forms, ≥ 100 for the dense discriminative one.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bdl_pipe import networks
+from bdl_pipe.last_layer import Discriminative, Generative, Regression
+from bdl_pipe.networks import MlpConfig, WideResNetConfig
+from bdl_pipe.seeds import Seed
+
+Step = Callable[[], None]
+TRAIN = 50_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--wide-batch", type=int, default=16, help="images a step of WRN-28-10")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--skip-wide", action="store_true", help="leave WRN-28-10 out")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    about = {"torch": torch.__version__, "device": options.device, "threads": options.threads}
+    print(json.dumps(about))
+    if not options.skip_wide:
+        compare("WRN-28-10, 10 classes", wide(options.wide_batch, options.device), options.repeats, options.device)
+    compare("2x50 MLP, regression", small(options.device), 300, options.device)
+    for name, forms in layers(options.device).items():
+        compare(name, forms, options.repeats, options.device)
+
+
+def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
+    """Time the forms in turn and print a line each; the first is what the others are compared with."""
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    for step in forms.values():
+        step()
+    for _ in range(repeats):
+        for form, step in forms.items():
+            start = time.perf_counter()
+            step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            times[form].append(time.perf_counter() - start)
+    base = statistics.median(next(iter(times.values())))
+    for form, taken in times.items():
+        middle = statistics.median(taken)
+        print(json.dumps({"case": name, "form": form, "ms": round(1e3 * middle, 3), "ratio": round(middle / base, 4)}))
+
+
+def wide(batch: int, device: str) -> dict[str, Step]:
+    """The same trunk under a linear head and under each last layer for classes."""
+    config = WideResNetConfig("wide_resnet", depth=28, widen=10)
+    trunk = networks.build(config, (3, 32, 32), 0, rng=Seed(0)).to(device).train()
+    trunk.to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(batch, device=device) % 10
+    head = nn.Linear(640, 10).to(device)
+    forms: dict[str, Step] = {"linear head": step(trunk, images, lambda f: F.cross_entropy(head(f), labels), head)}
+    for form in ("diagonal", "dense"):
+        layer = Discriminative(640, 10, covariance=form).to(device)
+        forms[f"discriminative {form}"] = step(trunk, images, loss_of(layer, labels), layer)
+    generative = Generative(640, 10, class_counts=torch.full((10,), 5000.0)).to(device)
+    forms["generative"] = step(trunk, images, loss_of(generative, labels), generative)
+    return forms
+
+
+def small(device: str) -> dict[str, Step]:
+    trunk = networks.build(MlpConfig("mlp", (50, 50)), (13,), 0, rng=Seed(0)).to(device)
+    inputs, targets = torch.randn(32, 13, device=device), torch.randn(32, 1, device=device)
+    head, layer = nn.Linear(50, 1).to(device), Regression(50, 1).to(device)
+    return {
+        "linear head": step(trunk, inputs, lambda f: F.mse_loss(head(f), targets), head),
+        "regression dense": step(trunk, inputs, loss_of(layer, targets), layer),
+    }
+
+
+def layers(device: str) -> dict[str, dict[str, Step]]:
+    """Ours against the package's and a linear head, on fixed features that want a gradient."""
+    found: dict[str, dict[str, Step]] = {}
+    for kind, form, classes in (
+        ("discriminative", "diagonal", 100),
+        ("generative", "diagonal", 100),
+        ("discriminative", "dense", 10),
+    ):
+        features = torch.randn(128, 640, device=device, requires_grad=True)
+        labels = torch.arange(128, device=device) % classes
+        ours = _ours(kind, form, classes).to(device)
+        head = nn.Linear(640, classes).to(device)
+        forms = {"ours": step(nn.Identity(), features, loss_of(ours, labels), ours)}
+        if importlib.util.find_spec("vbll"):
+            theirs = _theirs(kind, form, classes).to(device)
+            forms["vbll package"] = step(
+                nn.Identity(), features, lambda f, m=theirs, y=labels: m(f).train_loss_fn(y), theirs
+            )
+        else:
+            print("the package vbll is not installed: pip install --no-deps vbll==0.4.9")
+        forms["linear head"] = step(nn.Identity(), features, lambda f, h=head, y=labels: F.cross_entropy(h(f), y), head)
+        found[f"{kind} {form}, 640 x {classes}, batch 128"] = forms
+    return found
+
+
+def _ours(kind: str, form: str, classes: int) -> nn.Module:
+    if kind == "generative":
+        return Generative(640, classes, class_counts=torch.full((classes,), 500.0))
+    return Discriminative(640, classes, covariance=form)  # type: ignore[arg-type]
+
+
+def _theirs(kind: str, form: str, classes: int) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import vbll
+    make = vbll.GenClassification if kind == "generative" else vbll.DiscClassification
+    return make(640, classes, regularization_weight=1 / TRAIN, parameterization=form)
+
+
+def loss_of(layer: nn.Module, targets: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda features: layer.loss(features, targets, num_train=TRAIN)  # type: ignore[operator]
+
+
+def package_loss(layer: nn.Module, targets: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda features: layer(features).train_loss_fn(targets)
+
+
+def step(trunk: nn.Module, inputs: Tensor, loss: Callable[[Tensor], Tensor], layer: nn.Module) -> Step:
+    """Forward and backward, gradients dropped first."""
+
+    def run() -> None:
+        for module in (trunk, layer):
+            module.zero_grad(set_to_none=True)
+        inputs.grad = None
+        loss(trunk(inputs)).backward()
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

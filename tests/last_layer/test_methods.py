@@ -1,0 +1,169 @@
+"""The fitted last-layer models: their losses, what they start from, what they keep, what they never see."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.config import read
+from bdl_pipe.data import prepare
+from bdl_pipe.data.config import DatasetConfig, Table
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.splits import uci_splits
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.last_layer.generative import Generative
+from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerPosterior, LastLayerSpec
+from bdl_pipe.last_layer.methods import G_VBLL, VBLL, VBLL_BNN
+from bdl_pipe.method import Method
+from bdl_pipe.methods import METHODS
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
+
+RNG = Seed(5).fold("member", 0)
+
+
+def fitted(method: Method, data: FitData, inputs: Any = None, **changes: Any) -> State:
+    section = CONFIGS[method.name, data.task] | changes
+    config = read(method.config, section, f"methods.{method.name}")
+    return method.rooms["student"].make(data, inputs or {}, config, rng=RNG, report=Silent())
+
+
+def learner(features: bool) -> LastLayerLearner:
+    section = {"network": MLP, "input_shape": [4], "outputs": 1, "task": "regression"}
+    section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": FEATURES if features else None}
+    return read(LastLayerSpec, section, "spec").build(Seed(1))
+
+
+def test_the_loss_of_variational_features_adds_their_kl() -> None:
+    model = learner(features=True)
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(6, 4, generator=generator), torch.randn(6, 1, generator=generator)
+    noise = {k: v[0] for k, v in model.noise(1, 6, generator).items()}
+    kl = torch.zeros(())
+    for name, mean in model.trunk.module.named_parameters():
+        fan_in = 4  # one hidden layer on four features
+        q = Normal(mean, model.trunk.log_sd[name.replace(".", "/")].exp())
+        kl = kl + kl_divergence(q, Normal(torch.zeros_like(mean), (4 / fan_in**0.5) ** 0.5)).sum()
+    layer = model.layer.loss(model.trunk(inputs, noise), targets, num_train=50)
+    torch.testing.assert_close(model(inputs, targets, 50, noise), layer + kl / 50, atol=1e-5, rtol=1e-5)
+
+
+def test_weight_decay_is_the_prior_of_a_point_trunk_alone() -> None:
+    point, variational = learner(features=False), learner(features=True)
+    assert {n for n, _ in point.named_parameters()} - point.undecayed() == {
+        "trunk.trunk.1.weight",
+        "trunk.trunk.1.bias",
+    }
+    assert variational.undecayed() == {n for n, _ in variational.named_parameters()}
+
+
+def test_the_prediction_is_the_mixture_over_drawn_trunks(tiny_table: FitData) -> None:
+    posterior = LastLayerPosterior.from_state(fitted(VBLL_BNN, tiny_table))
+    inputs, targets = tiny_table.tensors("validation")
+    predictive = posterior.predict(inputs, rng=Seed(2))
+    parts = []
+    with torch.no_grad():
+        for draw in range(3):
+            features = posterior.learner.features(inputs, draw, Seed(2))
+            parts.append(posterior.learner.layer.predict(features).log_prob(targets).exp())
+    assert isinstance(predictive, Gaussian)
+    assert (predictive.draw_mean[0] - predictive.draw_mean[1]).abs().max() > 1e-4
+    expected = torch.stack(parts).mean(0).log()
+    torch.testing.assert_close(predictive.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_refit_changes_the_density_and_not_the_classes(tiny_images: FitData) -> None:
+    layer = CONFIGS["g_vbll", "classification"]["layer"]
+    plain = LastLayerPosterior.from_state(fitted(G_VBLL, tiny_images, layer={**layer, "refit": False}))
+    refitted = LastLayerPosterior.from_state(fitted(G_VBLL, tiny_images, layer={**layer, "refit": True}))
+    inputs, labels = tiny_images.tensors("train")
+    before, after = plain.predict(inputs, rng=Seed(0)), refitted.predict(inputs, rng=Seed(0))
+    assert isinstance(before, Categorical) and isinstance(after, Categorical)
+    assert torch.equal(before.log_probs, after.log_probs)
+    assert before.log_density is not None and after.log_density is not None
+    with torch.no_grad():
+        features = plain.learner.features(inputs, 0, Seed(0))
+        assert isinstance(plain.learner.layer, Generative)
+        expected = plain.learner.layer.refit_noise([(features, labels)]).log_density(features)
+    torch.testing.assert_close(after.log_density, expected, atol=1e-2, rtol=1e-4)
+    assert (before.log_density - after.log_density).abs().max() > 1.0
+
+
+@pytest.mark.parametrize("name", ["d_vbll", "g_vbll", "d_vbll_bnn"])
+def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: FitData) -> None:
+    sgd = read(METHODS["sgd"].config, CONFIGS["sgd", "classification"], "methods.sgd")
+    trajectory = METHODS["sgd"].rooms["trajectory"].make(tiny_images, {}, sgd, rng=RNG, report=Silent())
+    still = {"epochs": 1, "batch": 16, "optimiser": {"name": "sgd", "rate": 1e-12}}
+    state = fitted(METHODS[name], tiny_images, {"trajectory": [trajectory]}, learn=still)
+    prefix = "trunk.module." if name.endswith("_bnn") else "trunk."
+    for key, snapshots in trajectory.tensors.items():
+        if key.endswith(("weight", "bias")) and key.startswith("trunk."):
+            torch.testing.assert_close(state.tensors[prefix + key], snapshots[-1], atol=1e-6, rtol=1e-6)
+    if name != "g_vbll":
+        head = trajectory.tensors["head.weight"][-1]
+        torch.testing.assert_close(state.tensors["layer.mean"], head, atol=1e-6, rtol=1e-6)
+
+
+def test_a_start_must_be_of_the_same_network_and_leaves_no_choice_of_epochs(tiny_table: FitData) -> None:
+    sgd = read(METHODS["sgd"].config, CONFIGS["sgd", "regression"], "methods.sgd")
+    trajectory = METHODS["sgd"].rooms["trajectory"].make(tiny_table, {}, sgd, rng=RNG, report=Silent())
+    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where the fit starts from a trajectory"):
+        fitted(VBLL, tiny_table, {"trajectory": [trajectory]})
+    learn = CONFIGS["vbll", "regression"]["learn"] | {"choose": None}
+    other = {"name": "mlp", "hidden": [9]}
+    with pytest.raises(ConfigError, match=r"^network must be that of the trajectory"):
+        fitted(VBLL, tiny_table, {"trajectory": [trajectory]}, learn=learn, network=other)
+
+
+@pytest.mark.parametrize("targets", ["standardise", "centre"])
+@pytest.mark.parametrize("method", [VBLL, VBLL_BNN], ids=lambda m: m.name)
+def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = np.round(random.normal(3, 2, (60, 5)), 3)
+    ((train, test),) = uci_splits(60, 1)
+    wild = rows.copy()
+    wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row is another one
+    states = [_fit_table(method, values, targets, tmp_path / str(i)) for i, values in enumerate((rows, wild))]
+    assert states[0].config == states[1].config
+    assert all(torch.equal(value, states[1].tensors[name]) for name, value in states[0].tensors.items())
+    shifted = rows.copy()
+    shifted[train[0]] += 0.5  # and a training row does not
+    other = _fit_table(method, shifted, targets, tmp_path / "2")
+    assert any(not torch.equal(value, other.tensors[name]) for name, value in states[0].tensors.items())
+
+
+def _fit_table(method: Method, values: np.ndarray, targets: Any, folder: Path) -> State:
+    folder.mkdir()
+    np.savetxt(folder / "rows.csv", values, delimiter=",", header="a,b,c,d,y", comments="")
+    dataset = DatasetConfig(
+        source=Table(str(folder / "rows.csv"), ("y",), "regression"),
+        normalise="train",
+        targets=targets,
+        whiten=False,
+        validation=0.2,
+        fit_rows="train_and_validation",
+        splits=1,
+        ood=(),
+        corrupted_images=0,
+        corruptions="made",
+    )
+    with artifacts.publish(folder / "fit", "prepare") as fit, artifacts.publish(folder / "held", "holdout") as held:
+        prepare.prepare("rows", {"rows": dataset}, fit, held, rng=Seed(0))
+    data = prepare.load_fit(folder / "fit", 0, final=True)
+    assert data.search is not None and len(data.search.validation) > 0
+    return fitted(method, dataclasses.replace(data))
+
+
+def test_a_posterior_is_its_file(tiny_images: FitData, tmp_path: Path) -> None:
+    state = fitted(G_VBLL, tiny_images)
+    write_state(tmp_path / "0-0", state)
+    again = LastLayerPosterior.from_state(read_state(tmp_path / "0-0"))
+    assert again.refit is not None and again.state().config == state.config
