@@ -1,5 +1,7 @@
 """Each form of S against the dense matrix written out from its parameters, and torch's Gaussians."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,3 +111,13 @@ def test_low_rank_starts_at_the_stated_variance_on_average() -> None:
 def test_refuses(kind: str, rank: int | None, variance: float, key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be"):
         make(kind, rank, variance=variance)
+
+
+def test_the_excess_and_its_first_two_derivatives() -> None:
+    point = draw(3, 2, 4).requires_grad_()
+    plain = torch.expm1(2 * point) - 2 * point
+    torch.testing.assert_close(module._excess(point, 1.0), plain.sum(), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda x: module._excess(x, 0.7), (point,))
+    assert torch.autograd.gradgradcheck(lambda x: module._excess(x, 0.7), (point,))
+    stacked = torch.func.vmap(torch.func.grad(lambda x: module._excess(x, 0.7)))(point.detach())
+    torch.testing.assert_close(stacked, 2 * torch.expm1(2 * point.detach() - math.log(0.7)), rtol=1e-12, atol=0)
