@@ -28,6 +28,7 @@ from .params import Params, Row
 from .settings import Settings
 
 TOGETHER: Final = 10  # members of one task, where they are made together; a result's bits depend on it
+FEW_ROWS: Final = 20_000  # of all members of a single task together: it is done here, not by a worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,9 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     store.open()
     with stage_run(kind, key, tags(row, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
-            light = row.room.light
-            done = executor.map(make, tasks, shared=shared, display=display, store=store, light=light)
+            done = executor.map(
+                make, tasks, shared=shared, display=display, store=store, light=_light(row, tasks, shared)
+            )
         named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
         _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
@@ -179,6 +181,13 @@ def _grouped(tasks: list[Task], together: MakeTogether) -> list[Task]:
         needs = tuple(dict.fromkeys(need for t in part for need in t.needs))
         grouped.append(Task(f"{part[0].name}_to_{part[-1].name}", payload, needs))
     return grouped
+
+
+def _light(row: Row, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
+    """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
+    if row.room.light or len(tasks) > 1 or not isinstance(tasks[0].payload, Group):
+        return row.room.light
+    return sum(len(shared[m.data].train) for m in tasks[0].payload.members) <= FEW_ROWS
 
 
 def _states(above: artifacts.Artifact | None, split: int) -> dict[str, State]:

@@ -18,7 +18,10 @@ import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.method import Room
+from bdl_pipe.seeds import Seed
 from pipeline import params, places, preparing, records, stage, tracking
+from pipeline.executors import Task
 from pipeline.executors.inline import Inline
 from pipeline.settings import Settings
 from tests.pipeline.fake_work import REGISTRY
@@ -224,3 +227,20 @@ def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stage.prepare, "load_fit", lambda *a, **k: asked.append(k) or load(*a, **k))
     fit("trajectory", "b-walk")
     assert asked == [{"final": True}] * 2
+
+
+@pytest.mark.parametrize(
+    ("members", "tasks", "rows", "here"),
+    [(5, 1, 100, True), (5, 2, 100, False), (5, 1, stage.FEW_ROWS, False), (0, 1, 100, False)],
+)
+def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: int, rows: int, here: bool) -> None:
+    class Data:
+        train = range(rows)
+
+    class Row:
+        room = Room(make=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
+
+    member = stage.Member(Row.room.make, None, "data-0", (), "prepare", Seed(0))
+    payload = stage.Group(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
+    planned = [Task(f"{n}", payload, ("data-0",)) for n in range(tasks)]
+    assert stage._light(Row(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]
