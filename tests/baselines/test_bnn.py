@@ -13,7 +13,7 @@ from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.bnn import BNN, Bnn, BnnConfig, BnnSpec, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.learner import ChooseConfig, LearnConfig
+from bdl_pipe.learner import LearnConfig
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.progress import Silent
@@ -202,17 +202,6 @@ def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
     (made,) = fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
     assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
     assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
-
-
-def test_what_cannot_be_started_from() -> None:
-    data, rngs = make_tiny_table(), [Seed(0)]
-    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
-        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
-    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
-    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
-        fit([data], inputs, choosing, rngs=rngs, report=Silent())
 
 
 @pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])

@@ -13,7 +13,7 @@ from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.dropout import DROPOUT, Dropout, DropoutConfig, DropoutSpec, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.learner import ChooseConfig, LearnConfig
+from bdl_pipe.learner import LearnConfig
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.progress import Silent
@@ -179,17 +179,6 @@ def test_weights_start_at_the_end_of_a_trajectory() -> None:
     for state, path in zip(made, paths, strict=True):
         assert torch.equal(state.tensors["network.trunk.1.weight"], path.tensors["trunk.1.weight"][-1])
         assert torch.equal(state.tensors["network.head.weight"], path.tensors["head.weight"][-1, :1])
-
-
-def test_what_cannot_be_started_from() -> None:
-    data, rngs = make_tiny_table(), [Seed(0)]
-    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
-        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
-    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
-    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
-        fit([data], inputs, choosing, rngs=rngs, report=Silent())
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

@@ -27,14 +27,13 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
 from ..learner import LearnConfig, Learner, posterior_state
-from ..learning import learn
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..start import Weights, begin, learn_from
 from .likelihood import PointNoise
-from .start import Weights, begin, last_snapshot, member_of
 
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
 
@@ -173,13 +172,12 @@ def fit(
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
         FloatingPointError: a loss became NaN or infinite.
     """
-    starts = [last_snapshot(i, config.network, config.learn, d) for d, i in zip(data, inputs, strict=True)]
     spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 
-    def build(_: FitData, rng: Seed) -> Learner:
-        return Dropout(spec, rng, starts[member_of(rng, rngs)])
+    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
+        return Dropout(spec, rng, start)
 
-    fitted = learn(build, data, config.learn, rngs=rngs, report=report)
+    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
     return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
 
 
