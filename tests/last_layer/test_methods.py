@@ -154,4 +154,4 @@ def test_a_posterior_is_its_file(tiny_images: FitData, tmp_path: Path) -> None:
     state = fitted(G_VBLL, tiny_images)
     write_state(tmp_path / "0-0", state)
     again = LastLayerPosterior.from_state(read_state(tmp_path / "0-0"))
-    assert again.refit is not None and again.state().config == state.config
+    assert again.learner.refit is not None and again.state().config == state.config

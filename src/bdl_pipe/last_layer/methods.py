@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..artifacts import State
+from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..learner import LearnConfig, Learned
+from ..learner import LearnConfig, Learned, posterior_state
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
@@ -114,13 +115,14 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
 
 
 def _finish(spec: LastLayerSpec, data: FitData, made: Learned) -> State:
+    state = posterior_state(LastLayerPosterior.key, made, {"spec": to_mapping(spec)})
+    if not spec.refits:
+        return state
     learner = spec.build(Seed(0)).to(data.device).eval()
     learner.load_state_dict(made.state)
-    about = {"epochs": made.epochs, "loss": made.loss}
-    if not (isinstance(spec.layer, GenerativeLayer) and spec.layer.refit):
-        return LastLayerPosterior(learner, about).state()
     assert isinstance(learner.layer, Generative)
-    return LastLayerPosterior(learner, about, learner.layer.refit_noise(_training_features(learner, data))).state()
+    refit = learner.layer.refit_noise(_training_features(learner, data)).cpu()
+    return State(state.tensors | {f"refit.{k}": v for k, v in refit.state_dict().items()}, state.config)
 
 
 @torch.no_grad()
