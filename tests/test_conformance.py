@@ -17,6 +17,7 @@ from bdl_pipe.posterior import Fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
+from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, Case
 from tests.conftest import make_tiny_images, make_tiny_table
 
@@ -145,10 +146,11 @@ def test_members_made_together_are_those_made_alone(case: Case) -> None:
     rngs = [Seed(ROOT).fold("member", m) for m in range(2)]
     config, inputs = config_of(case), inputs_of(case)
     assert case.room.together is not None
-    both = case.room.together([data_of(case.task)] * 2, [inputs] * 2, config, rngs=rngs, report=Recorder())
-    for state, rng in zip(both, rngs, strict=True):
-        alone = make(case, rng, Recorder())
-        assert state.config.keys() == alone.config.keys()
+    data = [table(m) for m in range(2)]
+    both = case.room.together(data, [inputs] * 2, config, rngs=rngs, report=Recorder())
+    for state, rows, rng in zip(both, data, rngs, strict=True):
+        alone = case.room.make(rows, inputs, config, rng=rng, report=Recorder())
+        assert state.config.keys() == alone.config.keys() and state.config["spec"] == alone.config["spec"]
         for name, value in alone.tensors.items():
             torch.testing.assert_close(state.tensors[name], value, atol=1e-4, rtol=1e-3)
 

@@ -12,7 +12,7 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData, Split
 from bdl_pipe.learner import ChooseConfig, LearnConfig, Learned, Learner
 from bdl_pipe.learning import learn
-from bdl_pipe.predictive import Gaussian
+from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import OptimiserConfig
@@ -171,6 +171,35 @@ def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
             assert one.loss == other.loss
 
 
+class Certain(Predictive):
+    """Every target had probability 1."""
+
+    mean = variance = torch.zeros(0)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        return torch.zeros(len(targets))
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> Predictive:
+        return self
+
+
+def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
+    class Sure(Noisy):
+        def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+            return Certain()
+
+    def told(report: Report) -> Report:
+        learn(lambda _, rng: Sure(rng), [table(0)], config(choose=CHOOSE), rngs=RNGS[:1], report=report)
+        return report
+
+    assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
+    for stop, first in ((2, 2), (8, 3)):  # of 3 steps an epoch: before and after the first score
+        cut = Stopper(stop)
+        with pytest.raises(InterruptedError):
+            told(cut)
+        assert told(Scores(cut.kept)).scores == dict.fromkeys(range(first, 7), 0.0)
+
+
 def test_running_statistics_of_batch_norm_are_kept() -> None:
     class Classes(Learner):
         def __init__(self, rng: Seed) -> None:
@@ -193,10 +222,14 @@ LOUD = OptimiserConfig("adamw", 1.0)
 
 
 class Scores(Report):
-    """The validation scores of the search by epoch."""
+    """The validation scores of the search by epoch, from a checkpoint on."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: bytes | None = None) -> None:
         self.scores: dict[int, float] = {}
+        self._kept = kept
+
+    def load(self) -> State | None:
+        return None if self._kept is None else from_bytes(self._kept)
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         assert metrics is not None and 0 < step <= total

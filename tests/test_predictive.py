@@ -1,7 +1,5 @@
 """Predictives against scipy, numerical integration and brute-force sums."""
 
-import itertools
-
 import numpy as np
 import pytest
 import scipy.integrate
@@ -63,28 +61,6 @@ def test_one_draw_has_no_mutual_information(probs: np.ndarray) -> None:
 def test_draws_that_disagree_wholly_have_the_mutual_information_of_a_coin() -> None:
     draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64).log()
     np.testing.assert_allclose(Categorical(draws).mutual_information(), np.log(2))
-
-
-def test_joint_log_prob_by_brute_force(categorical: Categorical, probs: np.ndarray) -> None:
-    targets = [0, 2, 1, 1]
-    pairs = list(itertools.combinations(range(4), 2))
-    expected = [
-        np.log(np.mean([probs[s, i, targets[i]] * probs[s, j, targets[j]] for s in range(5)])) for i, j in pairs
-    ]
-    first, second = torch.tensor(pairs).T
-    joint = categorical.joint_log_prob(first, second, torch.tensor(targets))
-    np.testing.assert_allclose(joint, expected, atol=1e-12)
-    product = categorical.log_prob(torch.tensor(targets))  # the control: independence is another number
-    assert not np.allclose(joint, product[first] + product[second], atol=1e-3)
-
-
-def test_joint_probabilities_sum_to_one(categorical: Categorical) -> None:
-    first, second = torch.tensor([0]), torch.tensor([1])
-    total = sum(
-        categorical.joint_log_prob(first, second, torch.tensor([a, b, 0, 0])).exp().item()
-        for a, b in itertools.product(range(3), repeat=2)
-    )
-    assert total == pytest.approx(1, abs=1e-12)
 
 
 def test_class_probabilities_may_come_with_the_density_of_what_they_are_of(probs: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 
 from . import Done
-from .store import Store
+from .store import Keeper, Store
 
 RETRIES: Final = 3  # of a task whose worker was lost
 
@@ -19,11 +19,11 @@ def make_hub(store: Store | None) -> Any:
     return ray.remote(Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
 
 
-class Hub:
+class Hub(Keeper):
     """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for."""
 
     def __init__(self, store: Store | None) -> None:
-        self._store = store
+        super().__init__(store)
         self._told: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._outcomes: dict[str, Done | Exception] = {}
 
@@ -34,17 +34,6 @@ class Hub:
     def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
         told, self._told = self._told, {}
         return list(told.values())
-
-    def save(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.save(task, blob)
-
-    def load(self, task: str) -> bytes | None:
-        return self._store.load(task) if self._store else None
-
-    def finish(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.finish(task, blob)
 
     def leave(self, task: str, outcome: Done | Exception) -> None:
         """What a group's work came to; of several errors the first."""

@@ -6,7 +6,7 @@ from typing import Any
 from ..settings import Settings, require_device
 from . import Done, Task, Work
 from .display import Display
-from .store import Store
+from .store import Keeper, Store
 from .worker import attempt, finished
 
 
@@ -43,22 +43,12 @@ class Inline:
         pass
 
 
-class _Here:
+class _Here(Keeper):
     """No way at all: the driver is the worker."""
 
     def __init__(self, display: Display, store: Store | None) -> None:
-        self._display, self._store = display, store
+        super().__init__(store)
+        self._display = display
 
     def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         self._display.step(task, step, total, metrics)
-
-    def save(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.save(task, blob)
-
-    def load(self, task: str) -> bytes | None:
-        return self._store.load(task) if self._store else None
-
-    def finish(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.finish(task, blob)

@@ -45,6 +45,24 @@ class Store:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class Keeper:
+    """The driver's end of a worker's way to it, as to checkpoints; without a store it is never asked to keep any."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+
+    def save(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.save(task, blob)
+
+    def load(self, task: str) -> bytes | None:
+        return self._store.load(task) if self._store else None
+
+    def finish(self, task: str, blob: bytes) -> None:
+        assert self._store is not None
+        self._store.finish(task, blob)
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()

@@ -1,9 +1,9 @@
-"""What is trained by gradients: a module that is its own training loss, and has a predictive."""
+"""What is trained by gradients: a module that is its own training loss and has a predictive; it as a posterior."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,11 @@ class Learner(nn.Module, ABC):
     def undecayed(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone."""
         return set()
+
+    @final
+    def draw(self, rng: Seed, device: torch.device) -> dict[str, Tensor]:
+        """The noise of one draw that all rows share: that of a step of one row."""
+        return {name: v[0].to(device) for name, v in self.noise(1, 1, rng.generator()).items()}
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,45 @@ class Learned:
     @property
     def state(self) -> dict[str, Tensor]:
         return self.snapshots[-1]
+
+
+L = TypeVar("L", bound=Learner)
+
+
+class LearnerPosterior(ABC, Generic[L]):
+    """A fitted learner, predicting as it does itself.
+
+    State: the learner's ``state_dict``; config ``spec``, that :meth:`skeleton` reads, and facts of the fit.
+    """
+
+    key: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def skeleton(spec: Mapping[str, Any]) -> L:
+        """A learner of the shape of the fitted one, whose weights do not matter."""
+
+    @final
+    def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
+        """``config``: that of its state."""
+        self.learner, self._config = learner.eval(), dict(config)
+
+    @final
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """Draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
+        return self.learner.predict(inputs, rng=rng)
+
+    @final
+    def state(self) -> State:
+        return State(dict(self.learner.state_dict()), dict(self._config))
+
+    @final
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LearnerPosterior[L]":
+        learner = cls.skeleton(state.config["spec"]).to(device)
+        learner.load_state_dict(state.tensors)
+        return cls(learner, state.config)
 
 
 def posterior_state(key: str, learned: Learned, about: Mapping[str, Any]) -> State:

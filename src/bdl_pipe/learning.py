@@ -15,21 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch import Tensor
 
 from . import parallel
 from .artifacts import State, stack, unstack
-from .data.augment import augment
 from .data.fitdata import FitData
-from .errors import require
 from .learner import LearnConfig, Learned, Learner
-from .networks import dropout_masks
+from .members import One, Stacked
 from .progress import Report
 from .seeds import Seed
 from .training import Descent, descend
 
-_FAST: Final = torch.channels_last  # 1.4 to 2 times as fast as the plain memory order for small ConvNets on a CPU
 _SCORED: Final = 1000  # validation rows in one forward pass
 
 
@@ -98,7 +94,7 @@ class _Phase(Report):
 
 @final
 class _Run(Descent):
-    """The loss of one learner, or of many stacked; snapshots and scores at the ends of epochs."""
+    """The loss of all members; snapshots and scores at the ends of epochs."""
 
     def __init__(
         self,
@@ -117,13 +113,13 @@ class _Run(Descent):
         rows = [d.tensors("train", device) for d in data]
         count = len(rows[0][0])
         assert all(len(x) == count for x, _ in rows), "members of one run have equally many rows"
-        self._batch = min(config.batch, count)
-        self._inputs, self._targets = _together([x for x, _ in rows]), _together([y for _, y in rows])
+        self._batch, self._count, self._device = min(config.batch, count), count, device
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
         self._probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.tensors("validation", device) for d in data] if scored else []
-        self._prepare(learners)
+        one = len(data) == 1
+        self._members = One(learners[0], rows[0], config.augmentation, rngs[0]) if one else Stacked(learners, rows)
         self.snapshots: list[list[dict[str, Tensor]]] = [[] for _ in data]
         self.losses = [0.0] * len(data)
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
@@ -132,55 +128,22 @@ class _Run(Descent):
         self._each = torch.zeros(len(data))
         self._epoch = -1
         self._orders, self._noise = torch.zeros(0), dict[str, Tensor]()
-        self._score = 0.0
-
-    def _prepare(self, learners: list[Learner]) -> None:
-        """One learner is trained as it is; many are stacked."""
-        self._learner, self._many = learners[0].train(), len(learners) > 1
-        if not self._many:
-            if self._inputs.ndim == 5:
-                self._learner.to(memory_format=_FAST)  # type: ignore[call-overload]
-            self._named: dict[str, Tensor] = dict(self._learner.named_parameters())
-            return
-        assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._learner.modules())
-        rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
-        for module in self._learner.modules():
-            require(not isinstance(module, nn.Dropout), "network.dropout", rule)
-        self._named, self._buffers = stack_module_state(learners)
-        self._learner = copy.deepcopy(learners[0]).to("meta")
+        self._score: float | None = None  # the members' mean, once there is one
 
     def parameters(self) -> list[Tensor]:
-        return list(self._named.values())
+        return list(self._members.named.values())
 
     def undecayed(self) -> list[Tensor]:
-        return [self._named[name] for name in sorted(self._probe.undecayed())]
+        return [self._members.named[name] for name in sorted(self._probe.undecayed())]
 
     def clip(self, largest: float) -> None:
-        if not self._many:
-            return super().clip(largest)
-        gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [member]
-        factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
-        return None
+        self._members.clip(largest)
 
     def loss(self, step: int) -> Tensor:
         epoch, position = divmod(step, self._steps_per_epoch)
         self._open(epoch)
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
-        noise = {k: v[:, position] for k, v in self._noise.items()}
-        count = self._inputs.shape[1]
-        if self._many:
-            member = torch.arange(len(self._data), device=rows.device)[:, None]
-            arguments = (self._named | self._buffers, self._inputs[member, rows], self._targets[member, rows], noise)
-            each = vmap(lambda p, x, y, z: functional_call(self._learner, p, (x, y, count, z)))(*arguments)
-        else:
-            # the whole batch, then the share: a row is augmented alike on any number of ranks
-            inputs = parallel.shard(self._pictures(self._inputs[0].index_select(0, rows[0]), step))
-            targets = parallel.shard(self._targets[0].index_select(0, rows[0]))
-            with dropout_masks(self._learner, self._rngs[0].fold("dropout", step, parallel.world()[0])):
-                each = self._learner(inputs, targets, count, {k: v[0] for k, v in noise.items()})[None]
+        each = self._members.losses(rows, {k: v[:, position] for k, v in self._noise.items()}, step)
         self._each = parallel.mean(each.detach())
         return each.sum()
 
@@ -190,7 +153,7 @@ class _Run(Descent):
         if position + 1 == self._steps_per_epoch:
             self._close(epoch + 1)
         told = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
-        return told | ({"validation_nll": self._score} if self._held and self._score else {})
+        return told | ({} if self._score is None else {"validation_nll": self._score})
 
     def finished(self) -> bool:
         choose = self._config.choose
@@ -203,26 +166,27 @@ class _Run(Descent):
         return self._best_epoch.tolist()
 
     def state(self) -> dict[str, Tensor]:
-        found = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._member(m).items()}
+        found = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
         for m, past in enumerate(self.snapshots):
             found |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
+        if self._score is not None:
+            found["score"] = torch.tensor(self._score, dtype=torch.float64)
         return found | {
             "sum": self._sum,
             "best": self._best,
             "best_epoch": self._best_epoch,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "epoch": torch.tensor(self._epoch),
-            "score": torch.tensor(self._score, dtype=torch.float64),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         for m in range(len(self._data)):
-            self._put(m, _under(f"live.{m}.", state))
+            self._members.put(m, _under(f"live.{m}.", state))
             past = _under(f"snapshots.{m}.", state)
             self.snapshots[m] = unstack(past) if past else []
         self._sum, self._best = state["sum"].clone(), state["best"].clone()
         self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
-        self._score = float(state["score"])
+        self._score = float(state["score"]) if "score" in state else None
         epoch = int(state["epoch"])
         if epoch >= 0:
             self._open(epoch)
@@ -235,18 +199,18 @@ class _Run(Descent):
         orders, noises = [], []
         for rng in self._rngs:
             at = rng.fold("epoch", epoch)
-            orders.append(torch.randperm(self._inputs.shape[1], generator=at.generator()))
+            orders.append(torch.randperm(self._count, generator=at.generator()))
             noises.append(self._probe.noise(self._steps_per_epoch, self._batch, at.fold("noise").generator()))
-        self._orders = torch.stack(orders).to(self._inputs.device)
-        self._noise = {k: v.to(self._inputs.device) for k, v in stack(noises).items()}
+        self._orders = torch.stack(orders).to(self._device)
+        self._noise = {k: v.to(self._device) for k, v in stack(noises).items()}
 
     def _close(self, done: int) -> None:
         """The end of epoch number ``done``: snapshots where they are wanted, scores where they are due."""
-        parallel.broadcast_buffers(self._learner)
+        self._members.agree()
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if stop - self._keep < done <= stop:
-                self.snapshots[m].append(self._member(m))
+                self.snapshots[m].append(self._members.get(m))
             if done == stop:
                 self.losses[m] = mean[m]
         choose = self._config.choose
@@ -260,43 +224,11 @@ class _Run(Descent):
     @torch.no_grad()
     def _validate(self, member: int) -> float:
         """Mean negative log-likelihood of the member's validation rows."""
-        self._probe.load_state_dict(self._member(member))
+        self._probe.load_state_dict(self._members.get(member))
         inputs, targets = self._held[member]
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
         parts = zip(inputs.split(_SCORED), targets.split(_SCORED), strict=True)
         return -float(torch.cat([self._probe.validate(x, rng=rng).log_prob(y).double() for x, y in parts]).mean())
-
-    def _member(self, member: int) -> dict[str, Tensor]:
-        """A copy of one member's ``state_dict``."""
-        if not self._many:
-            return {k: _plain(v) for k, v in self._learner.state_dict().items()}
-        return {k: _plain((self._named | self._buffers)[k][member]) for k in self._probe.state_dict()}
-
-    @torch.no_grad()
-    def _put(self, member: int, state: Mapping[str, Tensor]) -> None:
-        if not self._many:
-            self._learner.load_state_dict(state)
-            return
-        for name, value in state.items():
-            (self._named | self._buffers)[name][member].copy_(value)
-
-    def _pictures(self, inputs: Tensor, step: int) -> Tensor:
-        """Images augmented, in the memory order that convolutions like; tables as they are."""
-        if inputs.ndim != 4:
-            return inputs
-        if self._config.augmentation is not None:
-            inputs = augment(inputs, self._config.augmentation, self._rngs[0].fold("augment", step))
-        return inputs.contiguous(memory_format=_FAST)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
-    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-
-
-def _together(tensors: list[Tensor]) -> Tensor:
-    """[member, row, ...]; one alone is not copied."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

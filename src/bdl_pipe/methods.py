@@ -1,6 +1,5 @@
 """The registry: name → (what it makes in which stage kind, what it needs, its config)."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
 from .data.transform import Transform
-from .errors import ArtifactError, ConfigError
+from .errors import ArtifactError
 from .last_layer.learner import LastLayerPosterior
 from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN
 from .method import Method
@@ -62,19 +61,6 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         SngpPosterior.key: SngpPosterior,
     }
 )
-
-
-def method_named(name: str, path: str = "method") -> Method:
-    """The method of that name; ``path`` is where params.yaml names it.
-
-    Raises:
-        ConfigError: the registry lacks it.
-    """
-    if name not in METHODS:
-        close = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(METHODS)}"
-        raise ConfigError(path, f"must be a registered method ({hint})", name)
-    return METHODS[name]
 
 
 def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> Fitted:

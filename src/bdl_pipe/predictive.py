@@ -79,17 +79,6 @@ class Categorical(Predictive):
         inner = -torch.special.xlogy(probs, probs).sum(-1).mean(0)  # [batch]
         return (self.entropy() - inner).clamp_min(0)
 
-    def joint_log_prob(
-        self, first: Int[Tensor, " pair"], second: Int[Tensor, " pair"], targets: Int[Tensor, " batch"]
-    ) -> Float[Tensor, " pair"]:
-        """log p(y_i, y_j | x_i, x_j, D) for pairs of rows, dependence across inputs kept.
-
-        (1/S) Σ_s p(y_i | x_i, θ_s) p(y_j | x_j, θ_s): the quantity that a distilled predictive
-        cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
-        """
-        each = self.draw_log_probs.gather(-1, targets.long().expand(len(self.draw_log_probs), -1)[..., None])[..., 0]
-        return _mixture(each[:, first] + each[:, second])
-
 
 @final
 class Gaussian(Predictive):

@@ -10,7 +10,7 @@ from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ArtifactError, ConfigError
 from bdl_pipe.method import Method
-from bdl_pipe.methods import method_named, posterior_of
+from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
@@ -54,7 +54,5 @@ def test_an_ensemble_is_of_one_network(tiny_images: FitData) -> None:
 
 
 def test_what_the_registry_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"^runs.x.method must be a registered method \(did you mean ensemble\?\)"):
-        method_named("ensembel", "runs.x.method")
     with pytest.raises(ArtifactError, match=r"posterior must be one of .*network_draws.*, got 'None'"):
         posterior_of(State())

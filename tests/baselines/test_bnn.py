@@ -10,21 +10,15 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from torch.func import functional_call, vmap
 
 from bdl_pipe import networks
-from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.bnn import BNN, Bnn, BnnConfig, BnnSpec, fit
+from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnSpec, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.learner import ChooseConfig, LearnConfig
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import OptimiserConfig
-from tests.baselines.cases import table, trajectory
-from tests.conftest import make_tiny_images, make_tiny_table
+from tests.baselines.cases import DECAYED, LEARN, STILL, fitted, trajectory
+from tests.conftest import make_tiny_images
 
-LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))
 CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws=4, validation_draws=2)
-STILL = dataclasses.replace(LEARN, epochs=1, optimiser=OptimiserConfig("sgd", 1e-20))
 
 
 def learner(outputs: int = 2, task: str = "regression", **changes: object) -> Bnn:
@@ -140,59 +134,12 @@ def test_a_draw_is_a_network_with_drawn_weights() -> None:
     assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
 
 
-def states(members: int, config: BnnConfig = CONFIG) -> list[State]:
-    return fit(
-        [table(m) for m in range(members)],
-        [{}] * members,
-        config,
-        rngs=[Seed(1).fold(m) for m in range(members)],
-        report=Silent(),
-    )
-
-
-def test_members_together_are_each_as_alone() -> None:
-    together = states(2)
-    for m in range(2):
-        rng = Seed(1).fold(m)
-        alone = BNN.rooms["student"].make(table(m), {}, CONFIG, rng=rng, report=Silent())
-        assert alone.config["spec"] == together[m].config["spec"]
-        for name, value in alone.tensors.items():
-            torch.testing.assert_close(together[m].tensors[name], value, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("stochastic", "moved"), [("all", set()), ("head", {"fixed.1.weight", "fixed.3.weight"})])
 def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> None:
-    config = dataclasses.replace(CONFIG, stochastic=stochastic, learn=STILL)
-    decayed = dataclasses.replace(
-        config, learn=dataclasses.replace(STILL, optimiser=OptimiserConfig("adamw", 1e-9, weight_decay=1e7))
-    )
-    (with_decay,), (without,) = states(1, decayed), states(1, config)
+    config = dataclasses.replace(CONFIG, stochastic=stochastic)
+    with_decay, without = (fitted(fit, dataclasses.replace(config, learn=how)) for how in (DECAYED, STILL))
     far = {k for k, v in without.tensors.items() if (v - with_decay.tensors[k]).abs().max() > 1e-4}
     assert far == moved
-
-
-def test_it_fits_what_can_be_fitted() -> None:
-    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
-    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), learn=how, initial_sd=0.02, draws=20)
-    data = make_tiny_table()
-    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
-    inputs, targets = data.tensors("validation")
-    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
-    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
-    assert (predictive.epistemic_variance > 0).all()
-
-
-@pytest.mark.parametrize("stochastic", ["all", "head"])
-def test_means_start_at_the_end_of_a_trajectory(stochastic: str) -> None:
-    config = dataclasses.replace(CONFIG, stochastic=stochastic, learn=STILL)
-    data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
-    paths = [trajectory(CONFIG.network, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
-    made = fit(data, [{"trajectory": [path]} for path in paths], config, rngs=rngs, report=Silent())
-    for state, path in zip(made, paths, strict=True):
-        trunk = state.tensors["random.module.trunk.1.weight" if stochastic == "all" else "fixed.1.weight"]
-        head = state.tensors["random.module.head.weight" if stochastic == "all" else "random.module.weight"]
-        assert torch.equal(trunk, path.tensors["trunk.1.weight"][-1])
-        assert torch.equal(head, path.tensors["head.weight"][-1, :1])  # the mean, without the log-variance
 
 
 def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
@@ -202,17 +149,6 @@ def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
     (made,) = fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
     assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
     assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
-
-
-def test_what_cannot_be_started_from() -> None:
-    data, rngs = make_tiny_table(), [Seed(0)]
-    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
-        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
-    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
-    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
-        fit([data], inputs, choosing, rngs=rngs, report=Silent())
 
 
 @pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])

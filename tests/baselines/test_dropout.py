@@ -10,22 +10,14 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from bdl_pipe import networks
-from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.dropout import DROPOUT, Dropout, DropoutConfig, DropoutSpec, fit
+from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.learner import ChooseConfig, LearnConfig
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import OptimiserConfig
-from tests.baselines.cases import table, trajectory
-from tests.conftest import make_tiny_table
+from tests.baselines.cases import DECAYED, LEARN, fitted
 
-LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))
 CONFIG = DropoutConfig(MlpConfig("mlp", (6, 5)), LEARN, rate=0.3, draws=4, validation_draws=2)
 CONVNET = dataclasses.replace(CONFIG, network=ConvNetConfig("convnet", 4, 2))
-STILL = dataclasses.replace(LEARN, epochs=1, optimiser=OptimiserConfig("sgd", 1e-20))
 
 
 def learner(config: DropoutConfig = CONFIG) -> Dropout:
@@ -136,60 +128,11 @@ def test_a_draw_is_one_network_for_all_rows() -> None:
     assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
 
 
-def states(members: int, config: DropoutConfig = CONFIG) -> list[State]:
-    rngs = [Seed(1).fold(m) for m in range(members)]
-    return fit([table(m) for m in range(members)], [{}] * members, config, rngs=rngs, report=Silent())
-
-
-def test_members_together_are_each_as_alone() -> None:
-    together = states(2)
-    for m in range(2):
-        rng = Seed(1).fold(m)
-        alone = DROPOUT.rooms["student"].make(table(m), {}, CONFIG, rng=rng, report=Silent())
-        assert alone.config["spec"] == together[m].config["spec"]
-        for name, value in alone.tensors.items():
-            torch.testing.assert_close(together[m].tensors[name], value, atol=1e-5, rtol=1e-4)
-
-
 def test_the_noise_is_not_decayed() -> None:
-    config = dataclasses.replace(CONFIG, noise_variance=0.1)
-    optimiser = OptimiserConfig("adamw", 1e-9, weight_decay=1e7)
-    (state,) = states(1, dataclasses.replace(config, learn=dataclasses.replace(STILL, optimiser=optimiser)))
+    state = fitted(fit, dataclasses.replace(CONFIG, noise_variance=0.1, learn=DECAYED))
     fresh = networks.build(CONFIG.network, (4,), 1, rng=Seed(1).fold(0, "weights")).head.weight
     assert abs(state.tensors["likelihood.log_variance"].exp().item() - 0.1) < 1e-5
     assert (state.tensors["network.head.weight"] - fresh).abs().max() > 1e-4
-
-
-def test_it_fits_what_can_be_fitted() -> None:
-    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
-    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), learn=how, rate=0.05, draws=20)
-    data = make_tiny_table()
-    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
-    inputs, targets = data.tensors("validation")
-    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
-    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
-    assert (predictive.epistemic_variance > 0).all()
-
-
-def test_weights_start_at_the_end_of_a_trajectory() -> None:
-    data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
-    paths = [trajectory(CONFIG.network, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
-    config = dataclasses.replace(CONFIG, learn=STILL)
-    made = fit(data, [{"trajectory": [path]} for path in paths], config, rngs=rngs, report=Silent())
-    for state, path in zip(made, paths, strict=True):
-        assert torch.equal(state.tensors["network.trunk.1.weight"], path.tensors["trunk.1.weight"][-1])
-        assert torch.equal(state.tensors["network.head.weight"], path.tensors["head.weight"][-1, :1])
-
-
-def test_what_cannot_be_started_from() -> None:
-    data, rngs = make_tiny_table(), [Seed(0)]
-    inputs = [{"trajectory": [trajectory(MlpConfig("mlp", (6,)), data)]}]
-    with pytest.raises(ConfigError, match=r"^network must be the trajectory's"):
-        fit([data], inputs, CONFIG, rngs=rngs, report=Silent())
-    inputs = [{"trajectory": [trajectory(CONFIG.network, data)]}]
-    choosing = dataclasses.replace(CONFIG, learn=dataclasses.replace(LEARN, choose=ChooseConfig(1, None)))
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
-        fit([data], inputs, choosing, rngs=rngs, report=Silent())
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

@@ -8,7 +8,7 @@ import scipy.special
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec, precision_factor
+from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpSpec, precision_factor
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.methods import posterior_of
@@ -148,19 +148,6 @@ def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> No
     variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
     np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
     np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
-
-
-def test_together_is_as_alone(tiny_table: FitData) -> None:
-    config = read(SngpConfig, SECTION, "methods.sngp")
-    room, rngs = SNGP.rooms["student"], [Seed(m) for m in range(3)]
-    assert room.together is not None
-    many = room.together([tiny_table] * 3, [{}] * 3, config, rngs=rngs, report=Silent())
-    for state, rng in zip(many, rngs, strict=True):
-        alone = room.make(tiny_table, {}, config, rng=rng, report=Silent())
-        for name, value in alone.tensors.items():
-            torch.testing.assert_close(state.tensors[name], value, atol=2e-4, rtol=1e-3)
-        assert isinstance(posterior_of(state), SngpPosterior)
-    assert not torch.equal(many[0].tensors["frequencies"], many[1].tensors["frequencies"])
 
 
 def test_far_rows_are_less_certain(tiny_table: FitData) -> None:

@@ -16,7 +16,6 @@ from bdl_pipe.data import prepare
 from bdl_pipe.data.config import DatasetConfig, Table
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.splits import uci_splits
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerPosterior, LastLayerSpec
 from bdl_pipe.last_layer.methods import G_VBLL, VBLL, VBLL_BNN
@@ -112,17 +111,6 @@ def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: 
         torch.testing.assert_close(state.tensors["layer.mean"], head, atol=1e-6, rtol=1e-6)
 
 
-def test_a_start_must_be_of_the_same_network_and_leaves_no_choice_of_epochs(tiny_table: FitData) -> None:
-    sgd = read(METHODS["sgd"].config, CONFIGS["sgd", "regression"], "methods.sgd")
-    trajectory = METHODS["sgd"].rooms["trajectory"].make(tiny_table, {}, sgd, rng=RNG, report=Silent())
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where the fit starts from a trajectory"):
-        fitted(VBLL, tiny_table, {"trajectory": [trajectory]})
-    learn = CONFIGS["vbll", "regression"]["learn"] | {"choose": None}
-    other = {"name": "mlp", "hidden": [9]}
-    with pytest.raises(ConfigError, match=r"^network must be that of the trajectory"):
-        fitted(VBLL, tiny_table, {"trajectory": [trajectory]}, learn=learn, network=other)
-
-
 @pytest.mark.parametrize("targets", ["standardise", "centre"])
 @pytest.mark.parametrize("method", [VBLL, VBLL_BNN], ids=lambda m: m.name)
 def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tmp_path: Path) -> None:
@@ -166,4 +154,4 @@ def test_a_posterior_is_its_file(tiny_images: FitData, tmp_path: Path) -> None:
     state = fitted(G_VBLL, tiny_images)
     write_state(tmp_path / "0-0", state)
     again = LastLayerPosterior.from_state(read_state(tmp_path / "0-0"))
-    assert again.refit is not None and again.state().config == state.config
+    assert again.learner.refit is not None and again.state().config == state.config

@@ -93,6 +93,6 @@ def test_refit_leaves_the_layer_as_it_is(layer: Generative, features: Tensor, la
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     found = layer.refit_noise([(features, labels)])
     assert isinstance(found, Refit)
-    for value in vars(found).values():
+    for value in found.buffers():
         value.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())

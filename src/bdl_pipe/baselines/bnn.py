@@ -28,16 +28,15 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, posterior_state
-from ..learning import learn
+from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..start import Weights, begin, learn_from
 from .likelihood import PointNoise
-from .start import Weights, begin, last_snapshot, member_of
 
 
 @dataclass(frozen=True)
@@ -124,36 +123,20 @@ class Bnn(Learner):
 
     def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         features = self.fixed(inputs)
-        outputs = []
-        for k in range(draws):
-            noise = self.random.draw(1, rng.fold("draw", k).generator())
-            outputs.append(self.random(features, {name: v[0].to(inputs.device) for name, v in noise.items()}))
+        noises = [self.draw(rng.fold("draw", k), inputs.device) for k in range(draws)]
+        outputs = [self.random(features, noise) for noise in noises]
         return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
 
 
 @final
-class BnnPosterior:
+class BnnPosterior(LearnerPosterior[Bnn]):
     """A fitted :class:`Bnn`."""
 
     key = "bnn"
 
-    def __init__(self, learner: Bnn, about: Mapping[str, Any]) -> None:
-        """``about``: the config of its state."""
-        self.learner, self._about = learner.eval(), dict(about)
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The mixture of weight draws at ``rng``: equal draws for equal ``rng``, whatever the batch."""
-        return self.learner.predict(inputs, rng=rng)
-
-    def state(self) -> State:
-        return State(dict(self.learner.state_dict()), dict(self._about))
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "BnnPosterior":
-        learner = Bnn(read(BnnSpec, state.config["spec"], "spec"), Seed(0)).to(device)
-        learner.load_state_dict(state.tensors)
-        return cls(learner, state.config)
+    @staticmethod
+    def skeleton(spec: Mapping[str, Any]) -> Bnn:
+        return Bnn(read(BnnSpec, spec, "spec"), Seed(0))
 
 
 def fit(
@@ -165,13 +148,12 @@ def fit(
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
         FloatingPointError: a loss became NaN or infinite.
     """
-    starts = [last_snapshot(i, config.network, config.learn, d) for d, i in zip(data, inputs, strict=True)]
     spec = BnnSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 
-    def build(_: FitData, rng: Seed) -> Learner:
-        return Bnn(spec, rng, starts[member_of(rng, rngs)])
+    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
+        return Bnn(spec, rng, start)
 
-    fitted = learn(build, data, config.learn, rngs=rngs, report=report)
+    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
     return [posterior_state(BnnPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
 
 

@@ -26,15 +26,14 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, posterior_state
-from ..learning import learn
+from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..start import Weights, begin, learn_from
 from .likelihood import PointNoise
-from .start import Weights, begin, last_snapshot, member_of
 
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
 
@@ -116,10 +115,8 @@ class Dropout(Learner):
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
 
     def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        outputs = []
-        for s in range(draws):
-            masks = self.noise(1, 1, rng.fold("draw", s).generator())  # one mask for all rows
-            outputs.append(self.outputs(inputs, {k: v[0].to(inputs.device) for k, v in masks.items()}))
+        masks = [self.draw(rng.fold("draw", s), inputs.device) for s in range(draws)]
+        outputs = [self.outputs(inputs, mask) for mask in masks]
         return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
 
 
@@ -140,28 +137,14 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
 
 
 @final
-class DropoutPosterior:
+class DropoutPosterior(LearnerPosterior[Dropout]):
     """A fitted :class:`Dropout`."""
 
     key = "dropout"
 
-    def __init__(self, learner: Dropout, about: Mapping[str, Any]) -> None:
-        """``about``: the config of its state."""
-        self.learner, self._about = learner.eval(), dict(about)
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The mixture of masks at ``rng``: equal masks for equal ``rng``, whatever the batch."""
-        return self.learner.predict(inputs, rng=rng)
-
-    def state(self) -> State:
-        return State(dict(self.learner.state_dict()), dict(self._about))
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "DropoutPosterior":
-        learner = Dropout(read(DropoutSpec, state.config["spec"], "spec"), Seed(0)).to(device)
-        learner.load_state_dict(state.tensors)
-        return cls(learner, state.config)
+    @staticmethod
+    def skeleton(spec: Mapping[str, Any]) -> Dropout:
+        return Dropout(read(DropoutSpec, spec, "spec"), Seed(0))
 
 
 def fit(
@@ -173,13 +156,12 @@ def fit(
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
         FloatingPointError: a loss became NaN or infinite.
     """
-    starts = [last_snapshot(i, config.network, config.learn, d) for d, i in zip(data, inputs, strict=True)]
     spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 
-    def build(_: FitData, rng: Seed) -> Learner:
-        return Dropout(spec, rng, starts[member_of(rng, rngs)])
+    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
+        return Dropout(spec, rng, start)
 
-    fitted = learn(build, data, config.learn, rngs=rngs, report=report)
+    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
     return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
 
 

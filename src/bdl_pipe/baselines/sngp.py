@@ -19,9 +19,9 @@ bound only, so far inputs may still fall on near features.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, posterior_state
+from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
@@ -95,10 +95,12 @@ class Sngp(Learner):
         frequencies, phases: Ω [width, feature] and b [feature].
         head: β [feature, output].
         log_noise: log σ², for regression, in standardised units; σ² starts at 1.
+        factor: the lower Cholesky factor of Λ [feature, feature] in float64; None before the last pass.
     """
 
     frequencies: Tensor
     phases: Tensor
+    factor: Tensor | None
 
     def __init__(self, spec: SngpSpec, rng: Seed) -> None:
         super().__init__()
@@ -109,6 +111,7 @@ class Sngp(Learner):
         frequencies = torch.randn(self.trunk.width, spec.features, generator=generator) / spec.length_scale
         self.register_buffer("frequencies", frequencies)
         self.register_buffer("phases", 2 * math.pi * torch.rand(spec.features, generator=generator))
+        self.register_buffer("factor", None)
         self.head = nn.Parameter(torch.zeros(spec.features, spec.outputs))
         if spec.task == "regression":
             self.log_noise = nn.Parameter(torch.zeros(()))
@@ -123,8 +126,10 @@ class Sngp(Learner):
         return prior - self._plain(outputs, None).log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The MAP's predictive, v = 0: what validation can score before there is a precision."""
-        return self._plain(self.features(inputs) @ self.head, None)
+        """Without ``rng``; before there is ``factor`` the MAP's, v = 0: what validation can score."""
+        if self.factor is None:
+            return self._plain(self.features(inputs) @ self.head, None)
+        return self.marginal(inputs, self.factor)
 
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters(recurse=False)}
@@ -164,31 +169,16 @@ def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[T
 
 
 @final
-class SngpPosterior:
-    """The trained network and the factor of Λ."""
+class SngpPosterior(LearnerPosterior[Sngp]):
+    """A fitted :class:`Sngp` with the factor of Λ."""
 
     key = "sngp"
 
-    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        """``state``: the learner's tensors, ``factor``, and the spec in its config."""
-        self._state = state
-        spec = read(SngpSpec, state.config["spec"], "spec")
-        tensors = {k: v.to(device) for k, v in state.tensors.items()}
-        self._factor = tensors.pop("factor")
-        self._learner = Sngp(spec, Seed(0)).eval().to(device)
-        self._learner.load_state_dict(tensors)
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """``rng`` is not used: the predictive is a closed form."""
-        return self._learner.marginal(inputs, self._factor)
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "SngpPosterior":
-        return cls(state, device)
+    @staticmethod
+    def skeleton(spec: Mapping[str, Any]) -> Sngp:
+        learner = Sngp(read(SngpSpec, spec, "spec"), Seed(0))
+        learner.factor = torch.zeros(learner.spec.features, learner.spec.features, dtype=torch.float64)
+        return learner
 
 
 def fit(

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import networks
-from ..artifacts import State
-from ..config import read, to_mapping
+from ..config import read
 from ..errors import require
-from ..learner import Learner
+from ..learner import Learner, LearnerPosterior
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
@@ -116,6 +115,11 @@ class LastLayerSpec:
     layer: GaussianLayer | GenerativeLayer
     features: FeaturesConfig | None
 
+    @property
+    def refits(self) -> bool:
+        """Whether densities are fitted after training."""
+        return isinstance(self.layer, GenerativeLayer) and self.layer.refit
+
     def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
         """A freshly initialised model; ``class_counts`` [class] for a generative layer."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
@@ -142,11 +146,16 @@ class LastLayerSpec:
 
 @final
 class LastLayerLearner(Learner):
-    """``layer(trunk(x))``; the trunk's weights are points, or Gaussian."""
+    """``layer(trunk(x))``; the trunk's weights are points, or Gaussian.
+
+    Attributes:
+        refit: feature densities of predictions, in place of the layer's; None while training.
+    """
 
     def __init__(self, spec: LastLayerSpec, trunk: nn.Module, layer: Layer) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
+        self.refit: Refit | None = None
         self.trunk = trunk if spec.features is None else MeanField(trunk, spec.features.initial_sd)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -168,34 +177,26 @@ class LastLayerLearner(Learner):
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng, None)
+        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng)
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng, None)
-
-    def predict_refit(self, inputs: Tensor, refit: Refit, *, rng: Seed) -> Predictive:
-        """As :meth:`predict`, with the refitted feature density in place of the layer's."""
-        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng, refit)
+        return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
         """φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
-        noise: dict[str, Tensor] = {}
-        if isinstance(self.trunk, MeanField):
-            drawn = self.trunk.draw(1, rng.fold("trunk", draw).generator())
-            noise = {k: v[0].to(inputs.device) for k, v in drawn.items()}
-        return self._features(inputs, noise)
+        return self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device))
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
         return self.trunk(inputs, noise) if isinstance(self.trunk, MeanField) else self.trunk(inputs)
 
-    def _average(self, inputs: Tensor, draws: int, rng: Seed, refit: Refit | None) -> Predictive:
+    def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         parts = []
         for draw in range(draws):
             features = self.features(inputs, draw, rng)
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
-            if refit is not None:
+            if self.refit is not None:
                 assert isinstance(part, Categorical)
-                part = Categorical(part.draw_log_probs, refit.log_density(features))
+                part = Categorical(part.draw_log_probs, self.refit.log_density(features))
             parts.append(part)
         return parts[0] if len(parts) == 1 else _mixture(parts)
 
@@ -212,38 +213,17 @@ def _mixture(parts: list[Any]) -> Predictive:
 
 
 @final
-class LastLayerPosterior:
-    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them."""
+class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
+    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them.
+
+    Of a prediction ``rng`` draws the trunks and, where the layer's rule is "sampled", the logits.
+    """
 
     key = "last_layer"
 
-    def __init__(self, learner: LastLayerLearner, about: Mapping[str, Any], refit: Refit | None = None) -> None:
-        self.learner, self.refit, self._about = learner.eval(), refit, dict(about)
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """``rng`` draws the trunks and, where the layer's rule is "sampled", the logits."""
-        if self.refit is None:
-            return self.learner.predict(inputs, rng=rng)
-        return self.learner.predict_refit(inputs, self.refit, rng=rng)
-
-    def state(self) -> State:
-        tensors = dict(self.learner.state_dict())
-        if self.refit is not None:
-            tensors |= {f"refit.{k}": getattr(self.refit, k) for k in _REFIT}
-        return State(tensors, {"posterior": self.key, "spec": to_mapping(self.learner.spec), **self._about})
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LastLayerPosterior":
-        spec = read(LastLayerSpec, state.config["spec"], "spec")
-        learner = spec.build(Seed(0)).to(device)
-        tensors = {k: v.to(device) for k, v in state.tensors.items()}
-        refit = None
-        if "refit.mean" in tensors:
-            refit = Refit(**{k: tensors.pop(f"refit.{k}") for k in _REFIT})
-        learner.load_state_dict(tensors)
-        about = {k: v for k, v in state.config.items() if k not in ("posterior", "spec")}
-        return cls(learner, about, refit)
-
-
-_REFIT = ("mean", "variance", "class_log_probs", "feature_prior_variance")
+    @staticmethod
+    def skeleton(spec: Mapping[str, Any]) -> LastLayerLearner:
+        learner = read(LastLayerSpec, spec, "spec").build(Seed(0))
+        if learner.spec.refits:
+            learner.refit = Refit.skeleton(learner.spec.outputs, learner.layer.in_features)
+        return learner

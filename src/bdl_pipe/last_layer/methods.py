@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from ..artifacts import State
-from ..config import read
+from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..errors import require
-from ..learner import LearnConfig, Learned
-from ..learning import learn
+from ..learner import LearnConfig, Learned, posterior_state
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
-from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from ..start import Weights, learn_from
 from .generative import Generative
 from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerPosterior, LastLayerSpec
 
@@ -82,24 +80,21 @@ def fit(
     """A last-layer model of each of ``data``.
 
     Raises:
-        ConfigError: the trajectory is of another network.
+        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
         FloatingPointError: a loss became NaN or infinite.
     """
     features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
     first = data[0]
     spec = LastLayerSpec(config.network, first.input_shape, first.outputs, first.task, config.layer, features)
-    for found in inputs:
-        rule = "must be null where the fit starts from a trajectory, which has seen the validation rows"
-        require(not found or config.learn.choose is None, "learn.choose", rule, config.learn.choose)
-    builds = [partial(_build, spec, found) for found in inputs]
-    fitted = learn(builds, data, config.learn, rngs=rngs, report=report)
+    build = partial(_build, spec)
+    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
     return [_finish(spec, rows, made) for rows, made in zip(data, fitted, strict=True)]
 
 
-def _build(spec: LastLayerSpec, inputs: Inputs, data: FitData, rng: Seed) -> LastLayerLearner:
+def _build(spec: LastLayerSpec, start: Weights | None, data: FitData, rng: Seed) -> LastLayerLearner:
     learner = spec.build(rng, _counts(data))
-    if inputs:
-        _start(learner, inputs["trajectory"][0])
+    if start is not None:
+        _start(learner, start)
     return learner
 
 
@@ -111,26 +106,23 @@ def _counts(data: FitData) -> Tensor | None:
 
 
 @torch.no_grad()
-def _start(learner: LastLayerLearner, trajectory: State) -> None:
-    """Put the trajectory's last trunk, and its head where the layer has a mean of that shape, into ``learner``."""
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    rule = "must be that of the trajectory that the row starts from"
-    require(spec.network == learner.spec.network, "network", rule, learner.spec.network)
-    last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
+def _start(learner: LastLayerLearner, start: Weights) -> None:
+    """Put the trunk, and the head where the layer has a mean of that shape, into ``learner``."""
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
-    trunk.load_state_dict({k: v for k, v in last.items() if k.startswith("trunk.")})
+    trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
     if not isinstance(learner.layer, Generative):
-        learner.layer.mean.copy_(last["head.weight"][: len(learner.layer.mean)])  # of a Gaussian head, the means
+        learner.layer.mean.copy_(start["head.weight"])
 
 
 def _finish(spec: LastLayerSpec, data: FitData, made: Learned) -> State:
+    state = posterior_state(LastLayerPosterior.key, made, {"spec": to_mapping(spec)})
+    if not spec.refits:
+        return state
     learner = spec.build(Seed(0)).to(data.device).eval()
     learner.load_state_dict(made.state)
-    about = {"epochs": made.epochs, "loss": made.loss}
-    if not (isinstance(spec.layer, GenerativeLayer) and spec.layer.refit):
-        return LastLayerPosterior(learner, about).state()
     assert isinstance(learner.layer, Generative)
-    return LastLayerPosterior(learner, about, learner.layer.refit_noise(_training_features(learner, data))).state()
+    refit = learner.layer.refit_noise(_training_features(learner, data)).cpu()
+    return State(state.tensors | {f"refit.{k}": v for k, v in refit.state_dict().items()}, state.config)
 
 
 @torch.no_grad()

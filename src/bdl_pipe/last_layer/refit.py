@@ -13,11 +13,12 @@ As there, S is dropped, and a class with no rows has its priors' modes: mean 0 a
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import DataError
 from .densities import check_features, check_labels, feature_log_prior, log_densities, widen
@@ -32,18 +33,37 @@ class NoisePrior:
     scale: float
 
 
-@dataclass(frozen=True)
-class Refit:
+@final
+class Refit(nn.Module):
     """Class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
 
     The paper finds labels predicted with these to be far too confident. For scores:
     ``Categorical(layer.predict(φ).draw_log_probs, refit.log_density(φ))``.
     """
 
-    mean: Float[Tensor, "class feature"]
-    variance: Float[Tensor, "class feature"]
-    class_log_probs: Float[Tensor, " class"]
-    feature_prior_variance: Float[Tensor, " feature"]
+    mean: Tensor
+    variance: Tensor
+    class_log_probs: Tensor
+    feature_prior_variance: Tensor
+
+    def __init__(
+        self,
+        mean: Float[Tensor, "class feature"],
+        variance: Float[Tensor, "class feature"],
+        class_log_probs: Float[Tensor, " class"],
+        feature_prior_variance: Float[Tensor, " feature"],
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("variance", variance)
+        self.register_buffer("class_log_probs", class_log_probs)
+        self.register_buffer("feature_prior_variance", feature_prior_variance)
+
+    @classmethod
+    def skeleton(cls, classes: int, features: int) -> "Refit":
+        """To load a ``state_dict`` into."""
+        both, each = torch.zeros(classes, features), torch.zeros(features)
+        return cls(both, both.clone(), torch.zeros(classes), each)
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True

@@ -6,7 +6,7 @@ Natural logarithms and per-example means throughout.
 """
 
 from .calibration import Bins, adaptive_ece, bins_of, classwise_bins
-from .joint import joint_scores, target_terms
+from .joint import joint_log_prob, joint_scores, target_terms
 from .mean import Mean
 from .ood import detection
 from .regression import covered, crps, quantile, width
@@ -23,6 +23,7 @@ __all__ = [
     "covered",
     "crps",
     "detection",
+    "joint_log_prob",
     "joint_scores",
     "log_likelihood",
     "nll",

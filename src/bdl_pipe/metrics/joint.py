@@ -20,6 +20,17 @@ def target_terms(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Flo
     return predictive.draw_log_probs.gather(-1, index)[..., 0]
 
 
+def joint_log_prob(
+    terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
+) -> Float[Tensor, " pair"]:
+    """log p(y_i, y_j | x_i, x_j, D) for pairs of rows, in float64, dependence across inputs kept.
+
+    The quantity that a distilled predictive cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
+    """
+    terms = terms.double()
+    return _mixture(terms[:, first] + terms[:, second])
+
+
 def joint_scores(
     terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
 ) -> tuple[Mean, Mean]:
@@ -27,8 +38,7 @@ def joint_scores(
 
     A gap above 0 says that the dependence that the draws imply is borne out by the labels.
     """
-    terms = terms.double()
-    joint, marginal = _mixture(terms[:, first] + terms[:, second]), _mixture(terms)
+    joint, marginal = joint_log_prob(terms, first, second), _mixture(terms.double())
     return Mean.of(-joint), Mean.of(joint - (marginal[first] + marginal[second]))
 
 
