@@ -234,7 +234,7 @@ def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to
             optimiser.zero_grad()
             (weights.T * factor).square().sum().backward()
             optimiser.step()
-        wrong.grad = (2 * wrong.detach().T * factor.square()).T  # strides (1, 6), past autograd
+        wrong.grad = (2 * wrong.detach().T * factor.square()).contiguous().T  # strides (1, 6), past autograd
         careless.step()
     torch.testing.assert_close(ours, theirs)
     assert not torch.allclose(wrong, theirs)
