@@ -92,11 +92,12 @@ DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "dra
 GBLL = {
     "network": MLP,
     "epochs": 6,
-    "optimiser": ADAM,
+    "optimiser": {**ADAM, "clip": 1.0},
     "choose": {"every": 2, "patience": None},
     "prior_variance": 1.0,
     "noise_variance": 0.1,
 }
+LEAKY = {**MLP, "activation": "leaky_relu"}
 LATENT = {"derivative_variance": 1.0, "weight": 0.1, "derivative_rows": 20}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
@@ -120,7 +121,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,
-    ("ldgbll", "regression"): {**GBLL, **LATENT},
+    ("ldgbll", "regression"): {**GBLL, **LATENT, "network": LEAKY},
     ("map_blr", "regression"): {"network": MLP, "learn": LEARN, "noise_variance": 0.1},
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},

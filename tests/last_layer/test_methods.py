@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data import prepare
 from bdl_pipe.data.config import DatasetConfig, Table
@@ -124,7 +125,7 @@ def test_a_start_must_be_of_the_same_network_and_leaves_no_choice_of_epochs(tiny
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre"])
-@pytest.mark.parametrize("method", [VBLL, VBLL_BNN], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [VBLL, VBLL_BNN, GBLL, LDGBLL, MAP_BLR], ids=lambda m: m.name)
 def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = np.round(random.normal(3, 2, (60, 5)), 3)

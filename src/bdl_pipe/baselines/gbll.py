@@ -61,7 +61,7 @@ class GbllConfig:
 
 @dataclass(frozen=True)
 class LdgbllConfig(GbllConfig):
-    """``methods.ldgbll``: also the prior on derivatives.
+    """``methods.ldgbll``: also the prior on derivatives; the activation must be leaky_relu.
 
     Attributes:
         derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
@@ -75,6 +75,9 @@ class LdgbllConfig(GbllConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # at a row where no rectifier is active a derivative has no variance, and its KL is infinite
+        slope = self.network.activation
+        require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
         require(self.derivative_variance > 0, "derivative_variance", "must be > 0", self.derivative_variance)
         require(self.weight >= 0, "weight", "must be >= 0", self.weight)
         some = self.derivative_rows is None or self.derivative_rows > 0
@@ -162,7 +165,7 @@ def fit(
 
     try:
         fitted = learn(build, data, how, rngs=rngs, report=report)
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise FloatingPointError("the features became NaN or infinite: lower the learning rate") from error
     return [_finish(spec, build(d, Seed(0)), member) for d, member in zip(data, fitted, strict=True)]
 
