@@ -89,6 +89,17 @@ BNN = {
 }
 DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "draws": 3, "validation_draws": 2}
 
+GBLL = {
+    "network": MLP,
+    "epochs": 6,
+    "optimiser": {**ADAM, "clip": 1.0},
+    "choose": {"every": 2, "patience": None},
+    "prior_variance": 1.0,
+    "noise_variance": 0.1,
+}
+LEAKY = {**MLP, "activation": "leaky_relu"}
+LATENT = {"derivative_variance": 1.0, "weight": 0.1, "derivative_rows": 20}
+
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
     ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
@@ -109,6 +120,9 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("swag", "regression"): SWAG,
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
+    ("gbll", "regression"): GBLL,
+    ("ldgbll", "regression"): {**GBLL, **LATENT, "network": LEAKY},
+    ("map_blr", "regression"): {"network": MLP, "learn": LEARN, "noise_variance": 0.1},
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},
     ("vbll_bnn", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN, "features": FEATURES},

@@ -218,3 +218,23 @@ def test_rules(key: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(OptimiserConfig, {"name": "adam", "rate": 1.0, key: value}, "o")
     assert str(caught.value) == f"o.{key} {rule}"
+
+
+def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:
+    """The fused kernel reads memory straight through: autograd must hand it gradients in the weights' order."""
+    config = OptimiserConfig("adamw", rate=0.1, weight_decay=0.1)
+    factor = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    ours, theirs, wrong = (start.clone().requires_grad_() for _ in range(3))
+    fused, plain = make_optimiser([ours], config), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.1, fused=False)
+    assert fused.param_groups[0]["fused"], "contiguous weights on a CPU"
+    careless = make_optimiser([wrong], config)
+    for _ in range(3):
+        for weights, optimiser in ((ours, fused), (theirs, plain)):
+            optimiser.zero_grad()
+            (weights.T * factor).square().sum().backward()
+            optimiser.step()
+        wrong.grad = (2 * wrong.detach().T * factor.square()).contiguous().T  # strides (1, 6), past autograd
+        careless.step()
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(wrong, theirs)

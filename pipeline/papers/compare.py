@@ -31,6 +31,11 @@ class Cell:
     paper: Printed | None = None
 
     @property
+    def difference(self) -> float | None:
+        """Ours − the paper's, in its unit; None where either is missing."""
+        return None if self.ours is None or self.paper is None else self.ours.value - float(self.paper.value)
+
+    @property
     def z(self) -> float | None:
         """(ours − paper's) / √(our standard error² + the paper's²); None where an error is unknown or both are 0."""
         if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:

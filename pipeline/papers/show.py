@@ -38,23 +38,24 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
 
 
 def agreement(table: PaperTable, lines: Sequence[Line], width: int | None = None) -> str:
-    """The differences in combined standard errors, the far ones marked; a line for each method, if there are any."""
+    """How far apart: ours − paper, in combined standard errors too; a line for each method, if there are any."""
     told = []
     for line in lines:
         parts = [
-            f"{table.title(metric)} {cell.z:+.1f}{' !' if cell.far else ''}"
+            f"{table.title(metric)} {cell.difference:+.{_digits(cell)}f} ({cell.z:+.1f}{' !' if cell.far else ''})"
             for metric, cell in line.cells.items()
             if cell.z is not None
         ]
-        told += [f"  {line.method}: {', '.join(parts)}"] if parts else []
+        verdict = "disagrees" if any(cell.far for cell in line.cells.values()) else "agrees"
+        told += [f"  {line.method} {verdict}: {', '.join(parts)}"] if parts else []
     if not told:
         return "agreement: no method has figures with a standard error on both sides"
     count = sum(cell.far for line in lines for cell in line.cells.values())
     whole = sum(cell.z is not None for line in lines for cell in line.cells.values())
     marked = f"! beyond {FAR:g}: {count} of {whole}"
-    head = f"agreement, (ours − paper) / combined standard error; {marked}"
+    head = f"ours − paper (in combined standard errors; {marked})"
     if width is not None and cell_len(head) > width:
-        head = f"agreement, (ours − paper) / standard errors; {marked}"
+        head = f"ours − paper (in standard errors; {marked})"
     return "\n".join([head, *told])
 
 

@@ -9,7 +9,20 @@ import torch
 
 from . import artifacts
 from .artifacts import State
-from .baselines import BNN, DETERMINISTIC, DROPOUT, ENSEMBLE, GP, SNGP, BnnPosterior, DropoutPosterior
+from .baselines import (
+    BNN,
+    DETERMINISTIC,
+    DROPOUT,
+    ENSEMBLE,
+    GBLL,
+    GP,
+    LDGBLL,
+    MAP_BLR,
+    SNGP,
+    BnnPosterior,
+    DropoutPosterior,
+    ExactLayerPosterior,
+)
 from .baselines.gp import GpPosterior
 from .baselines.sngp import SngpPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
@@ -46,6 +59,9 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             GP,
             SWAG,
             SNGP,
+            GBLL,
+            LDGBLL,
+            MAP_BLR,
         )
     }
 )
@@ -59,6 +75,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         BnnPosterior.key: BnnPosterior,
         DropoutPosterior.key: DropoutPosterior,
         SngpPosterior.key: SngpPosterior,
+        ExactLayerPosterior.key: ExactLayerPosterior,
     }
 )
 

@@ -1,5 +1,6 @@
 """The exact Gaussian process against the dense formulas in numpy, with its own hyperparameters."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -43,9 +44,10 @@ class Dense:
         process = posterior.process
         self.x, self.y = posterior.inputs.double().numpy(), posterior.targets.double().numpy()[:, output]
         self.scale = process.covar_module.base_kernel.lengthscale[output].detach().numpy()  # [1, d] or [1, 1]
-        self.amplitude = process.covar_module.outputscale[output].item()
-        self.noise = process.likelihood.noise[output].item()
-        self.centre = process.mean_module.constant[output].item()
+        self.unit = self.y.std()  # the hyperparameters are those of y / unit
+        self.amplitude = process.covar_module.outputscale[output].item() * self.unit**2
+        self.noise = process.likelihood.noise[output].item() * self.unit**2
+        self.centre = process.mean_module.constant[output].item() * self.unit
 
     def kernel(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return self.amplitude * np.exp(-0.5 * (((a[:, None] - b[None]) / self.scale) ** 2).sum(-1))
@@ -54,8 +56,9 @@ class Dense:
         return self.kernel(self.x, self.x) + self.noise * np.eye(len(self.x))
 
     def evidence(self) -> float:
+        """log p(y / unit)."""
         law = scipy.stats.multivariate_normal(np.full(len(self.x), self.centre), self.covariance())
-        return float(law.logpdf(self.y))
+        return float(law.logpdf(self.y)) + len(self.y) * math.log(self.unit)
 
     def predict(self, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         across = self.kernel(new, self.x)
@@ -84,6 +87,7 @@ def test_predictions_and_evidence_are_the_dense_ones(ard: bool) -> None:
 def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
     random = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(900, width, generator=random) for width in (2, 1))
+    targets = targets / targets.double().std(0, correction=0)
     process = ExactGp(inputs, targets, ard=False)
     found = process.log_marginal_likelihood().item()
     named = dict(process.named_parameters())
@@ -100,6 +104,15 @@ def test_the_fit_climbs_to_a_stationary_point() -> None:
     end = GpPosterior.from_state(fitted(data, GpConfig(ard=False, steps=300, rate=0.1))).process
     assert float(end.log_marginal_likelihood().detach()) > float(start.log_marginal_likelihood().detach()) + 1
     assert slope(end) < 1e-5 < 1e-2 < slope(start)
+
+
+def test_the_unit_of_the_targets_does_not_matter() -> None:
+    data = table()
+    wide = replace(data, transform=replace(data.transform, scale=data.transform.scale / 1000))  # type: ignore[operator]
+    new = data.tensors("validation")[0]
+    plain, scaled = (GpPosterior.from_state(fitted(d)).predict(new) for d in (data, wide))
+    torch.testing.assert_close(scaled.mean, 1000 * plain.mean, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(scaled.variance, 1e6 * plain.variance, rtol=1e-4, atol=1e-2)
 
 
 def test_it_beats_the_mean_and_knows_its_noise() -> None:

@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data import prepare
 from bdl_pipe.data.config import DatasetConfig, Table
@@ -112,7 +113,7 @@ def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: 
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre"])
-@pytest.mark.parametrize("method", [VBLL, VBLL_BNN], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [VBLL, VBLL_BNN, GBLL, LDGBLL, MAP_BLR], ids=lambda m: m.name)
 def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = np.round(random.normal(3, 2, (60, 5)), 3)

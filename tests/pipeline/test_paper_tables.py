@@ -34,6 +34,21 @@ def test_differences_in_combined_standard_errors() -> None:
     assert cell(Mean(2, 0.3, 2), "1.5").z is None and Cell(Mean(2, 0.3, 2)).z is None
 
 
+def test_disagreement_is_said_with_its_size() -> None:
+    far = {"nll": cell(Mean(2.48, 0.08, 20), "1.80", "0.06"), "rmse": cell(Mean(1.50, 0.10, 20), "1.42", "0.05")}
+    near = {"nll": cell(Mean(2.50, 0.08, 20), "2.41", "0.06"), "rmse": cell(None, "2.83", "0.16")}
+    lines = [
+        Line("VBLL", "run", "", True, far),
+        Line("RBF GP", "run", "", True, near),
+        Line("GBLL", None, "", False, {}),
+    ]
+    assert show.agreement(papers.load("vbll:table2"), lines).splitlines() == [
+        "ours − paper (in combined standard errors; ! beyond 3: 1 of 3)",
+        "  VBLL disagrees: NLL +0.68 (+6.8 !), RMSE +0.08 (+0.7)",
+        "  RBF GP agrees: NLL +0.09 (+0.9)",
+    ]
+
+
 def test_members_of_a_split_are_averaged_before_the_error() -> None:
     scores = [
         {"split": "test", "metric": "nll", "seed": split * 1000 + member, "value": 10.0 * split + member}

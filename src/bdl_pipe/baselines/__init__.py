@@ -4,7 +4,23 @@ from .bnn import BNN, BnnPosterior
 from .deterministic import DETERMINISTIC
 from .dropout import DROPOUT, DropoutPosterior
 from .ensemble import ENSEMBLE
+from .exact_layer import ExactLayerPosterior
+from .gbll import GBLL, LDGBLL
 from .gp import GP
+from .map_blr import MAP_BLR
 from .sngp import SNGP
 
-__all__ = ["BNN", "DETERMINISTIC", "DROPOUT", "ENSEMBLE", "GP", "SNGP", "BnnPosterior", "DropoutPosterior"]
+__all__ = [
+    "BNN",
+    "DETERMINISTIC",
+    "DROPOUT",
+    "ENSEMBLE",
+    "GBLL",
+    "GP",
+    "LDGBLL",
+    "MAP_BLR",
+    "SNGP",
+    "BnnPosterior",
+    "DropoutPosterior",
+    "ExactLayerPosterior",
+]

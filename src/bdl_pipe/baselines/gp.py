@@ -1,7 +1,9 @@
 """The method ``gp``: an exact Gaussian process with an RBF kernel, its hyperparameters by evidence maximisation.
 
 Adam descends minus the log marginal likelihood of the training rows, per row and output; each step
-factors an n×n matrix, O(on³), so it is for tables of a few thousand rows. See ``exact_gp`` for the model.
+factors an n×n matrix, O(on³), so it is for tables of a few thousand rows. See ``exact_gp`` for the model, which
+is fitted to targets over their deviation in the training rows, whatever unit the transform leaves them in: Adam starts
+at, and walks in steps of, hyperparameters of about 1.
 """
 
 from collections.abc import Mapping
@@ -48,7 +50,7 @@ class Evidence(Descent):
     """Minus the log marginal likelihood of all training rows."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
-        self.process, self._count = ExactGp(inputs, targets, ard), targets.numel()
+        self.process, self._count = ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
 
     def parameters(self) -> list[Tensor]:
         return list(self.process.parameters())
@@ -73,15 +75,17 @@ class GpPosterior:
     key = "gp"
 
     def __init__(self, inputs: Tensor, targets: Tensor, hyperparameters: Mapping[str, Tensor], ard: bool) -> None:
-        """Transformed inputs [n, d], standardised targets [n, o], and the parameters of ``ExactGp`` by name."""
+        """Transformed inputs [n, d], targets [n, o], and the parameters of ``ExactGp`` by name."""
         self.inputs, self.targets, self.ard = inputs, targets, ard
-        self.process = ExactGp(inputs, targets, ard)
+        self._unit = _unit(targets)
+        self.process = ExactGp(inputs, targets / self._unit, ard)
         _put(self.process, hyperparameters)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Of transformed inputs, in standardised units, computed in float64; ``rng`` is not used."""
+        """Of transformed inputs, in the targets' units, computed in float64; ``rng`` is not used."""
         mean, variance = self.process.predictive(inputs)
+        mean, variance = self._unit * mean, self._unit.square() * variance
         return Gaussian(mean[None].to(inputs.dtype), variance[None].to(inputs.dtype))
 
     def state(self) -> State:
@@ -108,6 +112,11 @@ def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: R
     task = Evidence(rows, targets, config.ard)
     descend(task, OptimiserConfig("adam", config.rate), config.steps, report)
     return GpPosterior(rows, targets, task.state(), config.ard).state()
+
+
+def _unit(targets: Tensor) -> Tensor:
+    """The deviation of each output [o], float64."""
+    return targets.double().std(0, correction=0)
 
 
 @torch.no_grad()

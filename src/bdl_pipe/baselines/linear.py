@@ -143,9 +143,10 @@ def jacobian_moments(
     Args:
         trunk: φ, one row [d] -> [h], the features that ``q`` was made with (a bias included).
     """
-    slopes = vmap(jacfwd(trunk))(inputs)  # ∂φ/∂x [b, h, d]
-    root = torch.linalg.solve_triangular(q.factor, slopes, upper=False).mT
-    return JacobianMoments(torch.einsum("bhd,ho->bdo", slopes, q.mean), root)
+    slopes = vmap(jacfwd(trunk), out_dims=1)(inputs)  # ∂φ/∂x [h, b, d]
+    # one solve of b·d columns, not b of d: a batch of solves would copy the factor b times
+    root = torch.linalg.solve_triangular(q.factor, slopes.flatten(1), upper=False).reshape(slopes.shape)
+    return JacobianMoments(torch.einsum("hbd,ho->bdo", slopes, q.mean), root.permute(1, 2, 0))
 
 
 def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> Float[Tensor, " b"]:

@@ -32,16 +32,19 @@ class MeanField(nn.Module):
         require(initial_sd > 0, "initial_sd", "must be > 0", initial_sd)
         require(prior_scale > 0, "prior_scale", "must be > 0", prior_scale)
         self.module = module
-        self._prior = {}  # name -> prior variance
-        sds = {}
+        self._shapes: dict[str, torch.Size] = {}  # of every Gaussian weight, by its name in ``module``
+        sds, priors = {}, []
         for place, layer in module.named_modules():
             if isinstance(layer, _LAYERS):
                 fan_in = layer.weight[0].numel()
                 for name, weight in layer.named_parameters(recurse=False):
                     full = f"{place}.{name}" if place else name
-                    self._prior[full] = prior_scale / math.sqrt(fan_in)
+                    self._shapes[full] = weight.shape
+                    priors.append(torch.full((weight.numel(),), prior_scale / math.sqrt(fan_in), dtype=torch.float64))
                     sds[_key(full)] = nn.Parameter(torch.full_like(weight, math.log(initial_sd)).detach())
         self.log_sd = nn.ParameterDict(sds)
+        self._prior: Tensor
+        self.register_buffer("_prior", torch.cat(priors), persistent=False)  # prior variances [weight]
 
     def draw(self, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...]."""
@@ -49,21 +52,26 @@ class MeanField(nn.Module):
 
     def forward(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
         """The module's output with the weights m + s·noise."""
-        means = dict(self.module.named_parameters())
-        weights = {}
-        for name in self._prior:
-            weights[name] = means[name] + self.log_sd[_key(name)].exp() * noise[_key(name)]
+        means, log_sds = self._flat()
+        drawn = means + log_sds.exp() * torch.cat([noise[_key(name)].flatten() for name in self._shapes])
+        parts = drawn.split([shape.numel() for shape in self._shapes.values()])
+        weights = {k: part.view(shape) for (k, shape), part in zip(self._shapes.items(), parts, strict=True)}
         return functional_call(self.module, weights, (inputs,))
 
     def kl(self) -> Tensor:
         """KL(q(θ) || p(θ)), a scalar, constants kept."""
+        means, log_sds = self._flat()
+        prior = self._prior.to(means)
+        log_ratio = 2 * log_sds - prior.log()
+        return 0.5 * (log_ratio.exp() + means.square() / prior - 1 - log_ratio).sum()
+
+    def _flat(self) -> tuple[Tensor, Tensor]:
+        """m and log s of all weights [weight]: a few operations on these in place of as many on each layer's."""
         means = dict(self.module.named_parameters())
-        terms = []
-        for name, prior in self._prior.items():
-            log_sd = self.log_sd[_key(name)]
-            ratio = (2 * log_sd).exp() / prior
-            terms.append(0.5 * (ratio + means[name].square() / prior - 1 - ratio.log()).sum())
-        return torch.stack(terms).sum()
+        return (
+            torch.cat([means[name].flatten() for name in self._shapes]),
+            torch.cat([self.log_sd[_key(name)].flatten() for name in self._shapes]),
+        )
 
 
 def _key(name: str) -> str:

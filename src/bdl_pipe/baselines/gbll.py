@@ -1,0 +1,200 @@
+"""The methods ``gbll`` and ``ldgbll``: features trained through the exact evidence of the layer on them.
+
+Watson, Lin, Klink, Pajarinen & Peters 2021, "Latent Derivative Bayesian Last Layer Networks", as the baselines of
+Harrison, Willes & Snoek 2024 (table 2, G.2). ``gbll`` descends −log p(Y | Φ)/n over the trunk, the prior variance s
+and the noise variance σ² (by their logarithms); ``ldgbll`` adds a zero-mean prior on the function's derivatives.
+See ``linear`` for both losses. The predictive is the exact one at the last trunk, s and σ².
+
+Deviation: every step takes all rows, so an epoch is one step and the evidence that of the data; by Harrison et
+al.'s account Watson et al. take batches of 32, whose evidences do not add up to it. A step costs O(nh² + h³), and
+the derivatives O(bdh²) at b rows of d columns.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import ChooseConfig, LearnConfig, Learned, Learner
+from ..learning import learn
+from ..method import Inputs, Method, Room, alone
+from ..networks import MlpConfig
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from ..training import OptimiserConfig
+from . import linear
+from .exact_layer import ExactLayerPosterior, TrunkSpec, features, predict
+from .linear import LinearPosterior
+
+
+@dataclass(frozen=True)
+class GbllConfig:
+    """``methods.gbll``.
+
+    Attributes:
+        network: the trunk, without dropout.
+        epochs: steps, each on all rows; with ``choose`` the most there may be.
+        optimiser: the update rule; weight decay leaves s and σ² alone.
+        choose: how the number of epochs is chosen on validation rows; null: all of them.
+        prior_variance: s at the start, of each weight and the bias.
+        noise_variance: σ² at the start, in the units of the transformed targets.
+    """
+
+    network: MlpConfig
+    epochs: int
+    optimiser: OptimiserConfig
+    choose: ChooseConfig | None
+    prior_variance: float
+    noise_variance: float
+
+    def __post_init__(self) -> None:
+        require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
+        for name in ("epochs", "prior_variance", "noise_variance"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class LdgbllConfig(GbllConfig):
+    """``methods.ldgbll``: also the prior on derivatives; the activation must be leaky_relu.
+
+    Attributes:
+        derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
+        weight: factor of the derivatives' mean KL, beside the evidence per row.
+        derivative_rows: training rows at which derivatives are looked at, drawn anew each step; null: all.
+    """
+
+    derivative_variance: float
+    weight: float
+    derivative_rows: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # at a row where no rectifier is active a derivative has no variance, and its KL is infinite
+        slope = self.network.activation
+        require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
+        require(self.derivative_variance > 0, "derivative_variance", "must be > 0", self.derivative_variance)
+        require(self.weight >= 0, "weight", "must be >= 0", self.weight)
+        some = self.derivative_rows is None or self.derivative_rows > 0
+        require(some, "derivative_rows", "must be > 0 or null", self.derivative_rows)
+
+
+class Gbll(Learner):
+    """A trunk, s and σ², and the training rows, which the predictive is conditioned on.
+
+    Attributes:
+        network: inputs -> features.
+        log_prior_variance, log_noise_variance: log s and log σ².
+        rows, targets: the transformed training rows; a posterior's state does not have them.
+    """
+
+    rows: Tensor
+    targets: Tensor
+
+    def __init__(self, config: GbllConfig, data: FitData, rng: Seed) -> None:
+        super().__init__()
+        self.network = TrunkSpec(config.network, data.input_shape).build(rng)
+        self.log_prior_variance = nn.Parameter(torch.tensor(math.log(config.prior_variance)))
+        self.log_noise_variance = nn.Parameter(torch.tensor(math.log(config.noise_variance)))
+        rows, targets = data.tensors("train", data.device)
+        self.register_buffer("rows", rows)
+        self.register_buffer("targets", targets)
+
+    def variances(self) -> tuple[Tensor, Tensor]:
+        """s and σ², float64."""
+        return self.log_prior_variance.double().exp(), self.log_noise_variance.double().exp()
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        assert len(inputs) == num_train, "the evidence is of all rows at once"
+        return linear.gbll_loss(features(self.network, inputs), targets.double(), *self.variances())
+
+    def posterior(self) -> LinearPosterior:
+        """Of the last layer, given the training rows."""
+        return linear.posterior(features(self.network, self.rows), self.targets.double(), *self.variances())
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return predict(self.posterior(), self.network, inputs)
+
+    def undecayed(self) -> set[str]:
+        return {"log_prior_variance", "log_noise_variance"}
+
+
+class Ldgbll(Gbll):
+    """:class:`Gbll` with the prior on derivatives."""
+
+    def __init__(self, config: LdgbllConfig, data: FitData, rng: Seed) -> None:
+        super().__init__(config, data, rng)
+        self.config = config
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        fit = super().forward(inputs, targets, num_train, noise)
+        layer = linear.posterior(features(self.network, inputs), targets.double(), *self.variances())
+        at = inputs[noise["rows"]] if "rows" in noise else inputs
+        jacobian = linear.jacobian_moments(layer, lambda x: features(self.network, x[None])[0], at)
+        return fit + self.config.weight * linear.derivative_kl(jacobian, self.config.derivative_variance).mean()
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The rows of the batch at which derivatives are looked at, [steps, row]."""
+        count = self.config.derivative_rows
+        if count is None or count >= batch:
+            return {}
+        return {"rows": torch.stack([torch.randperm(batch, generator=generator)[:count] for _ in range(steps)])}
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: GbllConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``; ``inputs`` are not used.
+
+    Raises:
+        DataError: there are more rows than an exact layer can hold.
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
+    spec, most = TrunkSpec(config.network, data[0].input_shape), max(len(d.train) for d in data)
+    spec.check_size(name, most)
+    how = LearnConfig(config.epochs, most, config.optimiser, config.choose)
+
+    def build(rows: FitData, rng: Seed) -> Gbll:
+        return learner(config, rows, rng)  # type: ignore[arg-type]
+
+    try:
+        fitted = learn(build, data, how, rngs=rngs, report=report)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise FloatingPointError("the features became NaN or infinite: lower the learning rate") from error
+    return [_finish(spec, build(d, Seed(0)), member) for d, member in zip(data, fitted, strict=True)]
+
+
+@torch.no_grad()
+def _finish(spec: TrunkSpec, learner: Gbll, learned: Learned) -> State:
+    device = learner.rows.device
+    learner.load_state_dict(learned.state)
+    learner = learner.to(device).eval()
+    return ExactLayerPosterior.of(spec, learned, learner.posterior(), float(learner.variances()[0]))
+
+
+_SEARCH = {
+    "optimiser.rate": (1e-3, 1e-1, "log"),
+    "optimiser.weight_decay": (1e-4, 1.0, "log"),
+    "prior_variance": (1e-3, 1e1, "log"),
+}
+
+GBLL = Method(
+    name="gbll",
+    config=GbllConfig,
+    tasks=("regression",),
+    rooms={"student": Room(alone(fit), together=fit)},
+    search=_SEARCH,  # type: ignore[arg-type]
+)
+LDGBLL = Method(
+    name="ldgbll",
+    config=LdgbllConfig,
+    tasks=("regression",),
+    rooms={"student": Room(alone(fit), together=fit)},
+    search=_SEARCH | {"derivative_variance": (1e-2, 1e1, "log"), "weight": (1e-3, 1.0, "log")},  # type: ignore[arg-type]
+)

@@ -1,0 +1,106 @@
+"""The method ``map_blr``: a network trained to its MAP, then Bayesian linear regression on its fixed features.
+
+Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
+Willes & Snoek 2024 (table 2). The network has a linear head and one noise variance learned as a point; weight decay
+is its prior. Head and noise are then thrown away: the prior and noise variance of the new layer maximise the evidence
+of the training rows (``evidence``), where Snoek et al. sample them, and its posterior is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from .. import networks
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import LearnConfig, Learned, Learner
+from ..learning import learn
+from ..method import Inputs, Method, Room, alone
+from ..networks import MlpConfig
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from . import linear
+from .evidence import fit_hyperparameters
+from .exact_layer import ExactLayerPosterior, TrunkSpec, features
+from .likelihood import PointNoise
+
+
+@dataclass(frozen=True)
+class MapBlrConfig:
+    """``methods.map_blr``.
+
+    Attributes:
+        network: the architecture.
+        learn: how it is trained; weight decay leaves the noise alone. Epochs are chosen by the network's own score.
+        noise_variance: σ² of the network at the start, in the units of the transformed targets.
+    """
+
+    network: MlpConfig
+    learn: LearnConfig
+    noise_variance: float
+
+    def __post_init__(self) -> None:
+        require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
+
+
+@final
+class PointNetwork(Learner):
+    """A network whose outputs are means of one noise variance."""
+
+    def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
+        super().__init__()
+        self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
+        self.likelihood = PointNoise("regression", config.noise_variance)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self.likelihood(self.network(inputs)[None])
+
+    def undecayed(self) -> set[str]:
+        return {"likelihood.log_variance"}
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: MapBlrConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``; ``inputs`` are not used.
+
+    Raises:
+        DataError: there are more rows than an exact layer can hold.
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    spec = TrunkSpec(config.network, data[0].input_shape)
+    spec.check_size("map_blr", max(len(d.train) for d in data))
+    fitted = learn(lambda d, rng: PointNetwork(config, d, rng), data, config.learn, rngs=rngs, report=report)
+    return [_finish(spec, config, d, member) for d, member in zip(data, fitted, strict=True)]
+
+
+@torch.no_grad()
+def _finish(spec: TrunkSpec, config: MapBlrConfig, data: FitData, learned: Learned) -> State:
+    """The exact layer on the trained trunk, given the training rows alone."""
+    learner = PointNetwork(config, data, Seed(0)).eval()
+    learner.load_state_dict(learned.state)
+    rows, targets = data.tensors("train", data.device)
+    phi, y = features(learner.network.trunk.to(data.device), rows), targets.double()
+    chosen = fit_hyperparameters(phi, y)
+    layer = linear.posterior(phi, y, chosen.prior_variance, chosen.noise_variance)
+    return ExactLayerPosterior.of(spec, learned, layer, chosen.prior_variance)
+
+
+MAP_BLR = Method(
+    name="map_blr",
+    config=MapBlrConfig,
+    tasks=("regression",),
+    rooms={"student": Room(alone(fit), together=fit)},
+    search={
+        "learn.optimiser.rate": (1e-3, 1e-1, "log"),
+        "learn.optimiser.weight_decay": (1e-4, 1.0, "log"),
+    },
+)

@@ -1,0 +1,211 @@
+"""Layers of exact evidence as methods: their losses, predictives and derivatives, and what they never see."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR, ExactLayerPosterior, linear
+from bdl_pipe.baselines.evidence import fit_hyperparameters
+from bdl_pipe.baselines.exact_layer import features
+from bdl_pipe.baselines.gbll import Gbll, Ldgbll
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.method import Method
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, LEAKY
+from tests.conftest import make_tiny_table
+
+METHODS = [GBLL, LDGBLL, MAP_BLR]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+
+
+def config_of(method: Method, **changes: Any) -> Any:
+    return read(method.config, CONFIGS[method.name, "regression"] | changes, method.name)
+
+
+def fitted(method: Method, data: FitData, **changes: Any) -> State:
+    config = config_of(method, **changes)
+    return method.rooms["student"].make(data, {}, config, rng=Seed(3), report=Silent())
+
+
+def numpy_features(state: State, inputs: Tensor) -> np.ndarray:
+    """The one hidden layer of the test's network, and a one, in float64."""
+    weight, bias = (state.tensors[f"network.trunk.1.{k}"].double().numpy() for k in ("weight", "bias"))
+    below = 0.01 if state.config["spec"]["network"]["activation"] == "leaky_relu" else 0.0
+    hidden = inputs.double().numpy() @ weight.T + bias
+    hidden = np.where(hidden > 0, hidden, below * hidden)
+    return np.c_[hidden, np.ones(len(hidden))]
+
+
+def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: float, noise: float) -> Any:
+    """Mean and variance at ``star`` in function space, through the n×n covariance."""
+    gain = prior * star @ phi.T @ np.linalg.inv(prior * phi @ phi.T + noise * np.eye(len(phi)))
+    return gain @ y, prior * (star**2).sum(1) - (gain * (prior * star @ phi.T)).sum(1) + noise
+
+
+@each_method
+def test_the_predictive_is_a_gaussian_process_with_the_features_as_kernel(method: Method) -> None:
+    """Up to the float32 of the features, of which 1e-5 is left."""
+    data = make_tiny_table()
+    state = fitted(method, data)
+    (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
+    phi, star = numpy_features(state, x), numpy_features(state, new)
+    prior, noise = state.config["prior_variance"], float(state.tensors["noise_variance"])
+    mean, variance = gaussian_process(phi, y.double().numpy(), star, prior, noise)
+    found = ExactLayerPosterior.from_state(state).predict(new)
+    np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-5)
+    np.testing.assert_allclose(found.variance.numpy()[:, 0], variance, atol=1e-5)
+    assert np.abs(gaussian_process(phi, y.numpy(), star, prior, 1.1 * noise)[1] - variance).max() > 1e-3  # control
+
+
+@each_method
+def test_the_layer_is_exact_at_the_fitted_features(method: Method) -> None:
+    """1e-6, and no training row in the state."""
+    data = make_tiny_table()
+    posterior = ExactLayerPosterior.from_state(fitted(method, data))
+    (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
+    with torch.no_grad():
+        phi, star = (features(posterior.trunk, v).numpy() for v in (x, new))
+    about, noise = posterior.state().config, float(posterior.layer.noise_variance)
+    mean, variance = gaussian_process(phi, y.double().numpy(), star, about["prior_variance"], noise)
+    found = linear.predict(posterior.layer, torch.tensor(star))
+    np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-6)
+    np.testing.assert_allclose(found.variance.numpy()[:, 0], variance, atol=1e-6)
+    names = {"network.trunk.1.weight", "network.trunk.1.bias", "mean", "factor", "noise_variance"}
+    assert posterior.state().tensors.keys() == names
+
+
+def test_the_loss_is_minus_the_evidence_of_all_rows() -> None:
+    data = make_tiny_table()
+    model = Gbll(config_of(GBLL), data, Seed(0))
+    x, y = data.tensors("train")
+    with torch.no_grad():
+        phi = features(model.network, x)
+        found = model(x, y, len(x), {})
+    law = torch.distributions.MultivariateNormal(
+        torch.zeros(len(x)).double(), 1.0 * phi @ phi.T + 0.1 * torch.eye(len(x)).double()
+    )
+    torch.testing.assert_close(found, -law.log_prob(y.double()[:, 0]) / len(x), atol=1e-6, rtol=1e-6)
+    with pytest.raises(AssertionError, match="all rows at once"):
+        model(x[:-1], y[:-1], len(x), {})
+
+
+def test_the_latent_derivative_loss_is_that_of_finite_differences() -> None:
+    """KL of N(μ, τ) from N(0, v), μ and τ by central differences of the predictive's weights and features."""
+    data = make_tiny_table()
+    config = config_of(LDGBLL, derivative_variance=0.7, weight=0.3)
+    model = Ldgbll(config, data, Seed(0)).double()
+    model.rows, model.targets = model.rows.double(), model.targets.double()
+    x, y, at = model.rows, model.targets, torch.tensor([4, 0, 17])
+    with torch.no_grad():
+        found = float(model(x, y, len(x), {"rows": at}) - Gbll.forward(model, x, y, len(x), {}))
+        q, step, total = model.posterior(), 1e-6, 0.0
+        for j in range(4):
+            shift = step * torch.eye(4).double()[j]
+            slopes = (features(model.network, x[at] + shift) - features(model.network, x[at] - shift)) / (2 * step)
+            mean = (slopes @ q.mean)[:, 0]
+            scale = (slopes @ torch.cholesky_inverse(q.factor) * slopes).sum(1).sqrt()
+            prior = torch.distributions.Normal(torch.zeros(3).double(), math.sqrt(0.7))
+            kl = torch.distributions.kl_divergence(torch.distributions.Normal(mean, scale), prior)
+            total += 0.3 * float(kl.mean())
+    assert found == pytest.approx(total, rel=1e-6)
+    with torch.no_grad():  # control: other rows have other derivatives
+        other = float(model(x, y, len(x), {"rows": at + 1}) - Gbll.forward(model, x, y, len(x), {}))
+    assert abs(other - found) > 1e-3 * abs(found)
+
+
+@pytest.mark.parametrize("rows", [None, 20])
+def test_without_weight_it_is_gbll_bit_for_bit(rows: int | None) -> None:
+    data = make_tiny_table()
+    plain = fitted(GBLL, data, network=LEAKY)
+    latent = fitted(LDGBLL, data, weight=0.0, derivative_rows=rows)
+    assert all(torch.equal(value, latent.tensors[name]) for name, value in plain.tensors.items())
+    weighted = fitted(LDGBLL, data, weight=0.1, derivative_rows=rows)
+    assert any(not torch.equal(value, weighted.tensors[name]) for name, value in plain.tensors.items())
+
+
+def test_a_strong_prior_on_derivatives_flattens_the_function() -> None:
+    data = make_tiny_table()
+    x, _ = data.tensors("train")
+    how = {"epochs": 60, "choose": None}
+    strong = {"weight": 10.0, "derivative_variance": 1e-2, "derivative_rows": None}
+    states = fitted(GBLL, data, **how), fitted(LDGBLL, data, **how, **strong)
+    plain, flat = (ExactLayerPosterior(state).predict(x).mean.std() for state in states)
+    assert flat < 0.75 * plain
+
+
+def test_derivatives_are_looked_at_at_distinct_rows_of_each_step() -> None:
+    model = Ldgbll(config_of(LDGBLL), make_tiny_table(), Seed(0))
+    drawn = model.noise(6, 80, Seed(1).generator())["rows"]
+    assert drawn.shape == (6, 20) and int(drawn.min()) >= 0 and int(drawn.max()) < 80
+    assert all(len(set(row.tolist())) == 20 for row in drawn)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert model.noise(6, 20, Seed(1).generator()) == {}  # all of a batch: no choice
+
+
+@each_method
+def test_the_layers_variances_are_fitted_to_the_training_rows_alone(method: Method) -> None:
+    data = make_tiny_table()
+    wild = Split(1e3 * data.validation.inputs[::-1].copy(), -data.validation.targets.copy())
+    changes = {"learn": CONFIGS["map_blr", "regression"]["learn"] | {"choose": None}}
+    changes = changes if method is MAP_BLR else {"choose": None}
+    one, other = (fitted(method, d, **changes) for d in (data, dataclasses.replace(data, validation=wild)))
+    assert one.config == other.config
+    assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
+
+
+def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> None:
+    data = make_tiny_table()
+    posterior = ExactLayerPosterior(fitted(MAP_BLR, data))
+    x, y = data.tensors("train")
+    with torch.no_grad():
+        phi = features(posterior.trunk, x)
+    found = posterior.state().config["prior_variance"], float(posterior.layer.noise_variance)
+    best = fit_hyperparameters(phi, y)
+    assert found == pytest.approx((best.prior_variance, best.noise_variance), rel=1e-9)
+
+    def evidence(prior: float, noise: float) -> float:
+        return float(linear.log_marginal_likelihood(phi, y.double(), prior, noise))
+
+    around = [(1.2, 1), (0.8, 1), (1, 1.2), (1, 0.8)]
+    assert all(evidence(found[0] * a, found[1] * b) < evidence(*found) for a, b in around)
+
+
+@pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)
+def test_the_evidence_rises_and_its_variances_move_undecayed(method: Method) -> None:
+    data = make_tiny_table()
+    how = {"choose": None, "optimiser": {"name": "adamw", "rate": 2e-2, "weight_decay": 0.1}}
+    short, long = (fitted(method, data, epochs=epochs, **how) for epochs in (1, 80))
+    assert long.config["loss"] < short.config["loss"] - 0.3
+    new, targets = data.tensors("validation")
+    assert (ExactLayerPosterior(long).predict(new).mean - targets).square().mean() < 0.3 * targets.var()
+    still = {"name": "sgd", "rate": 1e-30, "weight_decay": 1e25}
+    kept = fitted(method, data, epochs=1, choose=None, optimiser=still)
+    assert float(kept.tensors["noise_variance"]) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_what_is_refused() -> None:
+    rows = 600_000
+    many = Split(np.zeros((rows, 4)), np.zeros((rows, 1)))
+    for method in METHODS:
+        with pytest.raises(DataError, match=rf"^{method.name}: the data must have at most 555555 training rows for 9 "):
+            fitted(method, dataclasses.replace(make_tiny_table(), train=many))
+    with pytest.raises(ConfigError, match=r"^gbll\.network\.dropout must be 0, got 0.1"):
+        config_of(GBLL, network={"name": "mlp", "hidden": [4], "dropout": 0.1})
+    with pytest.raises(ConfigError, match=r"^ldgbll\.network\.activation must be leaky_relu"):
+        config_of(LDGBLL, network={"name": "mlp", "hidden": [4]})
+    with pytest.raises(ConfigError, match=r"^ldgbll\.weight must be >= 0"):
+        config_of(LDGBLL, weight=-1.0)
+    for key in ("prior_variance", "noise_variance", "epochs", "derivative_variance"):
+        with pytest.raises(ConfigError, match=rf"^ldgbll\.{key} must be > 0"):
+            config_of(LDGBLL, **{key: 0})
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "rate": 1e30})
