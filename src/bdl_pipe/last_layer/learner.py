@@ -64,7 +64,8 @@ class GenerativeLayer:
     """A last layer of class means; see :class:`Generative`.
 
     Attributes:
-        refit: densities for unfamiliar inputs by G-VBLL-MAP, fitted to the training features after training.
+        refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
+            features after training.
     """
 
     dirichlet: float
@@ -174,7 +175,7 @@ class LastLayerLearner(Learner):
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng, None)
 
     def predict_refit(self, inputs: Tensor, refit: Refit, *, rng: Seed) -> Predictive:
-        """As :meth:`predict`, with the refitted feature density in place of the layer's."""
+        """As :meth:`predict`, with the refitted feature density beside the layer's own."""
         return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng, refit)
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
@@ -195,7 +196,7 @@ class LastLayerLearner(Learner):
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
             if refit is not None:
                 assert isinstance(part, Categorical)
-                part = Categorical(part.draw_log_probs, refit.log_density(features))
+                part = Categorical(part.draw_log_probs, part.log_density, refit.log_density(features))
             parts.append(part)
         return parts[0] if len(parts) == 1 else _mixture(parts)
 
@@ -205,10 +206,14 @@ def _mixture(parts: list[Any]) -> Predictive:
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]
-    density = None
-    if parts[0].log_density is not None:  # eq. 73
-        density = torch.logsumexp(torch.stack([p.log_density for p in parts]), 0) - math.log(len(parts))
-    return Categorical(log_probs, density)
+    densities = [_mean_density([getattr(p, name) for p in parts]) for name in ("log_density", "refit_log_density")]
+    return Categorical(log_probs, *densities)
+
+
+def _mean_density(parts: list[Tensor | None]) -> Tensor | None:
+    """The log of the mean of densities [batch] (eq. 73); None where there are none."""
+    known = [part for part in parts if part is not None]
+    return torch.logsumexp(torch.stack(known), 0) - math.log(len(parts)) if known else None
 
 
 @final
