@@ -180,7 +180,9 @@ class _Run(Descent):
             inputs = parallel.shard(self._pictures(self._inputs[0].index_select(0, rows[0]), step))
             targets = parallel.shard(self._targets[0].index_select(0, rows[0]))
             with dropout_masks(self._learner, self._rngs[0].fold("dropout", step, parallel.world()[0])):
-                each = self._learner(inputs, targets, count, {k: v[0] for k, v in noise.items()})[None]
+                each = self._learner(inputs, targets, count, self._learner.share({k: v[0] for k, v in noise.items()}))[
+                    None
+                ]
         self._each = parallel.mean(each.detach())
         return each.sum()
 
@@ -252,6 +254,7 @@ class _Run(Descent):
         choose = self._config.choose
         if self._held and choose is not None and done % choose.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
+            scores = parallel.mean(scores.to(self._inputs.device)).cpu()  # or ranks could stop at different epochs
             better = scores < self._best  # a score that is no number is not better
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
