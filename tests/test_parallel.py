@@ -63,7 +63,7 @@ def test_two_ranks_end_where_one_process_does(found: list[dict[str, Any]], alone
 def test_two_ranks_fit_the_posterior_of_one_process(
     found: list[dict[str, Any]], tiny_images: FitData, name: str
 ) -> None:
-    """To 1e-6 of 1 or of a tensor's largest entry: the noise, the masks of a row, KL and refit are those of one process."""
+    """To 1e-6 of 1 or of a tensor's largest entry: noise, the masks of a row, KL and refit are those of one process."""
     moved = 0.0
     for key, value in ranks.student(name, tiny_images).tensors.items():
         one, other = (rank["students"][name][key] for rank in found)

@@ -180,9 +180,8 @@ class _Run(Descent):
             inputs = parallel.shard(self._pictures(self._inputs[0].index_select(0, rows[0]), step))
             targets = parallel.shard(self._targets[0].index_select(0, rows[0]))
             with dropout_masks(self._learner, self._rngs[0].fold("dropout", step, parallel.world()[0])):
-                each = self._learner(inputs, targets, count, self._learner.share({k: v[0] for k, v in noise.items()}))[
-                    None
-                ]
+                own = self._learner.share({k: v[0] for k, v in noise.items()})
+                each = self._learner(inputs, targets, count, own)[None]
         self._each = parallel.mean(each.detach())
         return each.sum()
 

@@ -3,7 +3,9 @@
 Point features: −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
 Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer stays
 marginalised, and KL(q(θ) ‖ p(θ))/T is added (eq. 64); the prediction averages over draws of θ after the
-softmax (eq. 71), each of them with the layer's own predictive.
+softmax (eq. 71), each of them with the layer's own predictive. Or, as that paper's image models (G.3), the
+trunk is a point and one Gaussian linear layer, as wide as it, stands between trunk and last layer: all draws
+share the trunk's output.
 
 Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C.
 """
@@ -22,6 +24,7 @@ from ..config import read, to_mapping
 from ..errors import require
 from ..learner import Learner
 from ..networks import NetworkConfig
+from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -82,18 +85,27 @@ class FeaturesConfig:
     """Variational features.
 
     Attributes:
-        initial_sd: deviation of every trunk weight at the start.
-        kl_weight: of the trunk's KL; 1 is the bound.
-        draws: trunks in a prediction.
-        validation_draws: trunks in a validation score.
+        initial_sd: deviation of every Gaussian weight at the start.
+        kl_weight: of the features' KL; 1 is the bound.
+        draws: of the features in a prediction.
+        validation_draws: of the features in a validation score.
+        stochastic: ``all``: every weight of the trunk is Gaussian, prior N(0, 4/√fan-in); ``linear``: those of
+            a linear layer after it alone.
+        prior_variance: of each weight and bias of that linear layer; for ``linear`` alone.
     """
 
     initial_sd: float
     kl_weight: float
     draws: int
     validation_draws: int
+    stochastic: Literal["all", "linear"] = "all"
+    prior_variance: float | None = None
 
     def __post_init__(self) -> None:
+        linear = self.stochastic == "linear"
+        rule = "must be > 0 where stochastic is linear, and null where it is all"
+        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
+        require(good, "prior_variance", rule, self.prior_variance)
         require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.draws > 0, "draws", "must be > 0", self.draws)
@@ -121,7 +133,7 @@ class LastLayerSpec:
         """A freshly initialised model; ``class_counts`` [class] for a generative layer."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
-        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")))
+        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")), rng)
 
     def _layer(self, width: int, counts: Tensor, rng: Seed) -> Layer:
         c = self.layer
@@ -143,29 +155,41 @@ class LastLayerSpec:
 
 @final
 class LastLayerLearner(Learner):
-    """``layer(trunk(x))``; the trunk's weights are points, or Gaussian."""
+    """``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian."""
 
-    def __init__(self, spec: LastLayerSpec, trunk: nn.Module, layer: Layer) -> None:
+    def __init__(self, spec: LastLayerSpec, trunk: networks.Network, layer: Layer, rng: Seed) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
-        self.trunk = trunk if spec.features is None else MeanField(trunk, spec.features.initial_sd)
+        self.trunk: nn.Module = trunk
+        self.linear: MeanField | None = None
+        features = spec.features
+        if features is not None and features.prior_variance is None:
+            self.trunk = MeanField(trunk, features.initial_sd)
+        elif features is not None and features.prior_variance is not None:
+            between = lecun_normal(nn.Linear(trunk.width, trunk.width), rng.fold("linear").generator())
+            scale = features.prior_variance * math.sqrt(trunk.width)  # the prior that MeanField divides by √fan-in
+            self.linear = MeanField(between, features.initial_sd, scale)
+
+    @property
+    def _random(self) -> MeanField | None:
+        """What is Gaussian in the features."""
+        return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
         loss = self.layer.loss(features, targets, num_train=num_train)
         if self.spec.layer.kl_weight != 1:
             loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
-        if self.spec.features is not None:
-            assert isinstance(self.trunk, MeanField)
-            loss = loss + self.spec.features.kl_weight * self.trunk.kl() / num_train
+        if self.spec.features is not None and self._random is not None:
+            loss = loss + self.spec.features.kl_weight * self._random.kl() / num_train
         return loss
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return self.trunk.draw(steps, generator) if isinstance(self.trunk, MeanField) else {}
+        return {} if self._random is None else self._random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
         """Weight decay is the prior of a point trunk; everything else has a prior of its own."""
-        spared = "" if self.spec.features is not None else "layer."
+        spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
@@ -180,19 +204,28 @@ class LastLayerLearner(Learner):
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
         """φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
-        noise: dict[str, Tensor] = {}
-        if isinstance(self.trunk, MeanField):
-            drawn = self.trunk.draw(1, rng.fold("trunk", draw).generator())
-            noise = {k: v[0].to(inputs.device) for k, v in drawn.items()}
-        return self._features(inputs, noise)
+        return self._features(inputs, self._drawn(draw, rng, inputs))
+
+    def _drawn(self, draw: int, rng: Seed, inputs: Tensor) -> dict[str, Tensor]:
+        if self._random is None:
+            return {}
+        drawn = self._random.draw(1, rng.fold("trunk", draw).generator())
+        return {k: v[0].to(inputs.device) for k, v in drawn.items()}
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
-        return self.trunk(inputs, noise) if isinstance(self.trunk, MeanField) else self.trunk(inputs)
+        if isinstance(self.trunk, MeanField):
+            return self.trunk(inputs, noise)
+        return self._after_trunk(self.trunk(inputs), noise)
+
+    def _after_trunk(self, features: Tensor, noise: dict[str, Tensor]) -> Tensor:
+        return features if self.linear is None else self.linear(features, noise)
 
     def _average(self, inputs: Tensor, draws: int, rng: Seed, refit: Refit | None) -> Predictive:
         parts = []
+        shared = None if isinstance(self.trunk, MeanField) else self.trunk(inputs)
         for draw in range(draws):
-            features = self.features(inputs, draw, rng)
+            noise = self._drawn(draw, rng, inputs)
+            features = self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
             if refit is not None:
                 assert isinstance(part, Categorical)

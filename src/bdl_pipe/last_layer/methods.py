@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..artifacts import State
 from ..config import read
@@ -119,6 +119,8 @@ def _start(learner: LastLayerLearner, trajectory: State) -> None:
     last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
     trunk.load_state_dict({k: v for k, v in last.items() if k.startswith("trunk.")})
+    if learner.linear is not None:
+        nn.init.eye_(learner.linear.module.weight)  # the features that the head is for
     if not isinstance(learner.layer, Generative):
         learner.layer.mean.copy_(last["head.weight"][: len(learner.layer.mean)])  # of a Gaussian head, the means
 
