@@ -14,10 +14,12 @@ from bdl_pipe import parallel
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.methods import METHODS
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory import SGD, SgdConfig
 
+from .cases import CONFIGS
 from .conftest import make_tiny_images
 
 SECTION = {
@@ -27,6 +29,12 @@ SECTION = {
     "batch": 32,
     "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
     "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
+}
+SHARED = ("d_vbll", "g_vbll", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp")
+LEARN = {
+    "epochs": 3,
+    "batch": 32,
+    "optimiser": {"name": "sgd", "rate": 0.01, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
 }
 STOP = 7  # the step at which the first attempt of the interrupted run is killed
 
@@ -62,6 +70,15 @@ def trajectory(data: FitData, report: Report, **changes: object) -> State:
     return SGD.rooms["trajectory"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=report)
 
 
+def student(name: str, data: FitData) -> State:
+    """A fit of the method ``name``; by plain SGD, since Adam blows up the rounding of a gradient that is almost 0."""
+    section = CONFIGS[name, "classification"]
+    key = "training" if name == "sngp" else "learn"
+    section = section | {key: LEARN, "network": {**section["network"], "norm": "instance"}}  # batch norm would differ
+    config = read(METHODS[name].config, section, f"methods.{name}")
+    return METHODS[name].rooms["student"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
+
+
 def interrupted(data: FitData) -> Report:
     """A run of one process that ended at step ``STOP``."""
     report = Listening(stop=STOP)
@@ -92,6 +109,7 @@ def _findings(rank: int) -> dict[str, Any]:
     found["resumed"] = trajectory(data, Listening(last)).tensors
     found |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
     found["refused"] = _refusal(data)
+    found["students"] = {name: student(name, data).tensors for name in SHARED}
     kept, parallel.average = parallel.average, lambda parameters: None
     found["apart"] = trajectory(data, Listening()).tensors
     parallel.average = kept

@@ -10,6 +10,7 @@ from torch import nn
 
 from bdl_pipe import parallel
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.methods import METHODS
 
 from . import parallel_ranks as ranks
 
@@ -56,6 +57,22 @@ def test_two_ranks_end_where_one_process_does(found: list[dict[str, Any]], alone
         assert torch.equal(found[0]["tensors"][name], found[1]["tensors"][name])
     one, other = (f["apart"]["head.weight"][-1] for f in found)
     assert (one - tensors["head.weight"][-1]).abs().max() > 1e-3 and (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ranks.SHARED)
+def test_two_ranks_fit_the_posterior_of_one_process(
+    found: list[dict[str, Any]], tiny_images: FitData, name: str
+) -> None:
+    """To 1e-6 of 1 or of a tensor's largest entry: noise, the masks of a row, KL and refit are those of one process."""
+    moved = 0.0
+    for key, value in ranks.student(name, tiny_images).tensors.items():
+        one, other = (rank["students"][name][key] for rank in found)
+        assert torch.equal(one, other), key
+        scale = max(1.0, float(value.abs().max()))  # a bias before a norm is rounding alone
+        torch.testing.assert_close(one, value, atol=1e-6 * scale, rtol=1e-6)
+        moved = max(moved, float((one.double() - value.double()).abs().max()))
+    assert moved > 0, "the halves of a batch are not added in the order of the whole: nothing was shared"
+    assert METHODS[name].rooms["student"].shares
 
 
 def test_only_rank_0_reports_and_saves_and_tells_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:

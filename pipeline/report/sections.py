@@ -22,6 +22,7 @@ OOD_SCORES: Final = {
     "": "max probability",
     "_mutual_information": "mutual information",
     "_feature_density": "feature density",
+    "_refit_density": "refitted feature density",
     "_variance": "variance",
 }
 

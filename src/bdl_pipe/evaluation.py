@@ -134,8 +134,8 @@ def score_ood(
     """How well each score tells the test rows (``CleanResult.in_scores``) from ``inputs``.
 
     ``auroc aupr_in aupr_out fpr95`` by the largest class probability, and the same with
-    ``_mutual_information`` (classes, several draws), ``_feature_density`` (classes, where the method has
-    one) or ``_variance`` (regression); n counts both sets.
+    ``_mutual_information`` (classes, several draws), ``_feature_density`` and ``_refit_density`` (classes,
+    where the method has them) or ``_variance`` (regression); n counts both sets.
     """
     parts = [familiarity(predictive) for _, predictive in predict(fitted, inputs, config.batch, rng, device)]
     found: Scores = {}
@@ -151,8 +151,8 @@ def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
     """Scores [batch] that are high where an input looks like the training data.
 
     ``max_prob`` and, with more than one draw, ``mutual_information`` (negated), and, where the
-    predictive has a log density, ``feature_density``; ``variance`` (negated, summed over outputs) for
-    regression.
+    predictive has them, the log densities ``feature_density`` (of the method itself) and ``refit_density`` (fitted
+    after training); ``variance`` (negated, summed over outputs) for regression.
     """
     if isinstance(predictive, Gaussian):
         return {"variance": -predictive.variance.sum(-1).double().cpu().numpy()}
@@ -161,8 +161,8 @@ def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
     scores = {"max_prob": predictive.log_probs.max(-1).values.double().cpu().numpy()}
     if len(predictive.draw_log_probs) > 1:
         scores["mutual_information"] = -predictive.mutual_information().double().cpu().numpy()
-    if predictive.log_density is not None:
-        scores["feature_density"] = predictive.log_density.double().cpu().numpy()
+    densities = {"feature_density": predictive.log_density, "refit_density": predictive.refit_log_density}
+    scores |= {k: v.double().cpu().numpy() for k, v in densities.items() if v is not None}
     return scores
 
 

@@ -38,6 +38,10 @@ class Learner(nn.Module, ABC):
         """The random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
         return {}
 
+    def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's part of a step's noise (``parallel``): all of it, where it does not belong to rows."""
+        return noise
+
     def undecayed(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone."""
         return set()

@@ -216,6 +216,7 @@ class _Run(Descent):
         choose = self._config.choose
         if self._held and choose is not None and done % choose.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
+            scores = parallel.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
             better = scores < self._best  # a score that is no number is not better
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)

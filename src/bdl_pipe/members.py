@@ -73,7 +73,8 @@ class One(Members):
         inputs = parallel.shard(self._pictures(self._inputs.index_select(0, rows[0]), step))
         targets = parallel.shard(self._targets.index_select(0, rows[0]))
         with dropout_masks(self._learner, self._rng.fold("dropout", step, parallel.world()[0])):
-            loss: Tensor = self._learner(inputs, targets, len(self._inputs), {k: v[0] for k, v in noise.items()})
+            own = self._learner.share({k: v[0] for k, v in noise.items()})
+            loss: Tensor = self._learner(inputs, targets, len(self._inputs), own)
         return loss[None]
 
     def clip(self, largest: float) -> None:

@@ -47,12 +47,16 @@ class Categorical(Predictive):
 
     ``log_density``, where a method models its inputs or features: a log density of each of them, up to
     one constant, high where it looks like the training data; that method's own score of the unfamiliar.
+    ``refit_log_density``: the same from densities that were fitted after training, where there are any too.
     """
 
     def __init__(
-        self, draw_log_probs: Float[Tensor, "draw batch class"], log_density: Float[Tensor, " batch"] | None = None
+        self,
+        draw_log_probs: Float[Tensor, "draw batch class"],
+        log_density: Float[Tensor, " batch"] | None = None,
+        refit_log_density: Float[Tensor, " batch"] | None = None,
     ) -> None:
-        self.draw_log_probs, self.log_density = draw_log_probs, log_density
+        self.draw_log_probs, self.log_density, self.refit_log_density = draw_log_probs, log_density, refit_log_density
         self.log_probs: Float[Tensor, "batch class"] = _mixture(draw_log_probs)
 
     @property

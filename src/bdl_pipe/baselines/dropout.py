@@ -21,7 +21,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .. import networks
+from .. import networks, parallel
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
@@ -111,6 +111,10 @@ class Dropout(Learner):
         rate = self.spec.config.rate
         return {k: torch.rand(steps, batch, n, generator=generator) >= rate for k, n in self._units.items()}
 
+    def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The masks of this rank's rows: a row has the same one on any number of ranks."""
+        return {place: parallel.shard(masks) for place, masks in noise.items()}
+
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
 
@@ -169,7 +173,7 @@ DROPOUT = Method(
     name="dropout",
     config=DropoutConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True)},
+    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)},
     search={
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "learn.optimiser.weight_decay": (1e-6, 1e-1, "log"),

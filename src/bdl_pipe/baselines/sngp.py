@@ -208,7 +208,7 @@ SNGP = Method(
     name="sngp",
     config=SngpConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), together=fit)},
+    rooms={"student": Room(alone(fit), together=fit, shares=True)},
     search={
         "training.optimiser.rate": (1e-3, 1e-1, "log"),
         "length_scale": (0.3, 10.0, "log"),

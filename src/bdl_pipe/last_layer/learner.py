@@ -3,7 +3,9 @@
 Point features: −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
 Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer stays
 marginalised, and KL(q(θ) ‖ p(θ))/T is added (eq. 64); the prediction averages over draws of θ after the
-softmax (eq. 71), each of them with the layer's own predictive.
+softmax (eq. 71), each of them with the layer's own predictive. Or, as that paper's image models (G.3), the
+trunk is a point and one Gaussian linear layer, as wide as it, stands between trunk and last layer: all draws
+share the trunk's output.
 
 Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C.
 """
@@ -21,6 +23,7 @@ from ..config import read
 from ..errors import require
 from ..learner import Learner, LearnerPosterior
 from ..networks import NetworkConfig
+from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -63,7 +66,8 @@ class GenerativeLayer:
     """A last layer of class means; see :class:`Generative`.
 
     Attributes:
-        refit: densities for unfamiliar inputs by G-VBLL-MAP, fitted to the training features after training.
+        refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
+            features after training.
     """
 
     dirichlet: float
@@ -80,18 +84,27 @@ class FeaturesConfig:
     """Variational features.
 
     Attributes:
-        initial_sd: deviation of every trunk weight at the start.
-        kl_weight: of the trunk's KL; 1 is the bound.
-        draws: trunks in a prediction.
-        validation_draws: trunks in a validation score.
+        initial_sd: deviation of every Gaussian weight at the start.
+        kl_weight: of the features' KL; 1 is the bound.
+        draws: of the features in a prediction.
+        validation_draws: of the features in a validation score.
+        stochastic: ``all``: every weight of the trunk is Gaussian, prior N(0, 4/√fan-in); ``linear``: those of
+            a linear layer after it alone.
+        prior_variance: of each weight and bias of that linear layer; for ``linear`` alone.
     """
 
     initial_sd: float
     kl_weight: float
     draws: int
     validation_draws: int
+    stochastic: Literal["all", "linear"] = "all"
+    prior_variance: float | None = None
 
     def __post_init__(self) -> None:
+        linear = self.stochastic == "linear"
+        rule = "must be > 0 where stochastic is linear, and null where it is all"
+        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
+        require(good, "prior_variance", rule, self.prior_variance)
         require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.draws > 0, "draws", "must be > 0", self.draws)
@@ -124,7 +137,7 @@ class LastLayerSpec:
         """A freshly initialised model; ``class_counts`` [class] for a generative layer."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
-        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")))
+        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")), rng)
 
     def _layer(self, width: int, counts: Tensor, rng: Seed) -> Layer:
         c = self.layer
@@ -146,34 +159,46 @@ class LastLayerSpec:
 
 @final
 class LastLayerLearner(Learner):
-    """``layer(trunk(x))``; the trunk's weights are points, or Gaussian.
+    """``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian.
 
     Attributes:
-        refit: feature densities of predictions, in place of the layer's; None while training.
+        refit: feature densities of predictions, beside the layer's; None while training.
     """
 
-    def __init__(self, spec: LastLayerSpec, trunk: nn.Module, layer: Layer) -> None:
+    def __init__(self, spec: LastLayerSpec, trunk: networks.Network, layer: Layer, rng: Seed) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
         self.refit: Refit | None = None
-        self.trunk = trunk if spec.features is None else MeanField(trunk, spec.features.initial_sd)
+        self.trunk: nn.Module = trunk
+        self.linear: MeanField | None = None
+        features = spec.features
+        if features is not None and features.prior_variance is None:
+            self.trunk = MeanField(trunk, features.initial_sd)
+        elif features is not None and features.prior_variance is not None:
+            between = lecun_normal(nn.Linear(trunk.width, trunk.width), rng.fold("linear").generator())
+            scale = features.prior_variance * math.sqrt(trunk.width)  # the prior that MeanField divides by √fan-in
+            self.linear = MeanField(between, features.initial_sd, scale)
+
+    @property
+    def _random(self) -> MeanField | None:
+        """What is Gaussian in the features."""
+        return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
         loss = self.layer.loss(features, targets, num_train=num_train)
         if self.spec.layer.kl_weight != 1:
             loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
-        if self.spec.features is not None:
-            assert isinstance(self.trunk, MeanField)
-            loss = loss + self.spec.features.kl_weight * self.trunk.kl() / num_train
+        if self.spec.features is not None and self._random is not None:
+            loss = loss + self.spec.features.kl_weight * self._random.kl() / num_train
         return loss
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return self.trunk.draw(steps, generator) if isinstance(self.trunk, MeanField) else {}
+        return {} if self._random is None else self._random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
         """Weight decay is the prior of a point trunk; everything else has a prior of its own."""
-        spared = "" if self.spec.features is not None else "layer."
+        spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
@@ -187,16 +212,23 @@ class LastLayerLearner(Learner):
         return self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device))
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
-        return self.trunk(inputs, noise) if isinstance(self.trunk, MeanField) else self.trunk(inputs)
+        if isinstance(self.trunk, MeanField):
+            return self.trunk(inputs, noise)
+        return self._after_trunk(self.trunk(inputs), noise)
+
+    def _after_trunk(self, features: Tensor, noise: dict[str, Tensor]) -> Tensor:
+        return features if self.linear is None else self.linear(features, noise)
 
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         parts = []
+        shared = None if isinstance(self.trunk, MeanField) else self.trunk(inputs)
         for draw in range(draws):
-            features = self.features(inputs, draw, rng)
+            noise = self.draw(rng.fold("trunk", draw), inputs.device)
+            features = self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
             if self.refit is not None:
                 assert isinstance(part, Categorical)
-                part = Categorical(part.draw_log_probs, self.refit.log_density(features))
+                part = Categorical(part.draw_log_probs, part.log_density, self.refit.log_density(features))
             parts.append(part)
         return parts[0] if len(parts) == 1 else _mixture(parts)
 
@@ -206,10 +238,14 @@ def _mixture(parts: list[Any]) -> Predictive:
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]
-    density = None
-    if parts[0].log_density is not None:  # eq. 73
-        density = torch.logsumexp(torch.stack([p.log_density for p in parts]), 0) - math.log(len(parts))
-    return Categorical(log_probs, density)
+    densities = [_mean_density([getattr(p, name) for p in parts]) for name in ("log_density", "refit_log_density")]
+    return Categorical(log_probs, *densities)
+
+
+def _mean_density(parts: list[Tensor | None]) -> Tensor | None:
+    """The log of the mean of densities [batch] (eq. 73); None where there are none."""
+    known = [part for part in parts if part is not None]
+    return torch.logsumexp(torch.stack(known), 0) - math.log(len(parts)) if known else None
 
 
 @final

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..artifacts import State
 from ..config import to_mapping
@@ -110,6 +110,8 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
     """Put the trunk, and the head where the layer has a mean of that shape, into ``learner``."""
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
     trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
+    if learner.linear is not None:
+        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the features that the head is for
     if not isinstance(learner.layer, Generative):
         learner.layer.mean.copy_(start["head.weight"])
 
@@ -134,7 +136,7 @@ def _training_features(learner: LastLayerLearner, data: FitData) -> Iterator[tup
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    room = Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True)
+    room = Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
     search = {
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
