@@ -61,7 +61,8 @@ VBPC = {
         "augmentation": NOISE,
     },
 }
-LEARN = {"epochs": 4, "batch": 16, "optimiser": ADAM, "choose": {"every": 2, "patience": None}}
+STEADY = {"name": "adam", "rate": 1.0e-2}
+LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "choose": {"every": 2, "patience": None}}
 GAUSSIAN = {
     "covariance": "dense",
     "rank": None,
@@ -92,7 +93,7 @@ DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "dra
 GBLL = {
     "network": MLP,
     "epochs": 6,
-    "optimiser": {**ADAM, "clip": 1.0},
+    "optimiser": {**STEADY, "clip": 1.0},
     "choose": {"every": 2, "patience": None},
     "prior_variance": 1.0,
     "noise_variance": 0.1,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.learner import ChooseConfig, LearnConfig, Learned, Learner
 from bdl_pipe.learning import learn
 from bdl_pipe.predictive import Gaussian, Predictive
@@ -78,7 +79,8 @@ def same(one: Learned, other: Learned, **tolerance: float) -> None:
 @pytest.mark.parametrize("choose", [None, CHOOSE], ids=["fixed", "chosen"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_members_trained_as_one_end_where_each_alone_ends(choose: ChooseConfig | None, name: str) -> None:
-    optimiser = OptimiserConfig(name, 1e-2, schedule="cosine", weight_decay=0.1, clip=0.5)  # type: ignore[arg-type]
+    schedule = "constant" if choose else "cosine"
+    optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, clip=0.5)  # type: ignore[arg-type]
     data = [table(m, shift=20.0 * m) for m in range(3)]  # so unlike that a shared gradient norm would show
     how = config(choose=choose, optimiser=optimiser)
     together = fit(data, RNGS, how, keep=2)
@@ -256,3 +258,8 @@ class Stopper(Report):
 
     def load(self) -> State | None:
         return None if self.kept is None else from_bytes(self.kept)
+
+
+def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant where epochs are chosen"):
+        config(choose=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))

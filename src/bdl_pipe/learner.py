@@ -70,6 +70,16 @@ class ChooseConfig:
         require(enough, "patience", f"must be >= every ({self.every}) or null", self.patience)
 
 
+def require_constant_rate(choose: ChooseConfig | None, optimiser: OptimiserConfig) -> None:
+    """A schedule over the most epochs there may be is not that of the chosen number: what was scored is not refitted.
+
+    Raises:
+        ConfigError: epochs are chosen under a schedule that is not constant.
+    """
+    fits = choose is None or optimiser.schedule == "constant"
+    require(fits, "optimiser.schedule", "must be constant where epochs are chosen", optimiser.schedule)
+
+
 @dataclass(frozen=True)
 class LearnConfig:
     """How a learner is fitted.
@@ -78,7 +88,7 @@ class LearnConfig:
         epochs: passes over the rows; with ``choose`` the most there may be.
         batch: rows a step; a last partial batch is dropped where there are others, so that all steps weigh the same.
         optimiser: the update rule and its schedule over all ``epochs``.
-        choose: how the number of epochs is chosen; null: all of them. Without validation rows, all of them too.
+        choose: how the number of epochs is chosen, at a constant rate; null, or without validation rows: all of them.
         augmentation: of training images; null: none.
     """
 
@@ -91,6 +101,7 @@ class LearnConfig:
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require_constant_rate(self.choose, self.optimiser)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import ChooseConfig, LearnConfig, Learned, Learner
+from ..learner import ChooseConfig, LearnConfig, Learned, Learner, require_constant_rate
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import MlpConfig
@@ -57,6 +57,7 @@ class GbllConfig:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
         for name in ("epochs", "prior_variance", "noise_variance"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_constant_rate(self.choose, self.optimiser)
 
 
 @dataclass(frozen=True)

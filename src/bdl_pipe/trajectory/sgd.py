@@ -22,7 +22,7 @@ from ..config import to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import ChooseConfig, LearnConfig, Learner
+from ..learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
@@ -59,6 +59,7 @@ class SgdConfig:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.keep > 0, "keep", "must be > 0", self.keep)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require_constant_rate(self.choose, self.optimiser)
 
 
 @final
