@@ -125,7 +125,7 @@ class Stacked(Members):
 
     def clip(self, largest: float) -> None:
         gradients = [p.grad for p in self.named.values() if p.grad is not None]
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [member]
+        norm = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [member]
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
