@@ -30,7 +30,7 @@ class Noisy(Learner):
     def __init__(self, rng: Seed, features: int = 4) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(features, 1, generator=rng.generator()))
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return (inputs @ (self.weight + 0.1 * noise["shake"]) + self.bias - targets).square().mean()

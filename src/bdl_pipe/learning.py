@@ -1,9 +1,9 @@
 """Fitting learners, one or many of them as one.
 
 :func:`learn` fits a :class:`~bdl_pipe.learner.Learner` to each of several data sets of one shape. Many
-small ones (the splits of a table) are stacked along a first dimension and trained as one batched model by
-``torch.func.vmap``, because a step of a small network is all overhead; each member keeps its own batches,
-noise, gradient norm and number of epochs, so it ends where it would have ended alone, up to rounding.
+small ones (the splits of a table) are stacked and trained as one batched model (``members``), because a
+step of a small network is all overhead; each member keeps its own batches, noise, gradient norm and
+number of epochs, so it ends where it would have ended alone, up to rounding.
 
 The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
 rows by the negative log-likelihood; a second, on all rows, runs for as many epochs as scored best
