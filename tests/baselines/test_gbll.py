@@ -151,6 +151,54 @@ def test_derivatives_are_looked_at_at_distinct_rows_of_each_step() -> None:
     assert model.noise(6, 20, Seed(1).generator()) == {}  # all of a batch: no choice
 
 
+def other_rows(count: int) -> FitData:
+    """The tiny table with its rows cut elsewhere, and targets of its own."""
+    data = make_tiny_table()
+    x, y = (np.concatenate(parts) for parts in zip(*map(_rows, (data.train, data.validation)), strict=True))
+    x, y = np.roll(x, count, 0), np.roll(y, count, 0) + count * np.sin(np.roll(x, count, 0)[:, :1])
+    return dataclasses.replace(data, train=Split(x[:80], y[:80]), validation=Split(x[80:], y[80:]))
+
+
+def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    return split.inputs, split.targets
+
+
+@each_method
+def test_members_of_other_rows_made_together_are_those_made_alone(method: Method) -> None:
+    """Each with its own rows in its layer, and its own number of epochs."""
+    constant = {"name": "adam", "rate": 1e-2, "clip": 1.0}  # a schedule ends where the last member does
+    learn = {"learn": CONFIGS["map_blr", "regression"]["learn"] | {"optimiser": constant}}
+    config = config_of(method, **(learn if method is MAP_BLR else {"optimiser": constant}))
+    data, rngs, room = [other_rows(m) for m in (0, 7, 30)], [Seed(m) for m in range(3)], method.rooms["student"]
+    assert room.together is not None
+    many = room.together(data, [{}] * 3, config, rngs=rngs, report=Silent())
+    for state, rows, rng in zip(many, data, rngs, strict=True):
+        alone = room.make(rows, {}, config, rng=rng, report=Silent())
+        new, _ = rows.tensors("validation")
+        assert state.config["epochs"] == alone.config["epochs"]
+        a, b = (ExactLayerPosterior(s).predict(new) for s in (state, alone))
+        torch.testing.assert_close(a.mean, b.mean, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(a.variance, b.variance, atol=2e-6, rtol=2e-6)
+    assert not torch.equal(many[0].tensors["mean"], many[1].tensors["mean"])
+
+
+def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> None:
+    """The score of each number of epochs is that of a fit which stops there (at a constant rate)."""
+    data = make_tiny_table()
+    how = {"optimiser": {"name": "adam", "rate": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
+    new, targets = data.tensors("validation")
+    rng, room = Seed(3), GBLL.rooms["student"]
+    scores = []
+    for epochs in (10, 20, 30, 40, 50):
+        config = config_of(GBLL, epochs=epochs, choose=None, **how)
+        state = room.make(data, {}, config, rng=rng.fold("search"), report=Silent())
+        scores.append(-float(ExactLayerPosterior(state).predict(new).log_prob(targets).mean()))
+    config = config_of(GBLL, epochs=50, choose={"every": 10, "patience": None}, **how)
+    chosen = room.make(data, {}, config, rng=rng, report=Silent()).config["epochs"]
+    assert chosen == 10 * (1 + int(np.argmin(scores)))
+    assert 10 < chosen < 50  # an end would be found by less
+
+
 @each_method
 def test_the_layers_variances_are_fitted_to_the_training_rows_alone(method: Method) -> None:
     data = make_tiny_table()
