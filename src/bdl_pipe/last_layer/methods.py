@@ -120,6 +120,7 @@ def _start(learner: LastLayerLearner, trajectory: State) -> None:
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
     trunk.load_state_dict({k: v for k, v in last.items() if k.startswith("trunk.")})
     if learner.linear is not None:
+        assert isinstance(learner.linear.module, nn.Linear)
         nn.init.eye_(learner.linear.module.weight)  # the features that the head is for
     if not isinstance(learner.layer, Generative):
         learner.layer.mean.copy_(last["head.weight"][: len(learner.layer.mean)])  # of a Gaussian head, the means
