@@ -120,3 +120,12 @@ def test_sampled_follows_the_seed_and_approaches_the_truth() -> None:
     assert ((probs.mean(0) - exact).abs() < 5 * deviation).all()
     wrong = softmax.sampled(mean, variance**2, 20_000, Seed(4)).exp()  # variance taken for a deviation
     assert not ((wrong.mean(0) - exact).abs() < 5 * wrong.std(0) / math.sqrt(len(probs))).all()
+
+
+@pytest.mark.parametrize("gap", [50.0, 120.0, 300.0])
+def test_an_unlikely_class_keeps_its_log_probability_in_float32(gap: float) -> None:
+    """log E[softmax_1] → −gap + (v_0 + v_1)/2, the mean of e^(z_1 − z_0), also where its exponential underflows."""
+    mean, variance = torch.tensor([[0.0, -gap]]), torch.tensor([[0.3, 0.5]])
+    found = softmax.quadrature(mean, variance)[0, 0, 1]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.tensor(-gap + 0.4), atol=2e-4, rtol=1e-6)

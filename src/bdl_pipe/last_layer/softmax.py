@@ -93,7 +93,7 @@ def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
 def _gumbel_mixture(distance: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
     """log F and log f of z + g at μ + distance, z ~ N(μ, deviation²), distances [..., grid] in rising order.
 
-    Sums of probabilities, not of their logarithms, which cost half as much again. F does not underflow
+    Sums of probabilities, not of their logarithms, for speed. F does not underflow
     on the grid, whose lowest point is at most 4 below each logit's μ − 6·deviation, where a node at −6 or
     less has e^{−e⁴} > 1e-24. f does, far above an unlikely logit: so f·eˢ is summed, s ≥ 0 the smallest gap.
     """
