@@ -5,6 +5,7 @@ copy (``torch.equal``, one pass over Z). The parameters' version counters would 
 is written through ``.data``, by a replayed graph, or to memory that was given out twice.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 import torch
@@ -38,7 +39,7 @@ class FactorCache:
         return FactorCache, ()
 
 
-def _same(kept: list[Tensor], now: list[Tensor]) -> bool:
+def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     return len(kept) == len(now) and all(
         a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(kept, now, strict=True)
     )

@@ -60,7 +60,7 @@ def bayesianize(
         key = name.replace(".", "/") or "network"
         own = rng.fold("start", name).generator()
         layers[key] = _distribution(layer, name, config, own, joint=shared is not None)
-        places[key] = Place(name, tuple(layer.weight.shape), layer.bias is not None)  # type: ignore[union-attr, arg-type]
+        places[key] = Place(name, tuple(layer.weight.shape), layer.bias is not None)  # type: ignore[arg-type]
         network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
     return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
 
@@ -158,8 +158,8 @@ def _shared(
 
 def _matrix(layer: nn.Module) -> Tensor:
     """The weights as [out, in], a bias their last column."""
-    weight = layer.weight.detach().flatten(1)  # type: ignore[union-attr, operator]
-    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[union-attr, operator, list-item]
+    weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
+    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:

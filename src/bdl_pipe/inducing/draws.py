@@ -13,7 +13,8 @@ from torch.func import vmap
 
 from ..errors import require
 from ..seeds import Seed
-from .network import Bayesian, evaluation
+from .modes import evaluation
+from .network import Bayesian
 from .posteriors import Noise
 
 _AT_ONCE: Final = 1 << 24  # weights that are drawn together

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .caps import capped, free, log_capped
 from .config import WeightConfig
 from .matheron import Noise as ConditionalNoise
-from .matheron import Side, conditional_draw, conditional_mean, inner_rank, side
+from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
 from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise
 
 
@@ -129,8 +129,8 @@ class Inducing(Weights):
         if self.free_lambda is None:
             return own
         share = 1.0 if rows is None else min(1.0, rows / columns)
-        excess = 0.5 * self.rescale.square() - log_capped(self.free_lambda, self._cap) - 0.5  # R(λ)/d
-        return own + share * out * columns * excess
+        log_rescale = log_capped(self.free_lambda, self._cap)
+        return own + share * conditional_kl(self.rescale, log_rescale, out * columns)
 
 
 def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:

@@ -93,9 +93,11 @@ def conditional_draw(
     return short @ column.project + (scale * rescale) * noise.weight
 
 
-def conditional_kl(rescale: Float[Tensor, "*member"], size: int) -> Float[Tensor, "*member"]:
+def conditional_kl(
+    rescale: Float[Tensor, "*member"], log_rescale: Float[Tensor, "*member"], size: int
+) -> Float[Tensor, "*member"]:
     """R(λ) = KL[q(W | U) ‖ p(W | U)] = d(λ²/2 − log λ − 1/2) in nats, d = ``size`` weights (eq. 8)."""
-    return size * (0.5 * rescale.square() - rescale.log() - 0.5)
+    return size * (0.5 * rescale.square() - log_rescale - 0.5)
 
 
 def inner_rank(cols: int, columns: int) -> int:

@@ -9,7 +9,6 @@ makes: this is what ``torch.func.vmap`` over draws and ``Learner.noise`` use. ``
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -21,6 +20,7 @@ from ..errors import UserError, require
 from ..seeds import Seed
 from .cache import FactorCache
 from .layers import Inducing, Weights
+from .modes import evaluation
 from .posteriors import Members, Noise
 from .shared import Shared
 from .weightspace import FactorisedWeights, LocalLayer
@@ -239,21 +239,6 @@ def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
     """The KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
     require(rows is None or rows > 0, "rows", "must be > 0", rows)
     return net.kl(rows)
-
-
-class evaluation:
-    """Inside, all of ``module`` is in evaluation mode; each part's own mode comes back after."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._modes: Iterable[tuple[nn.Module, bool]] = [(m, m.training) for m in module.modules()]
-        self._module = module
-
-    def __enter__(self) -> None:
-        self._module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for module, training in self._modes:
-            module.training = training
 
 
 def _part(key: str, noise: Noise) -> Noise:

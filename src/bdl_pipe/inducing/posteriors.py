@@ -7,7 +7,7 @@ U is a MAP estimate (Ritter et al. 2021, J.2). :class:`Members` (Ensemble-U) is 
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import cast, final
 
 import torch
 from jaxtyping import Float
@@ -152,7 +152,7 @@ class Triangle(nn.Module):
         self.register_buffer("_places", torch.tril_indices(size, size, -1), persistent=False)
 
     def forward(self) -> Float[Tensor, "size size"]:
-        rows, columns = self._places
+        rows, columns = cast(Tensor, self._places)
         factor = torch.diag_embed(self.log_diagonal.exp()).index_put((rows, columns), self.below)
         if self._cap is None:
             return factor

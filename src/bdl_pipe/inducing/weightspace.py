@@ -100,6 +100,8 @@ class LocalLayer(nn.Module):
         noise = cast(Tensor, self.noise)
         if noise.numel() == 0:
             return mean
-        lent = {"weight": self.variance} | ({} if self.layer.bias is None else {"bias": self.bias_variance})
+        lent = {"weight": cast(Tensor, self.variance)}
+        if self.layer.bias is not None:
+            lent["bias"] = cast(Tensor, self.bias_variance)
         variance = functional_call(self.layer, lent, (inputs.square(),))
         return mean + variance.clamp_min(0).sqrt() * noise.to(mean.dtype)
