@@ -104,4 +104,5 @@ class LocalLayer(nn.Module):
         if self.layer.bias is not None:
             lent["bias"] = cast(Tensor, self.bias_variance)
         variance = functional_call(self.layer, lent, (inputs.square(),))
-        return mean + variance.clamp_min(0).sqrt() * noise.to(mean.dtype)
+        least = torch.finfo(variance.dtype).tiny  # inputs of zeros: √ has no slope at 0
+        return mean + variance.clamp_min(least).sqrt() * noise.to(mean.dtype)
