@@ -74,7 +74,7 @@ def conditional_mean(
     inducing: Float[Tensor, "*#draw rows cols"], row: Side, column: Side, scale: float
 ) -> Float[Tensor, "*draw out in"]:
     """σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale``: σ."""
-    return scale * (row.project.mT @ inducing @ column.project)
+    return row.project.mT @ (scale * inducing) @ column.project
 
 
 def conditional_draw(
@@ -87,10 +87,10 @@ def conditional_draw(
 ) -> Float[Tensor, "*draw out in"]:
     """A draw of W from q(W | U), for whitened U; ``rescale``: λ, ``scale``: σ."""
     rescale = rescale[..., None, None]
-    prior = row.project @ noise.weight @ column.project.mT  # A_rE₁A_cᵀ
-    prior = prior + noise.outer @ column.residual.mT + row.residual @ noise.inner @ column.root.mT  # Ũ
+    prior = row.project @ (noise.weight @ column.project.mT)  # A_rE₁A_cᵀ, the large product first
+    prior = prior + noise.outer @ column.residual.mT + row.residual @ (noise.inner @ column.root.mT)  # Ũ
     short = row.project.mT @ (scale * (inducing - rescale * prior))  # [out, cols]
-    return short @ column.project + (scale * rescale) * noise.weight
+    return torch.addcmul(short @ column.project, scale * rescale, noise.weight)
 
 
 def conditional_kl(
