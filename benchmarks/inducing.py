@@ -1,0 +1,192 @@
+"""The price of inducing weights: prediction, a training step, and what is stored.
+
+(a) log-probabilities under K draws of FFG-U, over an ensemble of K deterministic networks and over a plain loop that
+    recomputes every factor for each draw, by the paper's formulas (eqs 11-12) as they stand: ConvNet 128-256-512,
+    batch 32 at 32×32. "kept factors" is ours with its factors kept from an earlier call, the usual case.
+(b) a training step (forward, backward; one draw) over the deterministic network's.
+(c) bytes on disk of a fitted posterior over the network's: this ConvNet and, where there is one, ResNet-50; M = 64.
+
+    python benchmarks/inducing.py --device cpu --threads 2
+
+The forms of a case run in turn, so that a busy machine slows all of them; figures are medians, ratios are of
+medians. Goals: K = 20 at least 1.15 times as fast as the loop on a CPU, and within 1.3 of the ensemble.
+"""
+
+import argparse
+import copy
+import importlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bdl_pipe import networks
+from bdl_pipe.inducing import Bayesian, bayesianize, draws, kl, stored
+from bdl_pipe.inducing.layers import Inducing
+from bdl_pipe.networks import ConvNetConfig
+from bdl_pipe.seeds import Seed
+
+Step = Callable[[], object]
+BATCH = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--draws", type=int, nargs="+", default=[1, 5, 20])
+    parser.add_argument("--only", choices=["predict", "train", "disk"], nargs="+", default=["predict", "train", "disk"])
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(json.dumps({"torch": torch.__version__, "device": options.device, "threads": options.threads}), flush=True)
+    net = bayesianize(convnet(0), kind="ffg_u", rows=64, cols=64).to(options.device)
+    for count in options.draws if "predict" in options.only else []:
+        compare(f"{count} draws, batch 32", predictions(net, count, options.device), options.repeats, options.device)
+    if "train" in options.only:
+        compare("training step, batch 32", training(net, options.device), options.repeats, options.device)
+    if "disk" in options.only:
+        disk()
+
+
+def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
+    """Time the forms in turn and print a line each; the first is what the others are compared with."""
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    for step in forms.values():
+        step()
+    for _ in range(repeats):
+        for form, step in forms.items():
+            start = time.perf_counter()
+            step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            times[form].append(time.perf_counter() - start)
+    base = statistics.median(next(iter(times.values())))
+    for form, taken in times.items():
+        middle, spread = statistics.median(taken), (max(taken) - min(taken)) / statistics.median(taken)
+        line = {"case": name, "form": form, "ms": round(1e3 * middle, 2), "ratio": round(middle / base, 4)}
+        print(json.dumps(line | {"range": round(spread, 3)}), flush=True)
+
+
+def convnet(seed: int) -> nn.Module:
+    return networks.build(ConvNetConfig("convnet", 128), (3, 32, 32), 10, rng=Seed(seed))
+
+
+def images(device: str) -> Tensor:
+    return torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def predictions(net: Bayesian, count: int, device: str) -> dict[str, Step]:
+    net.eval()
+    pictures = images(device)
+    ensemble = [convnet(k).to(device).eval() for k in range(count)]
+    generator = torch.Generator(device).manual_seed(0)
+
+    @torch.no_grad()
+    def of_ensemble() -> Tensor:
+        return torch.stack([member(pictures).log_softmax(-1) for member in ensemble])
+
+    @torch.no_grad()
+    def by_loop() -> Tensor:
+        return torch.stack(
+            [functional_call(net.network, plain_draw(net, generator), (pictures,)).log_softmax(-1) for _ in range(count)]
+        )
+
+    return {
+        "ensemble": of_ensemble,
+        "loop": by_loop,
+        "ours, new factors": lambda: draws(forgotten(net), pictures, count, generator),
+        "ours, kept factors": lambda: draws(net, pictures, count, generator),
+    }
+
+
+def forgotten(net: Bayesian) -> Bayesian:
+    """The same network with no factors kept."""
+    twin = copy.copy(net)
+    twin._cache = copy.deepcopy(net._cache)
+    return twin
+
+
+def plain_draw(net: Bayesian, generator: torch.Generator) -> dict[str, Tensor]:
+    """A draw of all weights by the paper's formulas, every factor computed again."""
+    found: dict[str, Tensor] = {}
+    for key, place in net.places.items():
+        layer = net.layers[key]
+        assert isinstance(layer, Inducing) and layer.posterior is not None
+        found |= place.lend(plain_matrix(layer, generator))
+    return found
+
+
+def plain_matrix(layer: Inducing, generator: torch.Generator) -> Tensor:
+    """Eqs 11-12 for whitened U, in the type of the parameters."""
+    z_r, z_c = layer.z_out, layer.z_in
+    d_r, d_c = layer.log_d_out.exp(), layer.log_d_in.exp()
+    (rows, out), (cols, columns) = z_r.shape, z_c.shape
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=z_r.device)
+
+    def factor(z: Tensor, d: Tensor) -> Tensor:
+        jitter = 1e-5 * torch.eye(len(z), device=z.device)
+        return torch.linalg.cholesky(z @ z.mT + torch.diag(d.square()) + jitter)
+
+    l_r, l_c = factor(z_r, d_r), factor(z_c, d_c)
+    hat_r, hat_c = factor(z_r, 0 * d_r), factor(z_c, 0 * d_c)
+    mean, sd = layer.posterior.mean, layer.posterior.sd  # type: ignore[union-attr]
+    inducing = l_r @ (mean + sd * normal(rows, cols)) @ l_c.mT
+    weight = normal(out, columns)
+    bar = z_r @ weight @ z_c.mT + hat_r @ normal(rows, cols) * d_c
+    bar = bar + d_r[:, None] * normal(rows, cols) @ hat_c.mT + d_r[:, None] * normal(rows, cols) * d_c
+    inner = torch.cholesky_solve(inducing - layer.rescale * bar, l_r)
+    inner = torch.cholesky_solve(inner.mT, l_c).mT
+    return layer.rescale * layer.scale * weight + layer.scale * z_r.mT @ inner @ z_c
+
+
+def training(net: Bayesian, device: str) -> dict[str, Step]:
+    plain = convnet(0).to(device).train()
+    net.train()
+    pictures, labels = images(device), torch.arange(BATCH, device=device) % 10
+
+    def of_plain() -> None:
+        plain.zero_grad()
+        F.cross_entropy(plain(pictures), labels).backward()
+
+    def ours() -> None:
+        net.zero_grad()
+        (F.cross_entropy(net(pictures), labels) + kl(net) / 50_000).backward()
+
+    return {"deterministic": of_plain, "ours": ours}
+
+
+def disk() -> None:
+    """Bytes of the saved tensors, normalisation's running statistics included on both sides."""
+    found = {"ConvNet 128-256-512": convnet(0)}
+    try:
+        resnet = importlib.import_module("bdl_pipe.networks.resnet")
+        found["ResNet-50"] = networks.build(resnet.ResNetConfig("resnet", depth=50), (3, 32, 32), 10, rng=Seed(0))
+    except ModuleNotFoundError:
+        print("bdl_pipe.networks.resnet is not there: ResNet-50 left out", flush=True)
+    for name, plain in found.items():
+        net = bayesianize(plain, kind="ffg_u", rows=64, cols=64)
+        sizes = [saved(module) for module in (plain, net)]
+        line = {"case": name, "network": sizes[0], "posterior": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)}
+        print(json.dumps(line | {"parameters": [stored(plain), stored(net)]}), flush=True)
+
+
+def saved(module: nn.Module) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        save_file({k: v.contiguous() for k, v in module.state_dict().items()}, path)
+        return path.stat().st_size
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The whole network: where noise comes from, batching, torch's machinery."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.parallel import DistributedDataParallel
+
+from bdl_pipe.errors import UserError
+from bdl_pipe.inducing import Bayesian, bayesianize, kl
+from bdl_pipe.seeds import Seed
+
+from .cases import ALL, conv_net, mlp, normal, one_noise, shaken
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_loss_trains_every_parameter_and_falls(kind: str) -> None:
+    net = bayesianize(conv_net(), kind, rows=3, cols=4)
+    inputs, labels = normal(12, 3, 6, 6), torch.arange(12) % 3
+    optimiser = torch.optim.Adam(net.parameters(), 0.02)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        fit = F.cross_entropy(net(inputs), labels)
+        (fit + 0 * kl(net)).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+        optimiser.step()
+        losses.append(float(fit.detach()))
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def test_the_given_network_is_untouched() -> None:
+    plain = conv_net()
+    before = copy.deepcopy(plain.state_dict())
+    net = bayesianize(plain)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1)
+    after = plain.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before) and isinstance(plain[0].weight, nn.Parameter)
+
+
+def test_no_global_random_state_is_read_or_moved() -> None:
+    plain = conv_net()
+    state = torch.random.get_rng_state()
+    first = bayesianize(plain, rng=Seed(4)).eval()(normal(2, 3, 6, 6))
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.manual_seed(99)
+    assert torch.equal(first, bayesianize(plain, rng=Seed(4)).eval()(normal(2, 3, 6, 6)))
+
+
+def test_calls_differ_and_a_reseeded_network_repeats_them() -> None:
+    net, inputs = bayesianize(mlp(), "ensemble_u"), normal(2, 3)
+    first, second = net(inputs), net(inputs)
+    assert not torch.equal(first, second)
+    net.reseed(Seed(0))
+    assert torch.equal(first, net(inputs)) and torch.equal(second, net(inputs))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_batched_draws_are_each_as_alone(kind: str) -> None:
+    net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)).eval(), normal(4, 3, 6, 6)
+    noise = net.draw(5, Seed(3).generator())
+    together = vmap(lambda n: net(inputs, n))(noise)
+    for k in range(5):
+        alone = net(inputs, {name: v[k] for name, v in noise.items()})
+        torch.testing.assert_close(together[k], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_stacked_networks_are_each_as_alone() -> None:
+    nets = [shaken(bayesianize(mlp(), rows=3, cols=2, rng=Seed(s))) for s in range(3)]
+    inputs, noise = normal(3, 4, 3), nets[0].draw(3, Seed(3).generator())
+    parameters, buffers = stack_module_state(nets)
+
+    def loss(p: dict, x: torch.Tensor, n: dict) -> torch.Tensor:
+        return functional_call(nets[0], p, (x, n))
+
+    stacked = vmap(loss)(parameters | buffers, inputs, noise)
+    for m, net in enumerate(nets):
+        alone = net(inputs[m], {k: v[m] for k, v in noise.items()})
+        torch.testing.assert_close(stacked[m], alone, rtol=1e-4, atol=1e-5)
+
+
+_COMPILED = """
+import torch
+from bdl_pipe.inducing import bayesianize
+from bdl_pipe.seeds import Seed
+from tests.inducing.cases import ALL, conv_net, normal, one_noise, shaken
+
+torch.set_num_threads(1)
+for kind in ALL:
+    torch._dynamo.reset()
+    net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)), normal(4, 3, 6, 6)
+    noise = one_noise(net)
+    whole = torch.compile(net, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(whole(inputs, noise), net(inputs, noise), rtol=1e-4, atol=1e-5)
+    plain = torch.compile(net, backend="aot_eager")
+    net.reseed(Seed(1))
+    compiled = [plain(inputs) for _ in range(2)]
+    net.reseed(Seed(1))
+    for found in compiled:
+        torch.testing.assert_close(found, net(inputs), rtol=1e-4, atol=1e-5)
+    compiled[0].sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    print(kind)
+"""
+
+
+def test_compiled_is_eager() -> None:
+    """With given noise in one graph; a plain call makes its noise before the graph.
+
+    In a process of its own: the run-time type checks of the tests cannot be compiled.
+    """
+    ran = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout.split() == list(ALL), ran.stderr
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_autocast_rounds_the_network_and_not_the_weights(kind: str) -> None:
+    net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)).eval(), normal(4, 3, 6, 6)
+    noise = one_noise(net)
+    exact, weights = net(inputs, noise), net.weights(noise)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded, same = net(inputs, noise), net.weights(noise)
+        assert torch.isfinite(kl(net)) and kl(net).dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16
+    assert all(torch.equal(weights[k], same[k]) for k in weights)
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05 * float(exact.detach().abs().max()))
+
+
+@pytest.mark.parametrize("shared", [None, (3, 2)])
+def test_state_dicts_copies_and_pickles_answer_alike(shared: tuple[int, int] | None) -> None:
+    plain = conv_net()
+    net = shaken(bayesianize(plain, rows=3, cols=4, shared=shared)).eval()
+    other = bayesianize(plain, rows=3, cols=4, shared=shared, rng=Seed(8)).eval()
+    other.load_state_dict(net.state_dict())
+    noise, inputs = one_noise(net), normal(2, 3, 6, 6)
+    expected = net(inputs, noise)
+    for twin in (other, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(twin(inputs, noise), expected)
+    assert not any(k.endswith(("weight", "bias")) for k in net.state_dict() if not k.startswith("network.1."))
+
+
+def test_shared_inducing_weights_tie_layers_together() -> None:
+    """One q(U) for all; moving it moves every layer, and the KL counts it once."""
+    net = bayesianize(conv_net(), rows=3, cols=4, shared=(2, 2))
+    assert net.shared is not None and all(layer.posterior is None for layer in net.layers.values())
+    own = sum(layer.kl(None) for layer in net.layers.values())
+    torch.testing.assert_close(kl(net), own + net.shared.weights.kl(None))
+    before = net.centre()
+    with torch.no_grad():
+        net.shared.weights.posterior.mean[0, 0] += 1
+    assert all(not torch.equal(before[k], v) for k, v in net.centre().items() if k.endswith("weight"))
+
+
+def test_members_change_together_in_all_layers() -> None:
+    net = bayesianize(mlp(), "ensemble_u", members=3, rows=2, cols=2, lambda_max=0)
+    noise = net.draw(7, Seed(0).generator())["member"]
+    assert noise.shape == (7, 3) and torch.equal(noise.sum(1), torch.ones(7))
+    at = noise.argmax(1)
+    assert torch.equal((at[1:] - at[:-1]) % 3, torch.ones(6, dtype=torch.int64))
+    for k in range(3):
+        one = nn.functional.one_hot(torch.tensor(k), 3).float()
+        only = bayesianize(mlp(), rows=2, cols=2, lambda_max=0, sd_max=0)
+        with torch.no_grad():
+            for key, layer in only.layers.items():
+                layer.load_state_dict(net.layers[key].state_dict(), strict=False)
+                layer.posterior.mean.copy_(net.layers[key].posterior.members[k])
+        weights, expected = net.weights({"member": one}), only.weights({})
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_data_parallel_averages_gradients(tmp_path: object) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net = bayesianize(conv_net(), rows=3, cols=4)
+        alone = copy.deepcopy(net)
+        inputs = normal(4, 3, 6, 6)
+        DistributedDataParallel(net)(inputs).sum().backward()
+        alone(inputs).sum().backward()
+        for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_layer_that_is_used_twice_draws_one_weight_and_no_outputs() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(inputs))
+
+    net = bayesianize(Twice(), "ffg_w")
+    assert isinstance(net, Bayesian)
+    weights = net.weights(one_noise(net))
+    matrix, bias = weights["layer.layer.weight"], weights["layer.layer.bias"]
+    inputs = normal(2, 3)
+    torch.testing.assert_close(net(inputs, one_noise(net)), F.linear(F.linear(inputs, matrix, bias), matrix, bias))
+    with pytest.raises(UserError, match="'layer' is called 2 times"):
+        net.train()(inputs)
