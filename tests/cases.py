@@ -101,6 +101,17 @@ GBLL = {
 LEAKY = {**MLP, "activation": "leaky_relu"}
 LATENT = {"derivative_variance": 1.0, "weight": 0.1, "derivative_rows": 20}
 
+RANDOM = {
+    "network": MLP,
+    "learn": LEARN,
+    "weights": {"kind": "ffg_u", "rows": 6, "cols": 5},
+    "draws": 4,
+    "validation_draws": 2,
+    "annealing": {"start": 1.0, "end": 3.0},
+}
+RANDOM_IMAGES = {**RANDOM, "network": CONVNET, "learn": {**LEARN, "choose": None}}
+CAPPED = {"sd_max": 0.1}
+
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
     ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
@@ -145,6 +156,26 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
         "layer": {**GENERATIVE, "refit": False},
         "features": FEATURES,
     },
+    ("ffg_u", "classification"): {**RANDOM_IMAGES, "function_space": True},
+    ("ffg_u", "regression"): RANDOM,
+    ("fcg_u", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
+    ("fcg_u", "regression"): {**RANDOM, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
+    ("ensemble_u", "classification"): {
+        **RANDOM_IMAGES,
+        "weights": {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1},
+    },
+    ("ensemble_u", "regression"): {
+        **RANDOM,
+        "weights": {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1},
+    },
+    ("ffg_w", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "ffg_w", **CAPPED}},
+    ("ffg_w", "regression"): {**RANDOM, "learn": {**LEARN, "choose": None}, "weights": {"kind": "ffg_w", **CAPPED}},
+    ("fcg_w", "classification"): {
+        **RANDOM_IMAGES,
+        "weights": {"kind": "fcg_w"},
+        "layers": {"trunk*": {"kind": "ffg_w"}},
+    },
+    ("fcg_w", "regression"): {**RANDOM, "learn": {**LEARN, "choose": None}, "weights": {"kind": "fcg_w"}},
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }
 

@@ -38,6 +38,14 @@ class Learner(nn.Module, ABC):
         """The random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
         return {}
 
+    def noise_steps(self, batch: int) -> int | None:
+        """How many steps' noise is drawn at once; None: an epoch's. Other numbers are drawn where it differs."""
+        return None
+
+    def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
+        """Numbers that follow a schedule, beside the noise: [step] each; ``epochs`` [step]: done before each step."""
+        return {}
+
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
         """This rank's part of a step's noise (``parallel``): all of it, where it does not belong to rows."""
         return noise

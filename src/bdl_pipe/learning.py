@@ -127,7 +127,8 @@ class _Run(Descent):
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
         self._each = torch.zeros(len(data))
         self._epoch = -1
-        self._orders, self._noise = torch.zeros(0), dict[str, Tensor]()
+        self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
+        self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
         self._score: float | None = None  # the members' mean, once there is one
 
     def parameters(self) -> list[Tensor]:
@@ -143,7 +144,7 @@ class _Run(Descent):
         epoch, position = divmod(step, self._steps_per_epoch)
         self._open(epoch)
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
-        each = self._members.losses(rows, {k: v[:, position] for k, v in self._noise.items()}, step)
+        each = self._members.losses(rows, self._noise_at(position), step)
         self._each = parallel.mean(each.detach())
         return each.sum()
 
@@ -192,17 +193,28 @@ class _Run(Descent):
             self._open(epoch)
 
     def _open(self, epoch: int) -> None:
-        """Draw the epoch's row orders and noise, each member's from its own address."""
+        """Draw the epoch's row orders, each member's from its own address."""
         if self._epoch == epoch:
             return
         self._epoch = epoch
-        orders, noises = [], []
-        for rng in self._rngs:
-            at = rng.fold("epoch", epoch)
-            orders.append(torch.randperm(self._count, generator=at.generator()))
-            noises.append(self._probe.noise(self._steps_per_epoch, self._batch, at.fold("noise").generator()))
-        self._orders = torch.stack(orders).to(self._device)
-        self._noise = {k: v.to(self._device) for k, v in stack(noises).items()}
+        orders = [torch.randperm(self._count, generator=r.fold("epoch", epoch).generator()) for r in self._rngs]
+        self._orders, self._block = torch.stack(orders).to(self._device), -1
+        done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
+        self._scheduled = {k: v.to(self._device) for k, v in self._probe.scheduled(done).items()}
+
+    def _noise_at(self, position: int) -> dict[str, Tensor]:
+        """The noise of one step of the open epoch, drawn with that of the steps around it; [member, ...] each."""
+        at_once = self._probe.noise_steps(self._batch) or self._steps_per_epoch
+        block, within = divmod(position, at_once)
+        if block != self._block:
+            steps = min(at_once, self._steps_per_epoch - block * at_once)
+            places = [r.fold("epoch", self._epoch).fold("noise") for r in self._rngs]
+            places = [p.fold(block) for p in places] if block else places
+            noises = stack([self._probe.noise(steps, self._batch, p.generator()) for p in places])
+            self._noise, self._block = {k: v.to(self._device) for k, v in noises.items()}, block
+        members = len(self._rngs)
+        found = {k: v[:, within] for k, v in self._noise.items()}
+        return found | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
     def _close(self, done: int) -> None:
         """The end of epoch number ``done``: snapshots where they are wanted, scores where they are due."""

@@ -30,6 +30,8 @@ from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
 from .data.transform import Transform
 from .errors import ArtifactError
+from .inducing.learner import RandomWeightsPosterior
+from .inducing.methods import ENSEMBLE_U, FCG_U, FCG_W, FFG_U, FFG_W
 from .last_layer.learner import LastLayerPosterior
 from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN
 from .method import Method
@@ -62,6 +64,11 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             GBLL,
             LDGBLL,
             MAP_BLR,
+            FFG_U,
+            FCG_U,
+            ENSEMBLE_U,
+            FFG_W,
+            FCG_W,
         )
     }
 )
@@ -76,6 +83,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         DropoutPosterior.key: DropoutPosterior,
         SngpPosterior.key: SngpPosterior,
         ExactLayerPosterior.key: ExactLayerPosterior,
+        RandomWeightsPosterior.key: RandomWeightsPosterior,
     }
 )
 

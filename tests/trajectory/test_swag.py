@@ -13,10 +13,11 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory.swag import SWAG, Moments, SwagConfig, moments, refresh_batch_norm
+from bdl_pipe.trajectory.swag import SWAG, Moments, SwagConfig, moments
 
 TABLE = NetworkSpec(MlpConfig("mlp", (2,)), (4,), 1, "gaussian_head")  # 16 weights
 IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")

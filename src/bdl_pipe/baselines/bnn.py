@@ -29,6 +29,7 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
 from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
+from ..likelihood import PointNoise
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
@@ -36,7 +37,6 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..start import Weights, begin, learn_from
-from .likelihood import PointNoise
 
 
 @dataclass(frozen=True)

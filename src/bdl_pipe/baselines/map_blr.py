@@ -19,6 +19,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..learner import LearnConfig, Learned, Learner
 from ..learning import learn
+from ..likelihood import PointNoise
 from ..method import Inputs, Method, Room, alone
 from ..networks import MlpConfig
 from ..predictive import Predictive
@@ -27,7 +28,6 @@ from ..seeds import Seed
 from . import linear
 from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerPosterior, TrunkSpec, features
-from .likelihood import PointNoise
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ class Bayesian(nn.Module):
             found[_MEMBER] = self.turns(first, steps)
         return found
 
+    def noise_size(self, inputs: Tensor) -> int:
+        """How many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...]."""
+        local = self._output_shapes(inputs)
+        known = {key: shapes for key, shapes in self._shapes().items() if key not in local}
+        return sum(math.prod(s) for shapes in (*known.values(), local) for s in shapes.values())
+
     def turns(self, first: Tensor | int, steps: int) -> Float[Tensor, "steps member"]:
         """One-hot rows: the members in turn, from ``first`` on."""
         assert self.members is not None

@@ -26,11 +26,10 @@ from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, Room
+from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-
-_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -92,30 +91,6 @@ def moments(snapshots: Float[Tensor, "epoch weight"], rank: int) -> Moments:
 
 
 @torch.no_grad()
-def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], batch: int) -> None:
-    """Set running statistics, in place, to their averages over one pass; the network's mode is left as it was.
-
-    Each batch weighs as many rows as it has (their sizes differ by at most 1), so a running mean is the mean of the
-    rows, and a running variance that of the batches' unbiased variances, each layer seeing what training shows it.
-    """
-    layers = [m for m in network.modules() if isinstance(m, _NORMS) and m.track_running_stats]
-    if not layers:
-        return
-    momenta, training = [layer.momentum for layer in layers], network.training
-    for layer in layers:
-        layer.reset_running_stats()
-    network.train()
-    seen = 0
-    for part in inputs.tensor_split(-(-len(inputs) // batch)):
-        seen += len(part)
-        for layer in layers:
-            layer.momentum = len(part) / seen
-        network(part)
-    network.train(training)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-
-
 def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
     """Draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
 
@@ -156,7 +131,7 @@ def _named(flat: Tensor, names: list[str], like: Mapping[str, Tensor]) -> dict[s
 def _rows(network: nn.Module, data: FitData, config: SwagConfig, rng: Seed) -> Tensor:
     """The training rows that refresh statistics, the same for all draws; none where nothing needs them."""
     inputs, _ = data.tensors("train", data.device)
-    if not any(isinstance(m, _NORMS) for m in network.modules()):
+    if not has_batch_norm(network):
         return inputs[:0]
     order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
     return inputs[order[: config.batch_norm_rows].to(data.device)]

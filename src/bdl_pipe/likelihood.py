@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..method import Task
-from ..predictive import Categorical, Gaussian, Predictive
+from .method import Task
+from .predictive import Categorical, Gaussian, Predictive
 
 
 @final

@@ -1,0 +1,177 @@
+"""A network of random weights as a learner: minus the evidence lower bound a row, and the mixture over its draws.
+
+    −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; W)) + κ_t KL/N,   W ~ q drawn once a step for the whole batch,
+
+N the training rows. κ_t rises from 0 over the first epochs (Ritter et al. 2021, appendix J.2) to κ, 1 for the bound.
+Regression: N(y | f(x; W), σ²) with one σ² learned as a point, or fixed, in the units of the transformed targets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from .. import networks, parallel
+from ..config import read
+from ..errors import require
+from ..learner import LearnConfig, Learner, LearnerPosterior
+from ..likelihood import PointNoise
+from ..method import Task
+from ..networks import NetworkConfig
+from ..predictive import Predictive
+from ..seeds import Seed
+from ..start import Weights, begin
+from .config import WeightConfig
+from .convert import bayesianize
+from .draws import outputs
+from .posteriors import Noise
+
+_AT_ONCE: Final = 1 << 22  # random numbers that are drawn at once in training
+_FORWARD: Final = 1 << 22  # inputs times draws in one forward pass of a prediction
+_KL: Final = "kl_weight"
+_OUTPUTS: Final = ":outputs"  # noise of outputs, which has rows
+
+
+@dataclass(frozen=True)
+class AnnealingConfig:
+    """The KL's weight in training: 0 up to ``start``, on a straight line to the whole at ``end``; in epochs."""
+
+    start: float
+    end: float
+
+    def __post_init__(self) -> None:
+        require(self.start >= 0, "start", "must be >= 0", self.start)
+        require(self.end >= self.start, "end", f"must be >= start ({self.start})", self.end)
+
+
+@dataclass(frozen=True)
+class RandomConfig:
+    """What the methods of random weights have in common.
+
+    Attributes:
+        network: the architecture.
+        learn: how it is fitted; weight decay is for points alone, such as those of normalisation.
+        weights: the distribution of every layer's weights.
+        draws: networks of a prediction.
+        validation_draws: networks of a validation score.
+        kl_weight: κ; 1 is the bound.
+        annealing: how κ is reached; null: it is κ throughout.
+        layers: by a pattern of layers' names (the first that fits), fields of ``weights`` that are theirs.
+        shared: rows and columns of inducing weights that all layers share (appendix H); null: none are shared.
+        function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G).
+        noise_variance: σ² of regression at the start.
+        learn_noise: whether σ² is learned.
+    """
+
+    network: NetworkConfig
+    learn: LearnConfig
+    weights: WeightConfig
+    draws: int
+    validation_draws: int
+    kl_weight: float = 1.0
+    annealing: AnnealingConfig | None = None
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared: tuple[int, int] | None = None
+    function_space: bool = False
+    noise_variance: float = 1.0
+    learn_noise: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+        require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
+        for name in ("draws", "validation_draws"):
+            value = getattr(self, name)
+            require(value > 0, name, "must be > 0", value)
+            if self.weights.kind == "ensemble_u":
+                rule = f"must be a multiple of weights.members ({self.weights.members})"
+                require(value % self.weights.members == 0, name, rule, value)
+
+    def kinds(self) -> dict[str, dict[str, Any]]:
+        """The layers by pattern, as :func:`~.convert.bayesianize` takes them."""
+        return {name: asdict(self.weights) | own for name, own in self.layers.items()} | {"*": asdict(self.weights)}
+
+
+@dataclass(frozen=True)
+class RandomSpec:
+    """What a learner is built from."""
+
+    config: RandomConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Task
+
+
+@final
+class RandomWeights(Learner):
+    """A converted network and its likelihood.
+
+    Attributes:
+        net: the network, :class:`~.network.Bayesian`.
+        likelihood: how its outputs are read.
+    """
+
+    def __init__(self, spec: RandomSpec, rng: Seed, start: Weights | None = None) -> None:
+        """``start``: the weights to start from, in place of fresh ones; kinds of U take the points alone."""
+        super().__init__()
+        self.spec, config = spec, spec.config
+        network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
+        self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
+        self.likelihood = PointNoise(spec.task, config.noise_variance)
+        self.likelihood.requires_grad_(config.learn_noise)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: Noise) -> Tensor:
+        found = self.net(inputs, {k: v for k, v in noise.items() if k != _KL})  # [batch, output]
+        fit = self.likelihood(found[None]).log_prob(targets).mean()
+        divergence = self.net.kl(num_train if self.spec.config.function_space else None)
+        return -fit + noise[_KL] * divergence / num_train
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.draws, rng)
+
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self._mixture(inputs, self.spec.config.validation_draws, rng)
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> Noise:
+        return self.net.draw(steps, generator, self._batch(batch))
+
+    def noise_steps(self, batch: int) -> int | None:
+        return max(1, _AT_ONCE // max(1, self.net.noise_size(self._batch(batch))))
+
+    def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
+        """κ of each step."""
+        config, annealing = self.spec.config, self.spec.config.annealing
+        if annealing is None:
+            return {_KL: torch.full_like(epochs, config.kl_weight)}
+        if annealing.start == annealing.end:
+            return {_KL: config.kl_weight * (epochs >= annealing.start).to(epochs)}
+        share = (epochs - annealing.start) / (annealing.end - annealing.start)
+        return {_KL: config.kl_weight * share.clamp(0, 1)}
+
+    def share(self, noise: Noise) -> Noise:
+        """Drawn weights are the same for all ranks; drawn outputs belong to rows."""
+        return {k: parallel.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
+
+    def undecayed(self) -> set[str]:
+        """All that has a prior in the loss, and the noise."""
+        spared = ("net.layers.", "net.shared.", "likelihood.")
+        return {name for name, _ in self.named_parameters() if name.startswith(spared)}
+
+    def _batch(self, rows: int) -> Tensor:
+        return torch.zeros(rows, *self.spec.input_shape, device=self.net.device, dtype=self.net.dtype)
+
+    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+        together = max(1, _FORWARD // max(1, inputs.numel()))
+        return self.likelihood(outputs(self.net, inputs, draws, rng, together=min(together, draws)))
+
+
+@final
+class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
+    """A fitted :class:`RandomWeights`."""
+
+    key = "random_weights"
+
+    @staticmethod
+    def skeleton(spec: Mapping[str, Any]) -> RandomWeights:
+        return RandomWeights(read(RandomSpec, spec, "spec"), Seed(0))

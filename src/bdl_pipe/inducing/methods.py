@@ -1,0 +1,137 @@
+"""The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` of inducing weights, and ``ffg_w``, ``fcg_w`` of weights themselves.
+
+Those of the weights may start from a trajectory's last snapshot, as their means; inducing weights start afresh.
+Running statistics of batch normalisation are computed anew after the fit, over training rows under fresh draws.
+
+Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..config import to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..learner import Learned, Learner, posterior_state
+from ..method import Inputs, Method, Room, alone
+from ..networks.normalisation import has_batch_norm, refresh_batch_norm
+from ..progress import Report
+from ..seeds import Seed
+from ..start import Weights, learn_from
+from .config import Kind
+from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior
+
+_NORM_ROWS: Final = 4096  # training rows that refresh running statistics
+
+
+@dataclass(frozen=True)
+class _Of(RandomConfig):
+    """A section whose ``weights.kind`` is the method's."""
+
+    kind: ClassVar[Kind]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.weights.kind == self.kind, "weights.kind", f"must be {self.kind}", self.weights.kind)
+
+
+@dataclass(frozen=True)
+class FfgUConfig(_Of):
+    """``methods.ffg_u``."""
+
+    kind = "ffg_u"
+
+
+@dataclass(frozen=True)
+class FcgUConfig(_Of):
+    """``methods.fcg_u``."""
+
+    kind = "fcg_u"
+
+
+@dataclass(frozen=True)
+class EnsembleUConfig(_Of):
+    """``methods.ensemble_u``."""
+
+    kind = "ensemble_u"
+
+
+@dataclass(frozen=True)
+class FfgWConfig(_Of):
+    """``methods.ffg_w``."""
+
+    kind = "ffg_w"
+
+
+@dataclass(frozen=True)
+class FcgWConfig(_Of):
+    """``methods.fcg_w``."""
+
+    kind = "fcg_w"
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: RandomConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """A posterior on each of ``data``.
+
+    Raises:
+        ConfigError: a full covariance over too many weights; a trajectory of another network.
+        FloatingPointError: a loss became NaN or infinite.
+    """
+    spec = RandomSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
+
+    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
+        return RandomWeights(spec, rng, start)
+
+    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
+    return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
+
+
+def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
+    about = {"spec": to_mapping(spec)}
+    learner = RandomWeights(spec, Seed(0))
+    if not has_batch_norm(learner):
+        return posterior_state(RandomWeightsPosterior.key, made, about)
+    learner.load_state_dict(made.state)
+    learner.to(data.device).net.reseed(rng.fold("normalisation"))
+    refresh_batch_norm(learner.net, _some(data, rng), spec.config.learn.batch)
+    fresh = {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
+    return posterior_state(RandomWeightsPosterior.key, Learned([fresh], made.epochs, made.loss), about)
+
+
+def _some(data: FitData, rng: Seed) -> Tensor:
+    """Training rows, the same for equal addresses."""
+    inputs, _ = data.tensors("train", data.device)
+    order = torch.randperm(len(inputs), generator=rng.fold("normalisation", "rows").generator())
+    return inputs[order[:_NORM_ROWS].to(data.device)]
+
+
+def _method(config: type[_Of]) -> Method:
+    weights = config.kind.endswith("_w")
+    search = {"learn.optimiser.rate": (1e-4, 1e-2, "log"), "kl_weight": (1e-2, 1.0, "log")}
+    if not weights:
+        search["weights.lambda_max"] = (1e-2, 1.0, "log")
+    if config.kind != "ensemble_u":
+        search["weights.sd_max"] = (1e-2, 1.0, "log")
+    room = Room(
+        alone(fit),
+        needs=("trajectory",) if weights else (),
+        takes="each",
+        together=fit,
+        optional=weights,
+        shares=True,
+    )
+    return Method(config.kind, config, ("classification", "regression"), {"student": room}, search)  # type: ignore[arg-type]
+
+
+FFG_U = _method(FfgUConfig)
+FCG_U = _method(FcgUConfig)
+ENSEMBLE_U = _method(EnsembleUConfig)
+FFG_W = _method(FfgWConfig)
+FCG_W = _method(FcgWConfig)

@@ -1,0 +1,35 @@
+"""Running statistics of batch normalisation, computed anew for weights that were not those of training."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Whether any layer has running statistics."""
+    return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
+
+
+def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], batch: int) -> None:
+    """Set running statistics, in place, to their averages over one pass; the network's mode is left as it was.
+
+    Each batch weighs as many rows as it has (their sizes differ by at most 1), so a running mean is the mean of the
+    rows, and a running variance that of the batches' unbiased variances, each layer seeing what training shows it.
+    """
+    layers = [m for m in network.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    if not layers:
+        return
+    momenta, training = [layer.momentum for layer in layers], network.training
+    for layer in layers:
+        layer.reset_running_stats()
+    network.train()
+    seen = 0
+    for part in inputs.tensor_split(-(-len(inputs) // batch)):
+        seen += len(part)
+        for layer in layers:
+            layer.momentum = len(part) / seen
+        network(part)
+    network.train(training)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum

@@ -1,0 +1,170 @@
+"""Fits of random weights: the loss, the schedule of its KL, noise in parts, normalisation, what a section may say."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.inducing import learner as module
+from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
+from bdl_pipe.inducing.methods import ENSEMBLE_U, FFG_U, FFG_W
+from bdl_pipe.method import Method
+from bdl_pipe.methods import METHODS
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, RANDOM, RANDOM_IMAGES
+
+
+def spec(method: str, task: str, **changes: Any) -> RandomSpec:
+    config = read(METHODS[method].config, CONFIGS[method, task] | changes, "methods")
+    shape = (1, 8, 8) if task == "classification" else (4,)
+    return RandomSpec(config, shape, 3 if task == "classification" else 1, task)  # type: ignore[arg-type]
+
+
+def fitted(method: Method, data: FitData, **changes: Any) -> State:
+    config = read(method.config, CONFIGS[method.name, data.task] | changes, "methods")
+    return method.rooms["student"].make(data, {}, config, rng=Seed(4), report=Silent())
+
+
+def at(learner: RandomWeights, batch: int, epoch: float) -> dict[str, Tensor]:
+    noise = {k: v[0] for k, v in learner.noise(1, batch, Seed(1).generator()).items()}
+    return noise | {k: v[0] for k, v in learner.scheduled(torch.tensor([epoch])).items()}
+
+
+@pytest.mark.parametrize("function_space", [False, True])
+def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) -> None:
+    learner = RandomWeights(spec("ffg_u", "regression", function_space=function_space), Seed(0)).double()
+    inputs, targets = torch.randn(7, 4).double(), torch.randn(7, 1).double()
+    noise = at(learner, 7, 3.0)
+    found = learner(inputs, targets, 3, noise)
+    given = {k: v.double() for k, v in noise.items() if k != "kl_weight"}
+    mean = learner.net(inputs, given)
+    truth = torch.distributions.Normal(mean, learner.likelihood.log_variance.exp().sqrt()).log_prob(targets).mean()
+    divergence = learner.net.kl(3 if function_space else None)
+    torch.testing.assert_close(found, -truth + divergence / 3)
+    assert (learner.net.kl(3) - learner.net.kl(None)).abs() > 1  # four inputs and a bias, three rows
+
+
+def test_the_kl_comes_in_on_a_straight_line() -> None:
+    epochs = torch.tensor([0.0, 0.99, 1.0, 1.5, 2.0, 3.0, 9.0])
+    found = RandomWeights(spec("ffg_u", "regression", kl_weight=0.5), Seed(0)).scheduled(epochs)["kl_weight"]
+    torch.testing.assert_close(found, torch.tensor([0, 0, 0, 0.125, 0.25, 0.5, 0.5]))
+    step = RandomWeights(spec("ffg_u", "regression", annealing={"start": 1.0, "end": 1.0}), Seed(0))
+    assert step.scheduled(epochs)["kl_weight"].tolist() == [0, 0, 1, 1, 1, 1, 1]
+    whole = RandomWeights(spec("ffg_u", "regression", annealing=None), Seed(0))
+    assert whole.scheduled(epochs)["kl_weight"].tolist() == [1.0] * 7
+
+
+def test_a_fit_without_kl_differs_from_one_with_it(tiny_table: FitData) -> None:
+    how = {"learn": RANDOM["learn"] | {"choose": None}}
+    late = fitted(FFG_U, tiny_table, annealing={"start": 4.0, "end": 4.0}, **how)
+    never = fitted(FFG_U, tiny_table, kl_weight=0.0, **how)
+    always = fitted(FFG_U, tiny_table, annealing=None, **how)
+    assert all(torch.equal(late.tensors[k], never.tensors[k]) for k in late.tensors)
+    assert any(not torch.equal(late.tensors[k], always.tensors[k]) for k in late.tensors)
+
+
+@pytest.mark.parametrize("numbers", [1, 2500])
+def test_noise_is_drawn_in_parts_of_bounded_size(
+    numbers: int, tiny_images: FitData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", numbers)
+    seen: list[tuple[int, int]] = []
+    draw = RandomWeights.noise
+
+    def watched(self: RandomWeights, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        found = draw(self, steps, batch, generator)
+        seen.append((steps, sum(v.numel() for v in found.values())))
+        return found
+
+    monkeypatch.setattr(RandomWeights, "noise", watched)
+    fitted(FFG_U, tiny_images)
+    assert sum(steps for steps, _ in seen) == 4 * 10  # 160 images by 16, 4 epochs
+    assert all(size <= numbers or steps == 1 for steps, size in seen)
+    assert (max(steps for steps, _ in seen) > 1) == (numbers > 1)
+
+
+def test_the_size_of_the_noise_is_counted_right() -> None:
+    for method in ("ffg_u", "fcg_u", "ffg_w", "fcg_w"):
+        learner = RandomWeights(spec(method, "classification"), Seed(0))
+        inputs = torch.zeros(5, 1, 8, 8)
+        drawn = learner.net.draw(1, Seed(0).generator(), inputs)
+        assert learner.net.noise_size(inputs) == sum(v.numel() for v in drawn.values())
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("method", ["ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w"])
+def test_a_prediction_is_the_mixture_of_single_draws(method: str, task: str) -> None:
+    learner = RandomWeights(spec(method, task), Seed(0)).eval()
+    inputs = torch.randn(6, *learner.spec.input_shape, generator=Seed(1).generator())
+    with torch.no_grad():
+        found = learner.predict(inputs, rng=Seed(2))
+        alone = []
+        for k in range(4):
+            noise = {n: v[0] for n, v in learner.net.draw(1, Seed(2).fold("draw", k).generator()).items()}
+            if learner.net.members is not None:
+                noise["member"] = learner.net.turns(k, 1)[0]
+            alone.append(learner.net(inputs, noise))
+    assert isinstance(found, (Categorical, Gaussian)) and torch.stack(alone).std(0).max() > 1e-6
+    drawn = found.draw_mean if isinstance(found, Gaussian) else found.draw_log_probs
+    truth = torch.stack(alone) if isinstance(found, Gaussian) else torch.stack(alone).log_softmax(-1)
+    torch.testing.assert_close(drawn, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_running_statistics_are_those_of_training_rows_under_fresh_draws(tiny_images: FitData) -> None:
+    network = {**RANDOM_IMAGES["network"], "norm": "batch"}
+    state = fitted(FFG_U, tiny_images, network=network)
+    again = fitted(FFG_U, tiny_images, network=network)
+    assert all(torch.equal(state.tensors[k], again.tensors[k]) for k in state.tensors)
+    learner = RandomWeightsPosterior.from_state(state).learner
+    inputs, _ = tiny_images.tensors("train")
+    first: list[Tensor] = []
+    layers = [m for m in learner.net.network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    hook = layers[0].register_forward_hook(lambda _m, given, _o: first.append(given[0]))
+    with torch.no_grad():
+        for k in range(20):
+            learner.net(inputs, {n: v[0] for n, v in learner.net.draw(1, Seed(k).generator()).items()})
+    hook.remove()
+    draws = torch.stack([x.mean((0, 2, 3)) for x in first])  # [draw, channel]
+    spread = draws.std(0) + 0.02 * draws.abs()
+    assert ((layers[0].running_mean - draws.mean(0)).abs() <= 4 * spread).all()  # type: ignore[operator]
+    assert layers[0].num_batches_tracked == 10  # type: ignore[comparison-overlap]
+
+
+def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
+    sgd = METHODS["sgd"]
+    config = read(sgd.config, CONFIGS["sgd", "classification"] | {"network": RANDOM_IMAGES["network"]}, "methods")
+    trajectory = sgd.rooms["trajectory"].make(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    how = read(
+        FFG_W.config,
+        CONFIGS["ffg_w", "classification"]
+        | {"learn": {**RANDOM_IMAGES["learn"], "epochs": 1, "optimiser": {"name": "sgd", "rate": 1e-12}}},
+        "methods",
+    )
+    inputs = {"trajectory": [trajectory]}
+    state = FFG_W.rooms["student"].make(tiny_images, inputs, how, rng=Seed(0), report=Silent())
+    last = trajectory.tensors["head.weight"][-1]
+    torch.testing.assert_close(state.tensors["net.layers.head.mean"][:, :-1], last)
+    assert not ENSEMBLE_U.rooms["student"].needs
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weights": {"kind": "ffg_w"}}, "weights.kind must be ensemble_u"),
+        ({"draws": 5}, r"draws must be a multiple of weights.members \(2\)"),
+        ({"validation_draws": 3}, "validation_draws must be a multiple"),
+        ({"annealing": {"start": 2.0, "end": 1.0}}, r"annealing.end must be >= start \(2.0\)"),
+        ({"kl_weight": -1.0}, "kl_weight must be >= 0"),
+        ({"noise_variance": 0.0}, "noise_variance must be > 0"),
+    ],
+)
+def test_a_section_that_breaks_a_rule(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(ENSEMBLE_U.config, CONFIGS["ensemble_u", "regression"] | change, "methods.ensemble_u")
