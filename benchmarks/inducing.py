@@ -97,7 +97,10 @@ def predictions(net: Bayesian, count: int, device: str) -> dict[str, Step]:
     @torch.no_grad()
     def by_loop() -> Tensor:
         return torch.stack(
-            [functional_call(net.network, plain_draw(net, generator), (pictures,)).log_softmax(-1) for _ in range(count)]
+            [
+                functional_call(net.network, plain_draw(net, generator), (pictures,)).log_softmax(-1)
+                for _ in range(count)
+            ]
         )
 
     return {
