@@ -2,7 +2,8 @@
 
 (a) log-probabilities under K draws of FFG-U, over an ensemble of K deterministic networks and over a plain loop that
     recomputes every factor for each draw and each batch, by the paper's formulas (eqs 11-12) as they stand: ConvNet
-    128-256-512, one batch and four of 32 images at 32×32, which share our draws. "kept factors" is ours with its factors kept from an earlier call, the usual case.
+    128-256-512, one batch and four of 32 images at 32×32, which share our draws. "kept factors" is ours with its
+    factors kept from an earlier call, the usual case.
 (b) a training step (forward, backward; one draw) over the deterministic network's.
 (c) bytes on disk of a fitted posterior over the network's: this ConvNet and, where there is one, ResNet-50; M = 64.
 

@@ -28,6 +28,24 @@ def test_a_layer_in_two_places_stays_one() -> None:
     assert isinstance(net.network[0], LocalLayer) and net.network[0] is net.network[2]
 
 
+class Attention(nn.Module):
+    """Layers called like methods of the dictionary that their distributions are kept in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.shared, self.network = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.network(self.shared(self.keys(inputs)))
+
+
+def test_any_name_of_a_layer_will_do() -> None:
+    net = bayesianize(Attention(), rows=2, cols=2, shared=(2, 2))
+    assert sorted(net.layers) == ["keys/", "network", "shared"]
+    net(normal(2, 3)).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
 def tied() -> nn.Module:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
