@@ -1,8 +1,9 @@
 """The price of inducing weights: prediction, a training step, and what is stored.
 
 (a) log-probabilities under K draws of FFG-U, over an ensemble of K deterministic networks and over a plain loop that
-    recomputes every factor for each draw, by the paper's formulas (eqs 11-12) as they stand: ConvNet 128-256-512,
-    batch 32 at 32×32. "kept factors" is ours with its factors kept from an earlier call, the usual case.
+    recomputes every factor for each draw and each batch, by the paper's formulas (eqs 11-12) as they stand: ConvNet
+    128-256-512, one batch and four of 32 images at 32×32, which share our draws. "kept factors" is ours with its
+    factors kept from an earlier call, the usual case.
 (b) a training step (forward, backward; one draw) over the deterministic network's.
 (c) bytes on disk of a fitted posterior over the network's: this ConvNet and, where there is one, ResNet-50; M = 64.
 
@@ -44,13 +45,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 5, 20])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--only", choices=["predict", "train", "disk"], nargs="+", default=["predict", "train", "disk"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(json.dumps({"torch": torch.__version__, "device": options.device, "threads": options.threads}), flush=True)
     net = bayesianize(convnet(0), kind="ffg_u", rows=64, cols=64).to(options.device)
-    for count in options.draws if "predict" in options.only else []:
-        compare(f"{count} draws, batch 32", predictions(net, count, options.device), options.repeats, options.device)
+    if "predict" in options.only:
+        for batches in options.batches:
+            for count in options.draws:
+                forms = predictions(net, count, images(options.device, batches))
+                compare(f"{count} draws, {batches} x 32 images", forms, options.repeats, options.device)
     if "train" in options.only:
         compare("training step, batch 32", training(net, options.device), options.repeats, options.device)
     if "disk" in options.only:
@@ -80,31 +85,32 @@ def convnet(seed: int) -> nn.Module:
     return networks.build(ConvNetConfig("convnet", 128), (3, 32, 32), 10, rng=Seed(seed))
 
 
-def images(device: str) -> Tensor:
-    return torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
+def images(device: str, batches: int = 1) -> Tensor:
+    return torch.randn(batches * BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def predictions(net: Bayesian, count: int, device: str) -> dict[str, Step]:
+def predictions(net: Bayesian, count: int, pictures: Tensor) -> dict[str, Step]:
     net.eval()
-    pictures = images(device)
-    ensemble = [convnet(k).to(device).eval() for k in range(count)]
-    generator = torch.Generator(device).manual_seed(0)
+    ensemble = [convnet(k).to(pictures.device).eval() for k in range(count)]
+    generator = torch.Generator(pictures.device).manual_seed(0)
+    parts = pictures.split(BATCH)
+
+    def plain(part: Tensor) -> Tensor:
+        return functional_call(net.network, plain_draw(net, generator), (part,))
 
     @torch.no_grad()
     def of_ensemble() -> Tensor:
-        return torch.stack([member(pictures).log_softmax(-1) for member in ensemble])
+        return torch.cat([torch.stack([member(part).log_softmax(-1) for member in ensemble]) for part in parts], 1)
 
     @torch.no_grad()
     def by_loop() -> Tensor:
-        return torch.stack(
-            [functional_call(net.network, plain_draw(net, generator), (pictures,)).log_softmax(-1) for _ in range(count)]
-        )
+        return torch.cat([torch.stack([plain(part).log_softmax(-1) for _ in ensemble]) for part in parts], 1)
 
     return {
         "ensemble": of_ensemble,
         "loop": by_loop,
-        "ours, new factors": lambda: draws(forgotten(net), pictures, count, generator),
-        "ours, kept factors": lambda: draws(net, pictures, count, generator),
+        "ours, new factors": lambda: draws(forgotten(net), pictures, count, generator, rows=BATCH),
+        "ours, kept factors": lambda: draws(net, pictures, count, generator, rows=BATCH),
     }
 
 

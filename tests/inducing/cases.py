@@ -27,6 +27,12 @@ def conv_net() -> nn.Sequential:
     return net
 
 
+def five_layers() -> nn.Sequential:
+    """Layers 0, 2, 4, 6 and 8 have weights."""
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
 

@@ -57,12 +57,18 @@ def bayesianize(
     places: dict[str, Place] = {}
     for name, config in chosen.items():
         layer = network.get_submodule(name)
-        key = name.replace(".", "/") or "network"
+        key = key_of(name)
         own = rng.fold("start", name).generator()
         layers[key] = _distribution(layer, name, config, own, joint=shared is not None)
         places[key] = Place(name, tuple(layer.weight.shape), layer.bias is not None)  # type: ignore[arg-type]
         network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
     return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
+
+
+def key_of(name: str) -> str:
+    """A layer's key in a ``ModuleDict``, which has no dots and none of its own methods' names."""
+    key = name.replace(".", "/") or "network"
+    return f"{key}/" if key in dir(nn.ModuleDict) else key
 
 
 def _choose(
@@ -151,7 +157,7 @@ def _shared(
     size = shared[0] * shared[1]
     fits = config.kind != "fcg_u" or size <= config.full_limit
     require(fits, "full_limit", f"must be >= {size} for the full covariance of the shared weights", config.full_limit)
-    found = Shared(rows, first.cols, config, rng.fold("start", "shared").generator())
+    found = Shared(rows, first.cols, config, rng.fold("start of shared").generator())
     like = next(p for layer in layers.values() if isinstance(layer, Inducing) for p in layer.parameters())
     return found.to(like.device, like.dtype)
 

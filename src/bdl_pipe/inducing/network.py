@@ -27,6 +27,7 @@ from .weightspace import FactorisedWeights, LocalLayer
 
 _MEMBER = "member"
 _OUTPUTS = "outputs"
+_SHARED = "/shared"  # no layer's key
 
 
 class Place(NamedTuple):
@@ -97,7 +98,7 @@ class Bayesian(nn.Module):
         with torch.autocast(self.device.type, enabled=False):
             if factors is None:
                 factors = self.factors()
-            joint = {} if self.shared is None else self.shared(_part("shared", noise), factors["shared"])
+            joint = {} if self.shared is None else self.shared(_part(_SHARED, noise), factors[_SHARED])
             found: dict[str, Tensor] = {}
             for key, place in self.places.items():
                 found |= self._drawn(key, place, _part(key, noise), factors[key], joint)
@@ -118,14 +119,14 @@ class Bayesian(nn.Module):
     def factors(self) -> dict[str, Any]:
         """What all draws share, by layer and, where there is one, for ``shared``."""
         found = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
-        return found if self.shared is None else found | {"shared": self.shared.weights.factors()}
+        return found if self.shared is None else found | {_SHARED: self.shared.weights.factors()}
 
     @torch.no_grad()
     def kept_factors(self) -> dict[str, Any]:
         """:meth:`factors` without a graph, those of the last time where the parameters are the same."""
         inducing = {key: layer for key, layer in self.layers.items() if isinstance(layer, Inducing)}
         if self.shared is not None:
-            inducing["shared"] = self.shared.weights
+            inducing[_SHARED] = self.shared.weights
         kept = {key: self._cache.get(key, layer) for key, layer in inducing.items()}
         return kept | {k: cast(Weights, v).factors() for k, v in self.layers.items() if k not in kept}
 
@@ -198,7 +199,7 @@ class Bayesian(nn.Module):
 
     def _shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         found = {key: cast(Weights, layer).shapes() for key, layer in self.layers.items()}
-        return found if self.shared is None else found | {"shared": self.shared.weights.shapes()}
+        return found if self.shared is None else found | {_SHARED: self.shared.weights.shapes()}
 
     @torch.compiler.disable
     def _fresh(self, inputs: Tensor) -> Noise:

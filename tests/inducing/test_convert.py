@@ -1,0 +1,112 @@
+"""Which layers are converted, and what is said where they cannot be."""
+
+import pytest
+import torch
+from torch import nn
+
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.inducing import bayesianize
+from bdl_pipe.inducing.layers import Inducing
+from bdl_pipe.inducing.weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
+
+from .cases import conv_net, normal
+
+
+def test_layers_are_chosen_by_pattern_and_the_first_that_fits_counts() -> None:
+    net = bayesianize(conv_net(), {"7": {"kind": "fcg_w"}, "3": {"rows": 5}, "[37]": {"kind": "ffg_w"}}, cols=6)
+    assert sorted(net.layers) == ["3", "7"]
+    assert isinstance(net.layers["7"], FullCovarianceWeights) and isinstance(net.layers["3"], Inducing)
+    assert net.layers["3"].posterior.mean.shape == (5, 6)
+    assert isinstance(net.network[0].weight, nn.Parameter)
+    assert net(normal(2, 3, 6, 6)).shape == (2, 3)
+
+
+def test_a_layer_in_two_places_stays_one() -> None:
+    layer = nn.Linear(3, 3)
+    net = bayesianize(nn.Sequential(layer, nn.Tanh(), layer), "ffg_w")
+    assert sorted(net.layers) == ["0"] and isinstance(net.layers["0"], FactorisedWeights)
+    assert isinstance(net.network[0], LocalLayer) and net.network[0] is net.network[2]
+
+
+class Attention(nn.Module):
+    """Layers called like methods of the dictionary that their distributions are kept in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.shared, self.network = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.network(self.shared(self.keys(inputs)))
+
+
+def test_any_name_of_a_layer_will_do() -> None:
+    net = bayesianize(Attention(), rows=2, cols=2, shared=(2, 2))
+    assert sorted(net.layers) == ["keys/", "network", "shared"]
+    net(normal(2, 3)).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+class Token(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 4))
+
+
+UNFIT = [
+    (nn.Sequential(nn.Linear(2, 2), nn.ConvTranspose2d(3, 4, 2)), r"layer '1' \(ConvTranspose2d\) cannot be converted"),
+    (nn.Sequential(nn.LSTM(3, 4)), r"layer '0' \(LSTM\)"),
+    (nn.Sequential(nn.Embedding(3, 4)), r"layer '0' \(Embedding\)"),
+    (nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2)}), r"layer 'attention' \(MultiheadAttention\)"),
+    (nn.Sequential(nn.Linear(2, 2), Token()), r"layer '1' \(Token\)"),
+    (nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))), r"layer '0' \(ParametrizedLinear\)"),
+    (tied(), r"layer '1' \(Linear\) cannot be converted: it shares its weight with '0'"),
+    (nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), "no linear or convolutional layer"),
+]
+
+
+@pytest.mark.parametrize(("network", "message"), UNFIT)
+def test_what_cannot_be_converted_is_refused_by_name(network: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bayesianize(network)
+
+
+def test_a_pattern_leaves_out_what_cannot_be_converted() -> None:
+    net = bayesianize(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 4)), {"0": {}})
+    assert sorted(net.layers) == ["0"]
+
+
+def test_a_bayesian_network_is_not_converted_again() -> None:
+    with pytest.raises(UserError, match="Bayesian"):
+        bayesianize(bayesianize(nn.Linear(2, 2)))
+
+
+BAD = [
+    ({"kind": {"fc": {}}}, "kind must have patterns that fit a layer with weights, got 'fc'"),
+    ({"kind": {"7": {"row": 3}}}, "7.row is not a field"),
+    ({"row": 3}, "row must be one of"),
+    ({"kind": "fcg_u"}, "full_limit must be >= 4096 .*, got 4000"),
+    ({"kind": "fcg_w", "full_limit": 20}, r"full_limit must be >= 112 for the full covariance of '0', 6,328 numbers"),
+    (
+        {"kind": {"0": {"members": 3}, "7": {"members": 4}}, "kind_of": "ensemble_u"},
+        "members must be the same for all layers",
+    ),
+    ({"shared": (2, 2), "kind": {"0": {"cols": 3}, "7": {"cols": 4}}}, "shared needs inducing layers"),
+    ({"shared": (0, 2)}, "shared must be > 0"),
+    ({"shared": (2, 2), "kind": "ffg_w"}, "shared needs inducing layers"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_options_that_break_their_rule_are_refused(options: dict, message: str) -> None:
+    options = {"full_limit": 4000} | options
+    kind = options.pop("kind_of", None)
+    if kind is not None:
+        options["kind"] = {name: {"kind": kind} | given for name, given in options["kind"].items()}
+    with pytest.raises(ConfigError, match=message):
+        bayesianize(conv_net(), **options)

@@ -1,0 +1,156 @@
+"""Prediction from many draws: the same as one by one, equal members, factors that are never stale."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.inducing import Bayesian, bayesianize, draws, outputs, stored
+from bdl_pipe.inducing.layers import Inducing
+from bdl_pipe.seeds import Seed
+
+from .cases import ALL, UNIT, conv_net, mlp, normal, shaken
+
+
+def one_by_one(net: Bayesian, inputs: torch.Tensor, num_draws: int, rng: Seed) -> torch.Tensor:
+    """With factors computed afresh for each draw."""
+    found = []
+    for k in range(num_draws):
+        noise = {name: v[0] for name, v in net.draw(1, rng.fold("draw", k).generator()).items()}
+        if net.members is not None:
+            noise["member"] = nn.functional.one_hot(torch.tensor(k % net.members), net.members).to(net.dtype)
+        found.append(net(inputs, noise))
+    return torch.stack(found).detach()
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("together", [None, 1, 3, 20])
+def test_draws_are_those_of_a_loop(kind: str, together: int | None) -> None:
+    net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4, members=2)).eval(), normal(5, 3, 6, 6)
+    ours = outputs(net, inputs, 6, Seed(1), rows=2, together=together)
+    torch.testing.assert_close(ours, one_by_one(net, inputs, 6, Seed(1)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [None, (2, 3)])
+def test_draws_of_shared_weights_and_of_points(shared: tuple[int, int] | None) -> None:
+    inputs = normal(5, 3)
+    for options in ({}, {"lambda_max": 0}, {"lambda_max": 0, "sd_max": 0}):
+        net = shaken(bayesianize(mlp(), rows=3, cols=2, shared=shared, **options)).eval()
+        ours = outputs(net, inputs, 4, Seed(1))
+        torch.testing.assert_close(ours, one_by_one(net, inputs, 4, Seed(1)), rtol=1e-4, atol=1e-5)
+
+
+def test_log_probabilities_and_the_mode_come_out_right() -> None:
+    net, inputs = bayesianize(conv_net()).train(), normal(5, 3, 6, 6)
+    net.network[1].eval()
+    found = draws(net, inputs, 3, Seed(1))
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, 5))
+    assert net.training and not net.network[1].training and not found.requires_grad
+    assert torch.equal(found, draws(net.eval(), inputs, 3, Seed(1)))
+
+
+def test_a_draw_is_the_same_network_for_every_batch_and_number() -> None:
+    net, inputs = bayesianize(mlp(), "ffg_w"), normal(5, 3)
+    many = draws(net, inputs, 6, Seed(1))
+    torch.testing.assert_close(many[:2, 3:], draws(net, inputs[3:], 2, Seed(1)))
+    generator = Seed(1).generator()
+    assert not torch.equal(draws(net, inputs, 2, generator), draws(net, inputs, 2, generator))
+
+
+def test_members_count_equally() -> None:
+    net, inputs = bayesianize(mlp(), "ensemble_u", members=3, lambda_max=0), normal(5, 3)
+    found = draws(net, inputs, 6, Seed(1))
+    torch.testing.assert_close(found[:3], found[3:])
+    assert not torch.allclose(found[0], found[1])
+    with pytest.raises(ConfigError, match="num_draws must be a multiple of the 3 members, got 8"):
+        draws(net, inputs, 8, Seed(1))
+
+
+def counted(net: Bayesian, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by one for each layer whose factors are computed."""
+    made: list[int] = []
+    original = Inducing.factors
+
+    def factors(layer: Inducing) -> object:
+        made.append(1)
+        return original(layer)
+
+    monkeypatch.setattr(Inducing, "factors", factors)
+    return made
+
+
+def step(net: Bayesian, inputs: torch.Tensor) -> None:
+    optimiser = torch.optim.Adam(net.parameters(), 0.1)
+    net(inputs).square().sum().backward()
+    optimiser.step()
+
+
+def load(net: Bayesian, _: torch.Tensor) -> None:
+    net.load_state_dict(shaken(copy.deepcopy(net)).state_dict())
+
+
+def behind_autograd(net: Bayesian, _: torch.Tensor) -> None:
+    for p in net.parameters():
+        p.data.mul_(1.1)  # leaves the version as it was
+
+
+def replaced(net: Bayesian, _: torch.Tensor) -> None:
+    for p in net.parameters():
+        p.data = 1.1 * p.data
+
+
+def tripled(net: Bayesian, _: torch.Tensor) -> None:
+    net.layers["0"].z_out = nn.Parameter(3 * net.layers["0"].z_out.detach())
+
+
+@pytest.mark.parametrize("change", [step, load, behind_autograd, replaced, tripled])
+@pytest.mark.parametrize("kind", UNIT)
+def test_factors_are_never_stale(kind: str, change: object) -> None:
+    net, inputs = shaken(bayesianize(mlp(), kind, rows=3, cols=2)).eval(), normal(5, 3)
+    before = outputs(net, inputs, 5, Seed(1))
+    change(net, inputs)
+    after = outputs(net, inputs, 5, Seed(1))
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, one_by_one(net, inputs, 5, Seed(1)), rtol=1e-4, atol=1e-5)
+
+
+def test_factors_follow_the_type() -> None:
+    net, inputs = shaken(bayesianize(mlp(), rows=3, cols=2)).eval(), normal(5, 3)
+    single = outputs(net, inputs, 5, Seed(1))
+    double = outputs(net.double(), inputs.double(), 5, Seed(1))
+    assert single.dtype == torch.float32 and double.dtype == torch.float64
+    again = outputs(net.float(), inputs, 5, Seed(1))
+    assert torch.equal(again, single)
+
+
+def test_factors_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, inputs = shaken(bayesianize(mlp(), rows=3, cols=2)).eval(), normal(5, 3)
+    made = counted(net, monkeypatch)
+    outputs(net, inputs, 5, Seed(1), together=1)
+    assert len(made) == 2  # layers
+    outputs(net, inputs, 5, Seed(2))
+    with torch.no_grad():
+        net.layers["0"].posterior.mean.add_(1)  # on which no factor depends
+    moved = outputs(net, inputs, 5, Seed(2))
+    assert len(made) == 2
+    torch.testing.assert_close(moved, one_by_one(net, inputs, 5, Seed(2)), rtol=1e-4, atol=1e-5)
+    made.clear()
+    with torch.no_grad():
+        net.layers["0"].z_in.add_(1)
+    outputs(net, inputs, 5, Seed(1))
+    assert len(made) == 1
+    outputs(copy.deepcopy(net), inputs, 5, Seed(1))
+    assert len(made) == 3  # a copy starts without
+
+
+def test_parameters_are_counted_by_the_papers_convention() -> None:
+    """Z_r, Z_c, both diagonals, one λ and q(U) for each layer, the bias an input; normalisation as it was."""
+    sizes = [(4, 28), (4, 18), (3, 5)]  # of conv_net's matrices
+    conditional = sum(6 * out + 7 * columns + 6 + 7 + 1 for out, columns in sizes) + 8
+    expected = {"ffg_u": 2 * 42, "ensemble_u": 5 * 42, "fcg_u": 42 + 42 * 43 // 2}
+    for kind, size in expected.items():
+        assert stored(bayesianize(conv_net(), kind, rows=6, cols=7)) == conditional + 3 * size
+    plain = stored(conv_net())
+    assert stored(bayesianize(conv_net(), "ffg_w")) == 2 * (plain - 8) + 8
