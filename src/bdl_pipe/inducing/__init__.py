@@ -1,0 +1,15 @@
+"""Bayesian networks whose uncertainty lives in small matrices of inducing weights.
+
+Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
+
+    net = bayesianize(network, kind="ffg_u", rows=64, cols=64, lambda_max=0.03, sd_max=0.1)
+    loss = F.cross_entropy(net(x), y) + weight * kl(net) / num_train
+    log_probs = draws(net, x, num_draws=20, rng=Seed(1))  # [draw, batch, class]
+"""
+
+from .config import WeightConfig
+from .convert import bayesianize
+from .draws import draws, outputs, stored
+from .network import Bayesian, kl
+
+__all__ = ["Bayesian", "WeightConfig", "bayesianize", "draws", "kl", "outputs", "stored"]

@@ -1,0 +1,65 @@
+"""How the weights of a layer are distributed."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..errors import require
+
+Kind = Literal["ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w"]
+
+
+@dataclass(frozen=True)
+class WeightConfig:
+    """A layer's distribution. Starting values are those of Ritter et al. 2021 (appendix J.2).
+
+    Attributes:
+        kind: Gaussian with independent entries (ffg), with one full covariance (fcg), or points (ensemble), in the
+            space of inducing weights (_u) or of the weights themselves (_w).
+        rows, cols: of U (_u).
+        lambda_max: hard cap on λ, at most 1 in the paper; null: none; 0: q(W | U) is its mean, without R(λ) (_u).
+        sd_max: hard cap on the standard deviations of q(U), or of q(W); null: none; 0: a MAP estimate (ffg_u).
+        members: K of ensemble_u.
+        spread: what tells the members apart at the start (ensemble_u).
+        lambda_init, d_init: λ and the diagonals of D at the start (_u).
+        sd_init: of q(U) or q(W) at the start; null: 1e-3 in U's space, 1e-4 in W's.
+        prior_scale: σ·√d_in, d_in counting the bias as an input.
+        prior_sd: σ itself, in place of ``prior_scale``; null: not.
+        full_limit: most weights that a full covariance (fcg) may be over.
+    """
+
+    kind: Kind = "ffg_u"
+    rows: int = 64
+    cols: int = 64
+    lambda_max: float | None = 0.03
+    sd_max: float | None = 0.1
+    members: int = 5
+    spread: float = 0.1
+    lambda_init: float = 1e-3
+    d_init: float = 1e-3
+    sd_init: float | None = None
+    prior_scale: float = 1.0
+    prior_sd: float | None = None
+    full_limit: int = 4096
+
+    def __post_init__(self) -> None:
+        require(self.kind in get_args(Kind), "kind", f"must be one of {', '.join(get_args(Kind))}", self.kind)
+        for name in ("rows", "cols", "members", "lambda_init", "d_init", "prior_scale", "full_limit"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require(self.spread >= 0, "spread", "must be >= 0", self.spread)
+        require(self.prior_sd is None or self.prior_sd > 0, "prior_sd", "must be > 0 or null", self.prior_sd)
+        require(self.start_sd > 0, "sd_init", "must be > 0 or null", self.sd_init)
+        _below("lambda_max", self.lambda_max, "lambda_init", self.lambda_init, zero=True)
+        if self.kind != "ensemble_u":
+            _below("sd_max", self.sd_max, "sd_init", self.start_sd, zero=self.kind == "ffg_u")
+
+    @property
+    def start_sd(self) -> float:
+        """The standard deviations at the start."""
+        if self.sd_init is not None:
+            return self.sd_init
+        return 1e-4 if self.kind.endswith("_w") else 1e-3
+
+
+def _below(name: str, cap: float | None, start: str, value: float, *, zero: bool) -> None:
+    allowed = cap is None or cap > value or (zero and cap == 0)
+    require(allowed, name, f"must be > {start} ({value}){', 0' if zero else ''} or null", cap)

@@ -1,0 +1,179 @@
+"""A Bayesian network from a deterministic one."""
+
+import copy
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..errors import UserError, require
+from ..seeds import Seed
+from .config import Kind, WeightConfig
+from .layers import Inducing, Weights, inducing_posterior
+from .matheron import prior_sd
+from .network import Bayesian, Place
+from .shared import Shared
+from .weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
+
+_LAYERS: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}
+
+
+def bayesianize(
+    network: nn.Module,
+    kind: Kind | Mapping[str, Mapping[str, Any]] = "ffg_u",
+    *,
+    shared: tuple[int, int] | None = None,
+    rng: Seed = Seed(0),
+    **options: Any,
+) -> Bayesian:
+    """A copy of ``network`` whose linear and convolutional layers have random weights; the given one is untouched.
+
+    A convolution's weight is the matrix out × (in/groups·kernel), a bias its last column. Kinds in the space of
+    inducing weights (``_u``) start afresh; those in the space of weights (``_w``) have the given weights as means.
+
+    Args:
+        kind: of all layers; or layers by pattern of their names (``fnmatch``; the first that fits counts), each with
+            fields of :class:`WeightConfig`: ``{"fc": {"kind": "fcg_w"}, "layer4.*": {"rows": 32}}``. Layers that no
+            pattern fits stay as they are.
+        shared: rows and cols of global inducing weights (appendix H); None: each layer has its own.
+        rng: the address of the starting values, and of the draws of calls without noise.
+        options: fields of :class:`WeightConfig`, for all layers.
+
+    Raises:
+        ConfigError: a number or name that breaks its rule; a full covariance over too many weights.
+        UserError: a chosen layer cannot be converted, by its name; nothing is left to convert.
+    """
+    for name in options:
+        require(name in _OPTIONS, name, f"must be one of {', '.join(sorted(_OPTIONS))}")
+    network = copy.deepcopy(network)
+    chosen = _choose(network, {"*": {"kind": kind}} if isinstance(kind, str) else kind, options)
+    _agree(chosen, shared)
+    layers: dict[str, Weights] = {}
+    places: dict[str, Place] = {}
+    for name, config in chosen.items():
+        layer = network.get_submodule(name)
+        key = name.replace(".", "/") or "network"
+        own = rng.fold("start", name).generator()
+        layers[key] = _distribution(layer, name, config, own, joint=shared is not None)
+        places[key] = Place(name, tuple(layer.weight.shape), layer.bias is not None)  # type: ignore[arg-type]
+        network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
+    return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
+
+
+def _choose(
+    network: nn.Module, patterns: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+) -> dict[str, WeightConfig]:
+    """The config of each layer to convert, by name."""
+    chosen: dict[str, WeightConfig] = {}
+    unused, owners = set(patterns), dict[int, str]()
+    for name, module in network.named_modules():
+        fitting = [p for p in patterns if fnmatch.fnmatchcase(name, p)]
+        if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not _is_odd(module)):
+            continue  # a container, or a normalisation's points
+        unused -= set(fitting)
+        _check(name, module, owners)
+        given = dict(options) | dict(patterns[fitting[0]])
+        for key in given:
+            require(key in _OPTIONS | {"kind"}, f"{fitting[0]}.{key}", "is not a field of a weight's config")
+        chosen[name] = WeightConfig(**given)
+    for pattern in sorted(unused):
+        require(False, "kind", "must have patterns that fit a layer with weights", pattern)
+    return chosen
+
+
+def _is_odd(module: nn.Module) -> bool:
+    """Whether it computes its weights."""
+    return isinstance(module, Bayesian) or is_parametrized(module)
+
+
+def _check(name: str, module: nn.Module, owners: dict[int, str]) -> None:
+    """Raise UserError unless the layer can be converted."""
+    called = f"layer {name!r} ({type(module).__name__})"
+    if type(module) not in _LAYERS:
+        names = ", ".join(layer.__name__ for layer in _LAYERS)
+        raise UserError(f"{called} cannot be converted: only {names} can; name the layers to convert by patterns")
+    extra = {n for n, _ in module.named_parameters(recurse=False)} - {"weight", "bias"}
+    if extra or not torch.is_floating_point(module.weight):  # type: ignore[arg-type]
+        raise UserError(f"{called} cannot be converted: its weight must be one real parameter")
+    first = owners.setdefault(id(module.weight), name)
+    if first != name:
+        raise UserError(f"{called} cannot be converted: it shares its weight with {first!r}")
+
+
+def _agree(chosen: Mapping[str, WeightConfig], shared: tuple[int, int] | None) -> None:
+    if not chosen:
+        raise UserError("the network has no linear or convolutional layer to convert")
+    members = {c.members for c in chosen.values() if c.kind == "ensemble_u"}
+    require(len(members) <= 1, "members", "must be the same for all layers, which change members together", members)
+    if shared is not None:
+        inducing = [c for c in chosen.values() if c.kind.endswith("_u")]
+        alike = {(c.kind, c.cols) for c in inducing}
+        require(len(alike) == 1, "shared", "needs inducing layers (_u) of one kind and one cols", sorted(alike))
+        require(min(shared) > 0, "shared", "must be > 0", shared)
+
+
+def _distribution(
+    layer: nn.Module, name: str, config: WeightConfig, generator: torch.Generator, *, joint: bool
+) -> Weights:
+    """The starting distribution of a layer's matrix, of the layer's type and on its device."""
+    matrix = _matrix(layer)
+    out, columns = matrix.shape
+    scale = prior_sd(columns, config.prior_scale) if config.prior_sd is None else config.prior_sd
+    size = {"fcg_u": config.rows * config.cols, "fcg_w": out * columns}.get(config.kind, 0)
+    if size > config.full_limit and not (joint and config.kind == "fcg_u"):
+        rule = f"must be >= {size} for the full covariance of {name!r}, {size * (size + 1) // 2:,} numbers"
+        require(False, "full_limit", rule, config.full_limit)
+    if config.kind == "ffg_w":
+        found: Weights = FactorisedWeights(matrix, config, scale)
+    elif config.kind == "fcg_w":
+        found = FullCovarianceWeights(matrix, config, scale)
+    else:
+        posterior = None if joint else inducing_posterior(config, generator)
+        found = Inducing((out, columns), config, scale, posterior, generator)
+    return found.to(matrix.device, matrix.dtype)
+
+
+def _shared(
+    layers: Mapping[str, Weights], chosen: Mapping[str, WeightConfig], shared: tuple[int, int] | None, rng: Seed
+) -> Shared | None:
+    if shared is None:
+        return None
+    rows = {
+        k: c.rows for (k, layer), c in zip(layers.items(), chosen.values(), strict=True) if isinstance(layer, Inducing)
+    }
+    first = next(c for c in chosen.values() if c.kind.endswith("_u"))
+    config = replace(first, rows=shared[0], cols=shared[1])
+    size = shared[0] * shared[1]
+    fits = config.kind != "fcg_u" or size <= config.full_limit
+    require(fits, "full_limit", f"must be >= {size} for the full covariance of the shared weights", config.full_limit)
+    found = Shared(rows, first.cols, config, rng.fold("start", "shared").generator())
+    like = next(p for layer in layers.values() if isinstance(layer, Inducing) for p in layer.parameters())
+    return found.to(like.device, like.dtype)
+
+
+def _matrix(layer: nn.Module) -> Tensor:
+    """The weights as [out, in], a bias their last column."""
+    weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
+    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
+
+
+def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
+    """The network with the layer's weights gone, to be lent to it by each call."""
+    for name, _ in list(layer.named_parameters(recurse=False)):
+        like = layer._parameters.pop(name)
+        layer.register_buffer(name, torch.empty(0, device=like.device, dtype=like.dtype), persistent=False)  # type: ignore[union-attr]
+    if not local:
+        return network
+    holder = LocalLayer(layer)
+    if layer is network:
+        return holder
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if child is layer and parent is not holder:
+                setattr(parent, name, holder)
+    return network

@@ -1,0 +1,95 @@
+"""Predictions from many draws of the weights.
+
+What a draw does not change (the factors of Z and D, a covariance's factor) is computed once, for all draws and for
+later calls (``cache``). Each draw's weights serve all rows.
+"""
+
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import vmap
+
+from ..errors import require
+from ..seeds import Seed
+from .modes import evaluation
+from .network import Bayesian
+from .posteriors import Noise
+
+_AT_ONCE: Final = 1 << 24  # weights that are drawn together
+_BATCHED: Final = 1 << 18  # a network of more weights keeps the processor busy draw by draw
+
+
+@torch.no_grad()
+def outputs(
+    net: Bayesian,
+    inputs: Float[Tensor, "batch ..."],
+    num_draws: int,
+    rng: Seed | torch.Generator,
+    *,
+    rows: int | None = None,
+    together: int | None = None,
+) -> Float[Tensor, "draw batch ..."]:
+    """The network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
+
+    Draw k comes from ``rng.fold("draw", k)``: the same network for every batch, whatever ``num_draws``. A generator
+    gives other networks at each call. Members (Ensemble-U) take turns from the first on.
+
+    Args:
+        rows: of the batch in one forward pass; None: all. Draws are the same.
+        together: draws in one forward pass; None: one for a large network, otherwise many.
+
+    Raises:
+        ConfigError: ``num_draws`` is not a multiple of the members, which would weigh them unequally.
+    """
+    require(num_draws > 0, "num_draws", "must be > 0", num_draws)
+    members = net.members or 1
+    require(num_draws % members == 0, "num_draws", f"must be a multiple of the {members} members", num_draws)
+    factors = net.kept_factors()
+    step = _together(net, num_draws) if together is None else together
+    require(step > 0, "together", "must be > 0 or null", together)
+    parts = inputs.split(rows or max(len(inputs), 1))
+    found = []
+    with evaluation(net):
+        for first in range(0, num_draws, step):
+            noise = [_noise(net, k, rng, inputs.device) for k in range(first, min(first + step, num_draws))]
+            if len(noise) == 1 or not noise[0]:  # without noise (points) all draws are one
+                weights = net.weights(noise[0], factors)
+                one = torch.cat([net.run(part, weights) for part in parts])
+                found.append(one.expand(len(noise), *one.shape))
+            else:
+                stacked = {k: torch.stack([n[k] for n in noise]) for k in noise[0]}
+                drawn = vmap(lambda n: net.weights(n, factors))(stacked)  # name -> [draw, ...]
+                found.append(torch.cat([vmap(net.run, (None, 0))(part, drawn) for part in parts], 1))
+    return torch.cat(found)
+
+
+def draws(
+    net: Bayesian,
+    inputs: Float[Tensor, "batch ..."],
+    num_draws: int,
+    rng: Seed | torch.Generator,
+    *,
+    rows: int | None = None,
+    together: int | None = None,
+) -> Float[Tensor, "draw batch class"]:
+    """Log-probabilities of classes under each draw; otherwise as :func:`outputs`."""
+    return outputs(net, inputs, num_draws, rng, rows=rows, together=together).log_softmax(-1)
+
+
+def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, device: torch.device) -> Noise:
+    generator = rng.fold("draw", k).generator(device) if isinstance(rng, Seed) else rng
+    noise = {name: v[0].to(device) for name, v in net.draw(1, generator).items()}
+    return noise if net.members is None else noise | {"member": net.turns(k, 1)[0].to(device)}
+
+
+def _together(net: Bayesian, num_draws: int) -> int:
+    """How many draws to make at once: a small network's steps are all overhead, a large one's are memory."""
+    size = sum(place.size for place in net.places.values())
+    return 1 if size > _BATCHED else max(1, min(num_draws, _AT_ONCE // size))
+
+
+def stored(net: nn.Module) -> int:
+    """The number of parameters kept; normalisation's among them, buffers not."""
+    return sum(p.numel() for p in net.parameters())

@@ -1,0 +1,144 @@
+"""The distribution of one layer's weight matrix W [out, in]; a bias is its last column.
+
+:class:`Weights` is what all kinds answer; :class:`Inducing` is the kinds in the space of inducing weights (Ritter et
+al. 2021): Z_r, Z_c, the diagonals of D_r and D_c, one λ and q(U). The kinds in the space of W are in ``weightspace``.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .caps import capped, free, log_capped
+from .config import WeightConfig
+from .matheron import Noise as ConditionalNoise
+from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
+from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise
+
+
+class Weights(nn.Module, ABC):
+    """A distribution of W."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the standard normal numbers of a draw, by name."""
+
+    @abstractmethod
+    def factors(self) -> Any:
+        """What all draws share, differentiable in the parameters."""
+
+    @abstractmethod
+    def forward(self, noise: Noise, factors: Any) -> Float[Tensor, "out in"]:
+        """A draw of W; ``factors``: what :meth:`factors` gave."""
+
+    @abstractmethod
+    def centre(self) -> Float[Tensor, "out in"]:
+        """E[W]."""
+
+    @abstractmethod
+    def kl(self, rows: int | None) -> Float[Tensor, ""]:
+        """KL from the prior in nats; ``rows``: N of β = min(1, N/d_in), the factor of R(λ); None: 1."""
+
+
+class Factors(NamedTuple):
+    """What all draws of an :class:`Inducing` layer share, in the type of its weights."""
+
+    row: Side
+    column: Side
+    rescale: Float[Tensor, ""]
+    spread: Tensor | None
+
+
+@final
+class Inducing(Weights):
+    """W | U for U ~ q(U).
+
+    Attributes:
+        z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; they start at N(0, 1/rows) and N(0, 1/cols).
+        log_d_out, log_d_in: logs of the diagonals of D_r and D_c.
+        free_lambda: λ before its cap; None where the cap is 0.
+        posterior: q(U); None where U is given to each draw (:class:`~.shared.Shared`).
+        scale: σ.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        config: WeightConfig,
+        scale: float,
+        posterior: InducingPosterior | None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        (out, columns), rows, cols = shape, config.rows, config.cols
+        self.z_out = nn.Parameter(torch.randn(rows, out, generator=generator) / rows**0.5)
+        self.z_in = nn.Parameter(torch.randn(cols, columns, generator=generator) / cols**0.5)
+        self.log_d_out = nn.Parameter(torch.full((rows,), free(config.d_init, None)))
+        self.log_d_in = nn.Parameter(torch.full((cols,), free(config.d_init, None)))
+        self._cap = config.lambda_max
+        start = None if self._cap == 0 else torch.tensor(free(config.lambda_init, self._cap))
+        self.free_lambda = None if start is None else nn.Parameter(start)
+        self.posterior, self.scale = posterior, scale
+
+    @property
+    def rescale(self) -> Float[Tensor, ""]:
+        """λ."""
+        return self.z_out.new_zeros(()) if self.free_lambda is None else capped(self.free_lambda, self._cap)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {} if self.posterior is None else self.posterior.shapes()
+        if self.free_lambda is None:
+            return found
+        (rows, out), (cols, columns) = self.z_out.shape, self.z_in.shape
+        return found | {
+            "weight": (out, columns),
+            "outer": (rows, cols),
+            "inner": (rows, inner_rank(cols, columns)),
+        }
+
+    def factors(self) -> Factors:
+        row, column = side(self.z_out, self.log_d_out.exp()), side(self.z_in, self.log_d_in.exp())
+        dtype = self.z_out.dtype
+        spread = None if self.posterior is None else self.posterior.spread()
+        return Factors(Side(*(t.to(dtype) for t in row)), Side(*(t.to(dtype) for t in column)), self.rescale, spread)
+
+    def forward(
+        self, noise: Noise, factors: Factors, inducing: Float[Tensor, "rows cols"] | None = None
+    ) -> Float[Tensor, "out in"]:
+        """``inducing``: U, where this layer has no q(U) of its own."""
+        if inducing is None:
+            assert self.posterior is not None
+            inducing = self.posterior(noise, factors.spread)
+        if self.free_lambda is None:
+            return conditional_mean(inducing, factors.row, factors.column, self.scale)
+        drawn = ConditionalNoise(noise["weight"], noise["outer"], noise["inner"])
+        return conditional_draw(inducing, factors.row, factors.column, factors.rescale, self.scale, drawn)
+
+    def centre(self, inducing: Float[Tensor, "rows cols"] | None = None) -> Float[Tensor, "out in"]:
+        if inducing is None:
+            assert self.posterior is not None
+            inducing = self.posterior.centre()
+        found = self.factors()
+        return conditional_mean(inducing, found.row, found.column, self.scale)
+
+    def kl(self, rows: int | None) -> Float[Tensor, ""]:
+        (_, out), (_, columns) = self.z_out.shape, self.z_in.shape
+        own = self.z_out.new_zeros(()) if self.posterior is None else self.posterior.kl()
+        if self.free_lambda is None:
+            return own
+        share = 1.0 if rows is None else min(1.0, rows / columns)
+        log_rescale = log_capped(self.free_lambda, self._cap)
+        return own + share * conditional_kl(self.rescale, log_rescale, out * columns)
+
+
+def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:
+    """q(U) of a kind in the space of inducing weights; its size has been checked."""
+    shape = (config.rows, config.cols)
+    if config.kind == "ffg_u":
+        return Factorised(shape, config.start_sd, config.sd_max, generator)
+    if config.kind == "fcg_u":
+        return FullCovariance(shape, config.start_sd, config.sd_max, generator)
+    assert config.kind == "ensemble_u"
+    return Members(shape, config.members, config.spread, generator)

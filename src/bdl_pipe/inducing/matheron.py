@@ -1,0 +1,110 @@
+"""Gaussian weights conditioned on a small matrix of inducing weights, and a draw from them in O(M) passes.
+
+For one layer, W [out, in] with prior N(0, σ²I) is joined to U [rows, cols] (Ritter, Kukla, Zhang & Li 2021,
+eqs 5–6, 46–48). With Ψ_r = Z_rZ_rᵀ + D_r² = L_rL_rᵀ, Ψ_c likewise, A = L⁻¹Z and Q = L⁻¹D, whitened U ~ N(0, I) and
+
+    vec W | U ~ N(σ vec(A_rᵀ U A_c), λ²σ² (I − A_cᵀA_c ⊗ A_rᵀA_r))                                    (eq. 34)
+
+is drawn by the extended Matheron rule (eqs 11–12, 37)
+
+    W = σ[A_rᵀ(U − λŨ)A_c + λE₁],   Ũ = A_rE₁A_cᵀ + E₂Q_cᵀ + Q_rE₃P_cᵀ,   P_cP_cᵀ = A_cA_cᵀ.
+
+Our deviations. Ũ is their L_r⁻¹ŪL_c⁻ᵀ with two of its four terms in one: A_rA_rᵀ + Q_rQ_rᵀ = I, so that their second
+and fourth add up to E₂Q_cᵀ with one matrix of noise and one root fewer; the distribution is the same. σ multiplies
+the mean too (the last display of their appendix F drops it). Where a side is no longer than M, P is A itself and
+needs no factor; elsewhere it is a Cholesky factor of A_cA_cᵀ, whose jitter is the rounding error of its type.
+Factors are computed in float64 whatever the type of the weights: D² = 1e-6 is below what float32 resolves of Ψ.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Side(NamedTuple):
+    """The factors of the rows or of the columns of W, ``size`` of them, which no draw changes.
+
+    Attributes:
+        project: A = L⁻¹Z.
+        residual: Q = L⁻¹D, lower triangular.
+        root: P with PPᵀ = AAᵀ; A where size <= M.
+    """
+
+    project: Float[Tensor, "*member m size"]
+    residual: Float[Tensor, "*member m m"]
+    root: Float[Tensor, "*member m rank"]
+
+
+class Noise(NamedTuple):
+    """Standard normal numbers of one draw of W | U.
+
+    Attributes:
+        weight: E₁, of W's shape.
+        outer: E₂, of U's shape.
+        inner: E₃; cols or, where fewer, columns of W.
+    """
+
+    weight: Float[Tensor, "*#draw out in"]
+    outer: Float[Tensor, "*#draw rows cols"]
+    inner: Float[Tensor, "*#draw rows rank"]
+
+
+def side(z: Float[Tensor, "*member m size"], d: Float[Tensor, "*member m"]) -> Side:
+    """The factors of Z and the diagonal of D, in float64."""
+    z, d = z.double(), d.double()
+    factor = torch.linalg.cholesky(z @ z.mT + torch.diag_embed(d.square()))
+    both = torch.cat([z, torch.diag_embed(d)], -1)
+    whitened = torch.linalg.solve_triangular(factor, both, upper=False)  # L⁻¹[Z D]
+    project, residual = whitened.split([z.shape[-1], z.shape[-2]], -1)
+    root = project if z.shape[-1] <= z.shape[-2] else _root(project)
+    return Side(project, residual, root)
+
+
+def _root(project: Float[Tensor, "*member m size"]) -> Float[Tensor, "*member m m"]:
+    rows = project.shape[-2]
+    jitter = rows * torch.finfo(project.dtype).eps  # eigenvalues of AAᵀ are in [0, 1]; pruned rows of Z give zeros
+    identity = torch.eye(rows, dtype=project.dtype, device=project.device)
+    return torch.linalg.cholesky(project @ project.mT + jitter * identity)
+
+
+def conditional_mean(
+    inducing: Float[Tensor, "*#draw rows cols"], row: Side, column: Side, scale: float
+) -> Float[Tensor, "*draw out in"]:
+    """σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale``: σ."""
+    return scale * (row.project.mT @ inducing @ column.project)
+
+
+def conditional_draw(
+    inducing: Float[Tensor, "*#draw rows cols"],
+    row: Side,
+    column: Side,
+    rescale: Float[Tensor, "*#draw"],
+    scale: float,
+    noise: Noise,
+) -> Float[Tensor, "*draw out in"]:
+    """A draw of W from q(W | U), for whitened U; ``rescale``: λ, ``scale``: σ."""
+    rescale = rescale[..., None, None]
+    prior = row.project @ noise.weight @ column.project.mT  # A_rE₁A_cᵀ
+    prior = prior + noise.outer @ column.residual.mT + row.residual @ noise.inner @ column.root.mT  # Ũ
+    short = row.project.mT @ (scale * (inducing - rescale * prior))  # [out, cols]
+    return short @ column.project + (scale * rescale) * noise.weight
+
+
+def conditional_kl(
+    rescale: Float[Tensor, "*member"], log_rescale: Float[Tensor, "*member"], size: int
+) -> Float[Tensor, "*member"]:
+    """R(λ) = KL[q(W | U) ‖ p(W | U)] = d(λ²/2 − log λ − 1/2) in nats, d = ``size`` weights (eq. 8)."""
+    return size * (0.5 * rescale.square() - log_rescale - 0.5)
+
+
+def inner_rank(cols: int, columns: int) -> int:
+    """The number of columns of E₃."""
+    return min(cols, columns)
+
+
+def prior_sd(columns: int, multiple: float = 1.0) -> float:
+    """σ = multiple/√d_in; d_in counts the bias as one more input."""
+    return multiple / math.sqrt(columns)

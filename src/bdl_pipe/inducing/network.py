@@ -1,0 +1,248 @@
+"""A network whose weights are random, drawn afresh for each call.
+
+:class:`Bayesian` keeps the given network without the weights of its converted layers (those buffers are empty) and,
+beside it, their distributions; a call draws all weights at once and lends them to the network for its forward pass.
+Nothing reads torch's global random state. ``net(x, noise)`` is a function of the noise, which :meth:`Bayesian.draw`
+makes: this is what ``torch.func.vmap`` over draws and ``Learner.noise`` use. ``net(x)`` draws its own from the address
+``rng.fold("call", t)``, t the calls so far: every rank of a data-parallel run draws the same weights. t is not in the
+``state_dict``; a run that is resumed at step s says ``net.reseed(rng.fold("step", s))``.
+"""
+
+import math
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import UserError, require
+from ..seeds import Seed
+from .cache import FactorCache
+from .layers import Inducing, Weights
+from .modes import evaluation
+from .posteriors import Members, Noise
+from .shared import Shared
+from .weightspace import FactorisedWeights, LocalLayer
+
+_MEMBER = "member"
+_OUTPUTS = "outputs"
+
+
+class Place(NamedTuple):
+    """Where a drawn matrix goes: the layer's name in the network, its weight's shape and whether it has a bias."""
+
+    name: str
+    shape: tuple[int, ...]
+    bias: bool
+
+    def lend(self, matrix: Tensor, weight: str = "weight", bias: str = "bias") -> dict[str, Tensor]:
+        """The layer's tensors by name in the network; ``matrix`` [out, in]."""
+        weights = matrix[:, :-1] if self.bias else matrix
+        found = {self.inside(weight): weights.reshape(self.shape)}
+        return found | ({self.inside(bias): matrix[:, -1]} if self.bias else {})
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape) + self.shape[0] * self.bias
+
+    def inside(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
+
+
+@final
+class Bayesian(nn.Module):
+    """``network`` with random weights, made by :func:`~.convert.bayesianize`.
+
+    Attributes:
+        network: the given one; parameters that were not converted (those of normalisation) are its own.
+        layers: the distribution of each converted layer's weights, by its name with ``/`` for a dot.
+        shared: the joint distribution of all inducing weights; None: each layer has its own.
+        places: where each layer's draws go, by the same key.
+        members: K of Ensemble-U; None where there is none.
+    """
+
+    def __init__(
+        self, network: nn.Module, layers: dict[str, Weights], places: dict[str, Place], shared: Shared | None, rng: Seed
+    ) -> None:
+        super().__init__()
+        self.network, self.layers, self.shared = network, nn.ModuleDict(layers), shared
+        self.places, self._rng, self._calls, self._cache = places, rng, 0, FactorCache()
+        self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # of local layers, by an input's shape
+        counts = {len(m.members) for m in self.modules() if isinstance(m, Members)}
+        assert len(counts) <= 1
+        self.members = counts.pop() if counts else None
+
+    def forward(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+        """The network's outputs under one draw of its weights; ``noise``: a draw of :meth:`draw`, None: a new one.
+
+        In training, ``ffg_w`` layers without given noise draw their outputs (local reparameterisation).
+        """
+        if noise is None:
+            noise = self._fresh(inputs)
+        return self.run(inputs, self.weights(noise))
+
+    def run(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """The network's outputs under given weights, those of :meth:`weights`."""
+        return functional_call(self.network, weights, (inputs,))
+
+    def weights(self, noise: Noise, factors: dict[str, Any] | None = None) -> dict[str, Tensor]:
+        """A draw of all weights, by name in the network, in the type of the parameters under autocast too.
+
+        Args:
+            noise: one draw's, without its first dimension.
+            factors: those of :meth:`factors`; None: computed here.
+        """
+        with torch.autocast(self.device.type, enabled=False):
+            if factors is None:
+                factors = self.factors()
+            joint = {} if self.shared is None else self.shared(_part("shared", noise), factors["shared"])
+            found: dict[str, Tensor] = {}
+            for key, place in self.places.items():
+                found |= self._drawn(key, place, _part(key, noise), factors[key], joint)
+        return found
+
+    def _drawn(self, key: str, place: Place, noise: Noise, factors: Any, joint: dict[str, Tensor]) -> dict[str, Tensor]:
+        layer = self.layers[key]
+        if key in joint:
+            return place.lend(cast(Inducing, layer)(noise, factors, joint[key]))
+        if not isinstance(layer, FactorisedWeights):
+            return place.lend(layer(noise, factors))
+        if _OUTPUTS not in noise:
+            return place.lend(layer(noise, factors), "layer.weight", "layer.bias")
+        moments = place.lend(layer.mean, "layer.weight", "layer.bias")
+        moments |= place.lend(factors.square(), "variance", "bias_variance")
+        return moments | {place.inside("noise"): noise[_OUTPUTS]}
+
+    def factors(self) -> dict[str, Any]:
+        """What all draws share, by layer and, where there is one, for ``shared``."""
+        found = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
+        return found if self.shared is None else found | {"shared": self.shared.weights.factors()}
+
+    @torch.no_grad()
+    def kept_factors(self) -> dict[str, Any]:
+        """:meth:`factors` without a graph, those of the last time where the parameters are the same."""
+        inducing = {key: layer for key, layer in self.layers.items() if isinstance(layer, Inducing)}
+        if self.shared is not None:
+            inducing["shared"] = self.shared.weights
+        kept = {key: self._cache.get(key, layer) for key, layer in inducing.items()}
+        return kept | {k: cast(Weights, v).factors() for k, v in self.layers.items() if k not in kept}
+
+    def draw(self, steps: int, generator: torch.Generator, inputs: Tensor | None = None) -> Noise:
+        """Standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...], on the generator's device.
+
+        Members (Ensemble-U) take turns from a random one on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw
+        their outputs for this batch instead of their weights.
+
+        Raises:
+            UserError: with ``inputs``, an ``ffg_w`` layer is called more than once in a forward pass.
+        """
+        local = {} if inputs is None else self._output_shapes(inputs)
+        found: Noise = {}
+        for key, shapes in self._shapes().items():
+            if key in local:
+                shapes = {_OUTPUTS: local[key]}
+            for name, shape in shapes.items():
+                found[f"{key}:{name}"] = torch.randn(
+                    steps, *shape, generator=generator, device=generator.device, dtype=self.dtype
+                )
+        if self.members is not None:
+            first = torch.randint(self.members, (1,), generator=generator, device=generator.device)
+            found[_MEMBER] = self.turns(first, steps)
+        return found
+
+    def turns(self, first: Tensor | int, steps: int) -> Float[Tensor, "steps member"]:
+        """One-hot rows: the members in turn, from ``first`` on."""
+        assert self.members is not None
+        at = torch.as_tensor(first).reshape(1)
+        at = at + torch.arange(steps, device=at.device)
+        return nn.functional.one_hot(at % self.members, self.members).to(self.dtype)
+
+    def kl(self, rows: int | None = None) -> Float[Tensor, ""]:
+        """Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
+
+        ``rows``: N, the number of training rows, for β_l = min(1, N/d_in) (function space, appendix G); None: β = 1.
+        """
+        terms = [cast(Weights, layer).kl(rows) for layer in self.layers.values()]
+        return torch.stack(terms + ([] if self.shared is None else [self.shared.kl()])).sum()
+
+    def centre(self) -> dict[str, Tensor]:
+        """The means of all weights, by name in the network."""
+        joint = {} if self.shared is None else self.shared.centre()
+        found: dict[str, Tensor] = {}
+        for key, place in self.places.items():
+            layer = cast(Weights, self.layers[key])
+            matrix = cast(Inducing, layer).centre(joint[key]) if key in joint else layer.centre()
+            local = "layer." if isinstance(layer, FactorisedWeights) else ""
+            found |= place.lend(matrix, f"{local}weight", f"{local}bias")
+        return found
+
+    def reseed(self, rng: Seed) -> None:
+        """Where the calls without noise draw from, counted from 0 again."""
+        self._rng, self._calls = rng, 0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.layers.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.layers.parameters()).dtype
+
+    def _shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        found = {key: cast(Weights, layer).shapes() for key, layer in self.layers.items()}
+        return found if self.shared is None else found | {"shared": self.shared.weights.shapes()}
+
+    @torch.compiler.disable
+    def _fresh(self, inputs: Tensor) -> Noise:
+        """The noise of the next call."""
+        generator = self._rng.fold("call", self._calls).generator(self.device)
+        self._calls += 1
+        local = inputs if self.training else None
+        return {k: v[0] for k, v in self.draw(1, generator, local).items()}
+
+    def _output_shapes(self, inputs: Tensor) -> dict[str, tuple[int, ...]]:
+        """Of each local layer's outputs, by key; one row is run through the network the first time."""
+        local = {k: p for k, p in self.places.items() if isinstance(self.layers[k], FactorisedWeights)}
+        if not local:
+            return {}
+        row = tuple(inputs.shape[1:])
+        if row not in self._outputs:
+            self._outputs[row] = self._probe(inputs[:1], local)
+        return {k: (len(inputs) * first, *rest) for k, (first, *rest) in self._outputs[row].items()}
+
+    @torch.no_grad()
+    def _probe(self, inputs: Tensor, local: dict[str, Place]) -> dict[str, tuple[int, ...]]:
+        found: dict[str, list[tuple[int, ...]]] = {key: [] for key in local}
+        hooks = []
+        for key, place in local.items():
+            layer = self.network.get_submodule(place.name)
+            assert isinstance(layer, LocalLayer)
+            seen = found[key]
+            hooks.append(layer.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(tuple(out.shape))))
+        try:
+            with evaluation(self):
+                self.run(inputs, self.centre())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for key, shapes in found.items():
+            if len(shapes) > 1:
+                raise UserError(
+                    f"layer {local[key].name!r} is called {len(shapes)} times a pass: give noise of weights"
+                )
+        return {key: shapes[0] for key, shapes in found.items() if shapes}
+
+
+def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
+    """The KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
+    require(rows is None or rows > 0, "rows", "must be > 0", rows)
+    return net.kl(rows)
+
+
+def _part(key: str, noise: Noise) -> Noise:
+    """One layer's noise by its own names, and the member."""
+    prefix = f"{key}:"
+    found = {k.removeprefix(prefix): v for k, v in noise.items() if k.startswith(prefix)}
+    return found | ({_MEMBER: noise[_MEMBER]} if _MEMBER in noise else {})
