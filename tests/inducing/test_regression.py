@@ -130,3 +130,39 @@ def test_a_method_is_a_function_of_the_data() -> None:
     targets: list[Tensor] = []
     regression.predict(reference, {"seen": lambda x, y, rng: lambda grid: targets.append(y) or grid[None]}, Seed(0))
     assert torch.equal(targets[0], torch.from_numpy(reference.y))
+
+
+@pytest.fixture(scope="module")
+def stored() -> regression.Reference:
+    return regression.read_reference()
+
+
+def test_the_stored_reference_is_of_this_problem(stored: regression.Reference) -> None:
+    x, y = regression.data(Seed(0))
+    assert np.array_equal(stored.x, x) and np.array_equal(stored.y, y) and np.array_equal(stored.grid, regression.GRID)
+    assert stored.draws.shape == (2000, 161) and np.isfinite(stored.draws).all()
+    about = stored.about
+    assert (about["draws"], about["burn_in"], about["chains"]) == (25_000, 5_000, 4)
+    assert about["divergences"] == 0 and float(about["r_hat_max"]) < 1.01 and float(about["ess_min"]) > 1000  # type: ignore[arg-type]
+
+
+def test_the_stored_reference_fits_the_data_and_is_wide_elsewhere(stored: regression.Reference) -> None:
+    """Squared residuals from the posterior's mean over 0.01 are χ² of a little under 100: 48 to 175, as the data's."""
+    mean, sd = stored.draws.mean(0), stored.draws.std(0)
+    residuals = stored.y - np.interp(stored.x, stored.grid, mean)
+    assert 48 < (residuals**2).sum() / 0.01 < 175
+    masks = regression.regions(stored.grid)
+    assert sd[masks["data"]].max() < 0.1 < sd[masks["between"]].max()
+    assert sd[[0, -1]].min() > 5 * sd[masks["data"]].max()
+
+
+def test_two_halves_of_the_reference_are_closer_than_anything_else(stored: regression.Reference) -> None:
+    floor = regression.halves(stored)
+    prior = regression.predict(stored, {"prior": regression.prior}, Seed(0))["prior"]
+    found = regression.distances(stored.grid, stored.draws, prior)
+    assert all(floor[name] < 0.1 * found[name] for name in floor)
+
+
+def test_figure(stored: regression.Reference, tmp_path: Path) -> None:
+    regression.draw(stored, {"NUTS": stored.draws, "half": stored.draws[:1000]}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
