@@ -4,11 +4,21 @@ from ..seeds import Seed
 from .base import Network, dropout_masks
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
+from .resnet import ResNetConfig, resnet_trunk
 from .wideresnet import WideResNetConfig, wideresnet_trunk
 
-NetworkConfig = MlpConfig | ConvNetConfig | WideResNetConfig
+NetworkConfig = MlpConfig | ConvNetConfig | ResNetConfig | WideResNetConfig
 
-__all__ = ["ConvNetConfig", "MlpConfig", "Network", "NetworkConfig", "WideResNetConfig", "build", "dropout_masks"]
+__all__ = [
+    "ConvNetConfig",
+    "MlpConfig",
+    "Network",
+    "NetworkConfig",
+    "ResNetConfig",
+    "WideResNetConfig",
+    "build",
+    "dropout_masks",
+]
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
@@ -22,6 +32,8 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
     generator = rng.generator()
     if isinstance(config, MlpConfig):
         trunk, width = mlp_trunk(config, input_shape, generator)
+    elif isinstance(config, ResNetConfig):
+        trunk, width = resnet_trunk(config, input_shape, generator)
     elif isinstance(config, WideResNetConfig):
         trunk, width = wideresnet_trunk(config, input_shape, generator)
     else:

@@ -86,7 +86,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     """
     likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
-    dropout = target.network.dropout
+    dropout = getattr(target.network, "dropout", 0.0)  # a ResNet has none
     require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
     if not factorises(spec):
         key = "norm" if hasattr(target.network, "norm") else "name"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..networks import ConvNetConfig, WideResNetConfig
+from ..networks import ConvNetConfig, ResNetConfig, WideResNetConfig
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
@@ -95,4 +95,4 @@ def factorises(spec: NetworkSpec) -> bool:
     network = spec.network
     if isinstance(network, ConvNetConfig):
         return network.norm not in ("batch", "batch_stats")
-    return not isinstance(network, WideResNetConfig)
+    return not isinstance(network, ResNetConfig | WideResNetConfig)
