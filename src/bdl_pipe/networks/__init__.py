@@ -1,14 +1,23 @@
 """Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
 
 from ..seeds import Seed
-from .base import Network, dropout_masks
+from .base import Network, dropout_masks, fastest_order
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .wideresnet import WideResNetConfig, wideresnet_trunk
 
 NetworkConfig = MlpConfig | ConvNetConfig | WideResNetConfig
 
-__all__ = ["ConvNetConfig", "MlpConfig", "Network", "NetworkConfig", "WideResNetConfig", "build", "dropout_masks"]
+__all__ = [
+    "ConvNetConfig",
+    "MlpConfig",
+    "Network",
+    "NetworkConfig",
+    "WideResNetConfig",
+    "build",
+    "dropout_masks",
+    "fastest_order",
+]
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
