@@ -87,7 +87,8 @@ def _locked() -> dict[str, str]:
     import yaml
 
     try:
-        lock = yaml.safe_load(Path("dvc.lock").read_text()) or {}
+        # libyaml's loader where there is one: ten times as fast as the one in Python, and each stage reads the lock
+        lock = yaml.load(Path("dvc.lock").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
         outs = [out for stage in lock.get("stages", {}).values() for out in stage.get("outs", [])]
         return {out["path"]: out["md5"] for out in outs if "md5" in out}
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError):

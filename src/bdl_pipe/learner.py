@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .artifacts import State
 from .data.augment import AugmentConfig
 from .errors import require
+from .networks import fastest_order
 from .predictive import Predictive
 from .seeds import Seed
 from .training import OptimiserConfig
@@ -151,6 +152,7 @@ class LearnerPosterior(ABC, Generic[L]):
     def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
         """``config``: that of its state."""
         self.learner, self._config = learner.eval(), dict(config)
+        self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
 
     @final
     @torch.no_grad()

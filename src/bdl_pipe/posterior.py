@@ -80,6 +80,7 @@ class NetworkDraws:
         """``weights``: every entry of the network's ``state_dict``, stacked [draw, ...]."""
         self.spec, self.weights = spec, weights
         self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
+        self._order = networks.fastest_order(self._skeleton)
 
     @classmethod
     def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":
@@ -88,8 +89,12 @@ class NetworkDraws:
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """``rng`` is not used: the draws are fixed."""
-        outputs = [functional_call(self._skeleton, draw, (inputs,)) for draw in unstack(self.weights)]
+        outputs = [functional_call(self._skeleton, self._ordered(draw), (inputs,)) for draw in unstack(self.weights)]
         return self.spec.predictive(torch.stack(outputs))
+
+    def _ordered(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Filters in the memory order that the network computes fastest in."""
+        return {k: v.contiguous(memory_format=self._order) if v.ndim == 4 else v for k, v in draw.items()}
 
     def state(self) -> State:
         return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
 from torch import Tensor
 
 from ..errors import DataError
@@ -77,6 +76,8 @@ def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _CELLS)])
     log_ratio = float(grid[best])
     if spectrum.slope(low) > 0 > spectrum.slope(high):
+        from scipy.optimize import brentq  # half a second, which every process of every method would pay
+
         log_ratio = float(brentq(spectrum.slope, low, high, xtol=1e-13, rtol=1e-13))
     noise = spectrum.rest(log_ratio) / spectrum.count
     return Hyperparameters(math.exp(log_ratio) * noise, noise)

@@ -25,7 +25,7 @@ from .select import Coreset
 from .trunk import HeadConfig, Trained, features, fresh, step_on_coreset
 from .vbpc import HeadPosterior
 
-_CHUNK = 500  # inputs per forward pass, for the memory of the first block's activations
+_CHUNK = 250  # inputs per forward pass, whose activations the processor's cache can hold
 
 
 @dataclass(frozen=True)

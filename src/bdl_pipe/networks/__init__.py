@@ -1,7 +1,7 @@
 """Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
 
 from ..seeds import Seed
-from .base import Network, dropout_masks
+from .base import Network, dropout_masks, fastest_order
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .resnet import ResNetConfig, resnet_trunk
@@ -18,6 +18,7 @@ __all__ = [
     "WideResNetConfig",
     "build",
     "dropout_masks",
+    "fastest_order",
 ]
 
 

@@ -48,6 +48,16 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
         yield
 
 
+def fastest_order(network: nn.Module) -> torch.memory_format:
+    """The memory order of images and filters that a network computes fastest in, on a CPU.
+
+    Channels last: 1.4 to 2.4 times as fast as the plain order for small ConvNets; but normalisation of each channel
+    of each image (instance norm) wants a channel's pixels side by side, and is then 1.4 to 2.3 times as fast.
+    """
+    by_image = any(isinstance(m, nn.GroupNorm) and m.num_groups == m.num_channels for m in network.modules())
+    return torch.contiguous_format if by_image else torch.channels_last
+
+
 def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:
     """Weights N(0, 1/fan_in), biases 0 (LeCun et al. 1998)."""
     return _normal(layer, 1.0, generator)
