@@ -87,7 +87,7 @@ def _choose(
         for key in given:
             require(key in _OPTIONS | {"kind"}, f"{fitting[0]}.{key}", "is not a field of a weight's config")
         chosen[name] = WeightConfig(**given)
-    for pattern in sorted(unused):
+    for pattern in sorted(unused - {"*"}):
         require(False, "kind", "must have patterns that fit a layer with weights", pattern)
     return chosen
 
