@@ -29,7 +29,6 @@ from .draws import outputs
 from .posteriors import Noise
 
 _AT_ONCE: Final = 1 << 22  # random numbers that are drawn at once in training
-_FORWARD: Final = 1 << 22  # inputs times draws in one forward pass of a prediction
 _KL: Final = "kl_weight"
 _OUTPUTS: Final = ":outputs"  # noise of outputs, which has rows
 
@@ -162,8 +161,8 @@ class RandomWeights(Learner):
         return torch.zeros(rows, *self.spec.input_shape, device=self.net.device, dtype=self.net.dtype)
 
     def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        together = max(1, _FORWARD // max(1, inputs.numel()))
-        return self.likelihood(outputs(self.net, inputs, draws, rng, together=min(together, draws)))
+        together = 1 if inputs.ndim == 4 else draws  # filters of many draws are slower together than in turn
+        return self.likelihood(outputs(self.net, inputs, draws, rng, together=together))
 
 
 @final
