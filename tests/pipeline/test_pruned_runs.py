@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     ),
     "itself": (
         {"b_half": {"input": "student/b-half"}},
-        "runs.b-half.input must be a row above (known: b-whole), got 'student/b-half'",
+        "runs.b-half.input must be a row above",
     ),
     "a run below": (
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
