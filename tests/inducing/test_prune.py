@@ -170,7 +170,11 @@ def test_it_is_the_dense_network_with_zeros(kind: str, local: bool) -> None:
     places = {name: module for name, module in pruned.named_modules() if isinstance(module, Kept)}
     compared = 0
     for name, parameter in dense.named_parameters():
-        at = name.replace(".z_", ".kept_") if ".z_" in name else name.replace(".mean", ".kept").replace(".free_sd", ".kept")
+        at = (
+            name.replace(".z_", ".kept_")
+            if ".z_" in name
+            else name.replace(".mean", ".kept").replace(".free_sd", ".kept")
+        )
         expected = parameter.grad
         if expected is None:
             continue
@@ -262,8 +266,12 @@ def test_a_shrunk_network_loads_a_pruned_ones_state(kind: str) -> None:
     drawn = [outputs(net, inputs, 10, Seed(1)) for net in (pruned, empty, copy.deepcopy(pruned))]
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
     double = copy.deepcopy(pruned).double()
-    torch.testing.assert_close(double.centre()["0.weight" if kind != "ffg_w" else "0.layer.weight"].float(),
-                               next(iter(pruned.centre().values())), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        double.centre()["0.weight" if kind != "ffg_w" else "0.layer.weight"].float(),
+        next(iter(pruned.centre().values())),
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("kind", PRUNED)

@@ -15,7 +15,20 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
 from bdl_pipe.methods import load_fitted
-from pipeline import current, evaluating, params, places, preparing, records, reporting, repro, run, stage, tracking, tune
+from pipeline import (
+    current,
+    evaluating,
+    params,
+    places,
+    preparing,
+    records,
+    reporting,
+    repro,
+    run,
+    stage,
+    tracking,
+    tune,
+)
 from pipeline.executors.inline import Inline
 from pipeline.settings import Settings
 from tests.cases import RANDOM

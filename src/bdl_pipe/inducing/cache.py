@@ -27,7 +27,7 @@ class FactorCache:
 
     def get(self, key: str, layer: Weights) -> Any:
         """The layer's factors, computed where its parameters are not those of last time."""
-        made_from = [p for n, p in layer.named_parameters() if n not in _DRAWN]
+        made_from: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
         made_from += [b for n, b in layer.named_buffers() if n in _PLACES]
         kept = self._kept.get(key)
         if kept is None or not _same(kept[0], made_from):

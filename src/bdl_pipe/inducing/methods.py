@@ -10,7 +10,7 @@ Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor

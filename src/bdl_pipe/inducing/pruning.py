@@ -44,7 +44,7 @@ def prune(net: Bayesian, share: float) -> Bayesian:
     }
     if not scores:
         raise UserError("none of the network's layers can be pruned (a full covariance over weights cannot)")
-    masks = {}
+    masks: dict[tuple[str, str], Tensor] = {}
     for names in _POOLS:
         masks |= _greatest({at: values for at, values in scores.items() if at[1] in names}, share)
     found = copy.deepcopy(net)

@@ -67,9 +67,7 @@ class FactorisedWeights(Weights):
         return whole(self.mean, self.kept)
 
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
-        return gaussian_kl(
-            self.mean, capped(self.free_sd, self._cap), log_capped(self.free_sd, self._cap), self._prior
-        )
+        return gaussian_kl(self.mean, capped(self.free_sd, self._cap), log_capped(self.free_sd, self._cap), self._prior)
 
 
 @final
