@@ -37,7 +37,7 @@ class Entry:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
         members: how many are made for each split of the data.
-        input: ``prepare/<data set>``, or ``<stage kind>/<row>``: what it is made from.
+        input: ``prepare/<data set>``, or ``<stage kind>/<row>`` of a row above: what it is made from.
         override: numbers of this row in place of the method's.
         setting: the column of the comparison that tells runs of one method apart (runs only).
     """
@@ -218,6 +218,7 @@ def _check_input(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> N
     require(shape and row.input_kind in (*needs, *["prepare"] * data), place, f"must be {meant}", row.entry.input)
     if row.input_kind == "prepare":
         require(row.input_key == row.entry.dataset, place, f"must be {meant}", row.entry.input)
+        _check_source(row, path, None)
         return
     rows = [key for kind, key in above if kind == row.input_kind]
     require(row.input_key in rows, place, f"must be a row above{nearest(row.input_key, rows)}", row.entry.input)
@@ -226,6 +227,20 @@ def _check_input(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> N
     require(same, place, f"must be of the data set {row.entry.dataset}", f"{row.entry.input}: {source.entry.dataset}")
     enough = row.room.takes == "all" or row.entry.members <= source.entry.members
     require(enough, f"{path}.members", f"must be <= {source.entry.members}, those of its input", row.entry.members)
+    _check_source(row, path, source)
+
+
+def _check_source(row: Row, path: str, source: Row | None) -> None:
+    """The row's numbers fit those of the posterior that it is made from, or that it is made from none."""
+    posterior = source if source is not None and source.kind == "student" else None
+    if posterior is not None:
+        rule, found = f"must be a run of {row.method.name}", f"{row.entry.input}: {posterior.method.name}"
+        require(posterior.method.name == row.method.name, f"{path}.input", rule, found)
+    if row.room.fits is not None:
+        try:
+            row.room.fits(row.config, None if posterior is None else posterior.config)
+        except ConfigError as error:
+            raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 
 
 def _known(key: str, known: Iterable[str], path: str, what: str) -> None:

@@ -167,7 +167,8 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
             tasks.append(Task(f"{split}-{member}", payload, (data, *names), row.room.shares))
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
-    if row.room.together is not None and tables and len(tasks) > 1:
+    alike = row.input_kind != "student"  # members made from posteriors may be of different shapes
+    if row.room.together is not None and alike and tables and len(tasks) > 1:
         tasks = _grouped(tasks, row.room.together)
     return shared, tasks
 

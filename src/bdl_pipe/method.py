@@ -56,10 +56,13 @@ class Room:
             (members' states, data, config) -> (metrics, warnings).
         peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
             search can give up a bad trial early.
-        together: makes many small members at once, where that is much faster; used for tables.
+        together: makes many small members at once, where that is much faster; used for tables, where members are not
+            made from posteriors, whose shapes may differ.
         optional: a member may be made from the data alone, too: ``needs`` is then a place to start from.
         shares: several processes may make one member together, each with a share of every batch
             (``parallel``); without, each member is made by one.
+        fits: checks a config against that of the posterior it is made from (``student`` in ``needs``), None where it is
+            made from something else; raises ConfigError with the key in its own config.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
@@ -72,6 +75,7 @@ class Room:
     together: MakeTogether | None = None
     optional: bool = False
     shares: bool = False
+    fits: Callable[[Any, Any], None] | None = None
 
 
 def alone(together: MakeTogether) -> Make:

@@ -1,8 +1,9 @@
 """Factors that are computed once and used again as long as they are right.
 
-They are right while the parameters are, number by number, those that they were made from: they are compared with a
-copy (``torch.equal``, one pass over Z). The parameters' version counters would be cheaper to compare, and miss what
-is written through ``.data``, by a replayed graph, or to memory that was given out twice.
+They are right while the parameters, and which entries a pruned matrix has kept, are number by number those that they
+were made from: they are compared with a copy (``torch.equal``, one pass over Z). The parameters' version counters
+would be cheaper to compare, and miss what is written through ``.data``, by a replayed graph, or to memory that was
+given out twice.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from .layers import Weights
 
 _DRAWN: Final = ("posterior.mean", "posterior.members")  # parameters that factors do not depend on
+_PLACES: Final = ("kept_out.packed", "kept_in.packed")  # buffers that they depend on
 
 
 @final
@@ -25,7 +27,8 @@ class FactorCache:
 
     def get(self, key: str, layer: Weights) -> Any:
         """The layer's factors, computed where its parameters are not those of last time."""
-        made_from = [p for n, p in layer.named_parameters() if n not in _DRAWN]
+        made_from: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
+        made_from += [b for n, b in layer.named_buffers() if n in _PLACES]
         kept = self._kept.get(key)
         if kept is None or not _same(kept[0], made_from):
             kept = ([p.detach().clone() for p in made_from], layer.factors())

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from .caps import capped, free, log_capped
 from .config import WeightConfig
+from .kept import Kept, whole
 from .matheron import Noise as ConditionalNoise
 from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
 from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise
@@ -41,6 +42,14 @@ class Weights(nn.Module, ABC):
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
         """KL from the prior in nats; ``rows``: N of β = min(1, N/d_in), the factor of R(λ); None: 1."""
 
+    def importance(self) -> dict[str, Float[Tensor, "row column"]]:
+        """Of each entry of the matrices that may be pruned, by name; those of least are removed first."""
+        return {}
+
+    def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
+        """Remove, for good, all entries of the matrices of :meth:`importance` but those of ``masks``."""
+        assert not masks, f"{type(self).__name__} cannot be pruned"
+
 
 class Factors(NamedTuple):
     """What all draws of an :class:`Inducing` layer share, in the type of its weights."""
@@ -56,7 +65,9 @@ class Inducing(Weights):
     """W | U for U ~ q(U).
 
     Attributes:
-        z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; they start at N(0, 1/rows) and N(0, 1/cols).
+        z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; they start at N(0, 1/rows) and N(0, 1/cols). Once pruned, the
+            entries that are kept; :meth:`z` gives the matrices.
+        kept_out, kept_in: which these are; None: all.
         log_d_out, log_d_in: logs of the diagonals of D_r and D_c.
         free_lambda: λ before its cap; None where the cap is 0.
         posterior: q(U); None where U is given to each draw (:class:`~.shared.Shared`).
@@ -73,8 +84,11 @@ class Inducing(Weights):
     ) -> None:
         super().__init__()
         (out, columns), rows, cols = shape, config.rows, config.cols
+        self._shape, self._inducing = (out, columns), (rows, cols)
         self.z_out = nn.Parameter(torch.randn(rows, out, generator=generator) / rows**0.5)
         self.z_in = nn.Parameter(torch.randn(cols, columns, generator=generator) / cols**0.5)
+        self.kept_out: Kept | None = None
+        self.kept_in: Kept | None = None
         self.log_d_out = nn.Parameter(torch.full((rows,), free(config.d_init, None)))
         self.log_d_in = nn.Parameter(torch.full((cols,), free(config.d_init, None)))
         self._cap = config.lambda_max
@@ -87,11 +101,24 @@ class Inducing(Weights):
         """λ."""
         return self.z_out.new_zeros(()) if self.free_lambda is None else capped(self.free_lambda, self._cap)
 
+    def z(self) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "cols in"]]:
+        """Z_r and Z_c, 0 where an entry has been removed."""
+        return whole(self.z_out, self.kept_out), whole(self.z_in, self.kept_in)
+
+    def importance(self) -> dict[str, Float[Tensor, "row column"]]:
+        """Magnitudes of the entries of Z_r and Z_c (Ritter et al. 2021, appendix K)."""
+        return {name: z.detach().abs() for name, z in zip(("out", "in"), self.z(), strict=True)}
+
+    def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
+        (z_out, z_in), out, columns = self.z(), Kept(masks["out"]), Kept(masks["in"])
+        self.z_out, self.z_in = nn.Parameter(out.of(z_out.detach())), nn.Parameter(columns.of(z_in.detach()))
+        self.kept_out, self.kept_in = out, columns
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         found = {} if self.posterior is None else self.posterior.shapes()
         if self.free_lambda is None:
             return found
-        (rows, out), (cols, columns) = self.z_out.shape, self.z_in.shape
+        (out, columns), (rows, cols) = self._shape, self._inducing
         return found | {
             "weight": (out, columns),
             "outer": (rows, cols),
@@ -99,7 +126,8 @@ class Inducing(Weights):
         }
 
     def factors(self) -> Factors:
-        row, column = side(self.z_out, self.log_d_out.exp()), side(self.z_in, self.log_d_in.exp())
+        z_out, z_in = self.z()
+        row, column = side(z_out, self.log_d_out.exp()), side(z_in, self.log_d_in.exp())
         dtype = self.z_out.dtype
         spread = None if self.posterior is None else self.posterior.spread()
         return Factors(Side(*(t.to(dtype) for t in row)), Side(*(t.to(dtype) for t in column)), self.rescale, spread)
@@ -124,7 +152,7 @@ class Inducing(Weights):
         return conditional_mean(inducing, found.row, found.column, self.scale)
 
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
-        (_, out), (_, columns) = self.z_out.shape, self.z_in.shape
+        out, columns = self._shape
         own = self.z_out.new_zeros(()) if self.posterior is None else self.posterior.kl()
         if self.free_lambda is None:
             return own

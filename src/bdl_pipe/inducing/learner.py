@@ -7,7 +7,7 @@ Regression: N(y | f(x; W), σ²) with one σ² learned as a point, or fixed, in 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, final
 
 import torch
@@ -27,6 +27,7 @@ from .config import WeightConfig
 from .convert import bayesianize
 from .draws import outputs
 from .posteriors import Noise
+from .pruning import kept_counts, prune, shrink
 
 _AT_ONCE: Final = 1 << 22  # random numbers that are drawn at once in training
 _KL: Final = "kl_weight"
@@ -62,6 +63,8 @@ class RandomConfig:
         function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G).
         noise_variance: σ² of regression at the start.
         learn_noise: whether σ² is learned.
+        prune: the share of Z's entries (_u) or of the weights (_w) that is removed from a fitted posterior of the same
+            numbers (``input: student/<row>``), which is then fitted on by ``learn``; null: a fit of its own.
     """
 
     network: NetworkConfig
@@ -76,8 +79,10 @@ class RandomConfig:
     function_space: bool = False
     noise_variance: float = 1.0
     learn_noise: bool = True
+    prune: float | None = None
 
     def __post_init__(self) -> None:
+        require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
         for name in ("draws", "validation_draws"):
@@ -92,14 +97,22 @@ class RandomConfig:
         return {name: asdict(self.weights) | own for name, own in self.layers.items()} | {"*": asdict(self.weights)}
 
 
+def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
+    """Raise ConfigError unless ``config`` is of the network and the weights of ``other``, that it prunes."""
+    for name in ("network", "weights", "layers", "shared"):
+        mine, its = getattr(config, name), getattr(other, name)
+        require(mine == its, name, f"must be that of the posterior that is pruned ({its})", mine)
+
+
 @dataclass(frozen=True)
 class RandomSpec:
-    """What a learner is built from."""
+    """What a learner is built from; ``kept``: how many entries each matrix has kept, if any have been removed."""
 
     config: RandomConfig
     input_shape: tuple[int, ...]
     outputs: int
     task: Task
+    kept: dict[str, int] | None = None
 
 
 @final
@@ -117,8 +130,26 @@ class RandomWeights(Learner):
         self.spec, config = spec, spec.config
         network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
         self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
+        if spec.kept is not None:
+            shrink(self.net, spec.kept)
         self.likelihood = PointNoise(spec.task, config.noise_variance)
         self.likelihood.requires_grad_(config.learn_noise)
+
+    @classmethod
+    def pruned(cls, fitted: "RandomWeights", config: RandomConfig) -> "RandomWeights":
+        """A copy of a fitted learner without the share ``config.prune`` of its entries, to be fitted on by ``config``.
+
+        Raises:
+            ConfigError: ``config`` is of another network or other weights.
+            UserError: it has been pruned before.
+        """
+        assert config.prune is not None
+        require_same_shape(config, fitted.spec.config)
+        net = prune(fitted.net, config.prune)
+        found = cls(replace(fitted.spec, config=config, kept=kept_counts(net)), Seed(0))
+        found.net.load_state_dict(net.state_dict())
+        found.likelihood.load_state_dict(fitted.likelihood.state_dict())
+        return found
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: Noise) -> Tensor:
         found = self.net(inputs, {k: v for k, v in noise.items() if k != _KL})  # [batch, output]

@@ -1,11 +1,13 @@
 """The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` of inducing weights, and ``ffg_w``, ``fcg_w`` of weights themselves.
 
 Those of the weights may start from a trajectory's last snapshot, as their means; inducing weights start afresh.
+All but ``fcg_w`` may be made from a fitted posterior of their own kind instead, by pruning and fitting on.
 Running statistics of batch normalisation are computed anew after the fit, over training rows under fresh draws.
 
 Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -18,13 +20,15 @@ from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
 from ..learner import Learned, Learner, posterior_state
+from ..learning import learn
 from ..method import Inputs, Method, Room, alone
+from ..method import Kind as Stage
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..progress import Report
 from ..seeds import Seed
 from ..start import Weights, learn_from
 from .config import Kind
-from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior
+from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior, require_same_shape
 
 _NORM_ROWS: Final = 4096  # training rows that refresh running statistics
 
@@ -38,6 +42,8 @@ class _Of(RandomConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.weights.kind == self.kind, "weights.kind", f"must be {self.kind}", self.weights.kind)
+        known = self.prune is None or self.kind != "fcg_w"
+        require(known, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,13 @@ def fit(
     """A posterior on each of ``data``.
 
     Raises:
-        ConfigError: a full covariance over too many weights; a trajectory of another network.
+        ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`fits` is broken.
+        UserError: the posterior to prune has been pruned before.
         FloatingPointError: a loss became NaN or infinite.
     """
+    if config.prune is not None or any(each.get("student") for each in inputs):
+        assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
+        return [_fine_tuned(data[0], inputs[0], config, rngs[0], report)]
     spec = RandomSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 
     def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
@@ -91,6 +101,46 @@ def fit(
 
     fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
     return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
+
+
+def fits(config: RandomConfig, source: RandomConfig | None) -> None:
+    """Whether a posterior may be made from one that was fitted by ``source``; None: from none.
+
+    Raises:
+        ConfigError: ``prune`` without a posterior or a posterior without ``prune``; a posterior of another network or
+            other weights, or that is pruned itself; epochs that would be chosen on rows that it was fitted on.
+    """
+    if source is None:
+        rule = "must be null where no posterior is pruned (input: student/<row>)"
+        require(config.prune is None, "prune", rule, config.prune)
+        return
+    require(config.prune is not None, "prune", "must be a share in (0, 1) where the input is a posterior", None)
+    rule = "must be a posterior that is not pruned itself"
+    require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
+    require_same_shape(config, source)
+    rule = "must be null where a posterior is the start: it has been fitted on the validation rows"
+    require(config.learn.choose is None, "learn.choose", rule, config.learn.choose)
+
+
+def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
+    """The one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
+    source = _source(inputs)
+    fits(config, None if source is None else source.spec.config)
+    assert source is not None
+    pruned = RandomWeights.pruned(source, config)
+    assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
+    (made,) = learn(lambda *_: copy.deepcopy(pruned), [data], config.learn, rngs=[rng], report=report)
+    return _finish(pruned.spec, data, made, rng)
+
+
+def _source(inputs: Inputs) -> RandomWeights | None:
+    """The fitted learner that is the input; None where there is none."""
+    if not inputs.get("student"):
+        return None
+    (state,) = inputs["student"]
+    key = state.config["posterior"]
+    require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
+    return RandomWeightsPosterior.from_state(state).learner
 
 
 def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
@@ -119,13 +169,16 @@ def _method(config: type[_Of]) -> Method:
         search["weights.lambda_max"] = (1e-2, 1.0, "log")
     if config.kind != "ensemble_u":
         search["weights.sd_max"] = (1e-2, 1.0, "log")
+    trajectory: tuple[Stage, ...] = ("trajectory",) if weights else ()
+    posterior: tuple[Stage, ...] = () if config.kind == "fcg_w" else ("student",)
     room = Room(
         alone(fit),
-        needs=("trajectory",) if weights else (),
+        needs=(*trajectory, *posterior),
         takes="each",
         together=fit,
-        optional=weights,
+        optional=True,
         shares=True,
+        fits=fits,
     )
     return Method(config.kind, config, ("classification", "regression"), {"student": room}, search)  # type: ignore[arg-type]
 

@@ -112,7 +112,7 @@ class Bayesian(nn.Module):
             return place.lend(layer(noise, factors))
         if _OUTPUTS not in noise:
             return place.lend(layer(noise, factors), "layer.weight", "layer.bias")
-        moments = place.lend(layer.mean, "layer.weight", "layer.bias")
+        moments = place.lend(layer.centre(), "layer.weight", "layer.bias")
         moments |= place.lend(factors.square(), "variance", "bias_variance")
         return moments | {place.inside("noise"): noise[_OUTPUTS]}
 

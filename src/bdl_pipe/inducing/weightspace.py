@@ -11,49 +11,63 @@ places, which share weights (Molchanov, Ashukha & Vetrov 2017): its marginals ar
 from typing import cast, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from .caps import capped, free, log_capped
 from .config import WeightConfig
+from .kept import Kept, whole
 from .layers import Weights
 from .posteriors import Noise, Triangle, full_kl, gaussian_kl
 
 
 @final
 class FactorisedWeights(Weights):
-    """Independent Gaussians.
+    """Independent Gaussians; weights that have been removed are 0, without variance and without a KL.
 
     Attributes:
-        mean: E[W] [out, in].
-        free_sd: the standard deviations before their cap.
+        mean: E[W] [out, in]; once pruned, of the weights that are kept.
+        free_sd: the standard deviations before their cap, of ``mean``'s shape.
+        kept: which weights these are; None: all.
     """
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:
         super().__init__()
+        self._shape = (mean.shape[0], mean.shape[1])
         self.mean = nn.Parameter(mean.detach().clone())
         self._cap, self._prior = config.sd_max, prior_sd
         self.free_sd = nn.Parameter(torch.full_like(mean, free(config.start_sd, config.sd_max)).detach())
+        self.kept: Kept | None = None
 
     @property
     def sd(self) -> Float[Tensor, "out in"]:
-        return capped(self.free_sd, self._cap)
+        return whole(capped(self.free_sd, self._cap), self.kept)
+
+    def importance(self) -> dict[str, Float[Tensor, "row column"]]:
+        """|mean| over standard deviation (Ritter et al. 2021, appendix K)."""
+        return {"weight": (self.centre() / self.sd).detach().abs().nan_to_num(0.0, torch.inf)}
+
+    def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
+        kept, free_sd = Kept(masks["weight"]), whole(self.free_sd, self.kept)
+        self.mean = nn.Parameter(kept.of(self.centre().detach()))
+        self.free_sd = nn.Parameter(kept.of(free_sd.detach()))
+        self.kept = kept
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": tuple(self.mean.shape)}
+        return {"weight": self._shape}
 
     def factors(self) -> Tensor:
         return self.sd
 
     def forward(self, noise: Noise, factors: Tensor) -> Float[Tensor, "out in"]:
-        return self.mean + factors * noise["weight"]
+        return self.centre() + factors * noise["weight"]
 
     def centre(self) -> Float[Tensor, "out in"]:
-        return self.mean
+        return whole(self.mean, self.kept)
 
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
-        return gaussian_kl(self.mean, self.sd, log_capped(self.free_sd, self._cap), self._prior)
+        return gaussian_kl(self.mean, capped(self.free_sd, self._cap), log_capped(self.free_sd, self._cap), self._prior)
 
 
 @final

@@ -1,0 +1,69 @@
+"""Matrices of which some entries are kept; the others are exactly 0 and take no room, on disk or in an optimiser."""
+
+import math
+from typing import Final, cast, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+_BITS: Final = 8
+
+
+@final
+class Kept(nn.Module):
+    """Which entries of a matrix are kept; calling it puts their values there.
+
+    Attributes:
+        packed: bits [⌈size/8⌉], uint8, the first entry lowest in the first byte; or the rising numbers [count], int32,
+            of the entries row by row, where these take fewer bytes: below one entry in 32.
+        shape: of the matrix.
+        count: the entries that are kept.
+    """
+
+    def __init__(self, mask: Bool[Tensor, "row column"]) -> None:
+        super().__init__()
+        flat = mask.flatten()
+        self.shape, self.count, size = tuple(mask.shape), int(flat.sum()), flat.numel()
+        by_number = 4 * self.count < math.ceil(size / _BITS) and size < 2**31
+        packed = flat.nonzero()[:, 0].to(torch.int32) if by_number else _packed(flat)
+        self.register_buffer("packed", packed)
+
+    def forward(self, values: Float[Tensor, " count"]) -> Float[Tensor, "row column"]:
+        """The matrix, differentiable in the values."""
+        flat = values.new_zeros(math.prod(self.shape))
+        return flat.scatter(0, self.numbers(), values).view(self.shape)
+
+    def of(self, matrix: Float[Tensor, "row column"]) -> Float[Tensor, " count"]:
+        """The kept entries of a matrix, row by row."""
+        return matrix.flatten()[self.numbers()]
+
+    def numbers(self) -> Int[Tensor, " count"]:
+        """The places of the kept entries, row by row; a constant number of them, so that ``vmap`` can find them."""
+        packed = cast(Tensor, self.packed)
+        if packed.dtype == torch.int32:
+            return packed.long()
+        size = math.prod(self.shape)
+        bits = (packed[:, None] & _powers(packed.device)).ne(0).flatten()[:size]
+        slots = torch.where(bits, bits.cumsum(0) - 1, self.count)  # the removed go to one more slot
+        found = torch.zeros(self.count + 1, dtype=torch.int64, device=packed.device)
+        return found.scatter(0, slots, torch.arange(size, device=packed.device))[: self.count]
+
+
+def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
+    """The matrix of ``values``, those of its kept entries where some have been removed."""
+    return values if kept is None else kept(values)
+
+
+def first(shape: tuple[int, ...], count: int) -> Bool[Tensor, "row column"]:
+    """A mask that stands for another one with ``count`` entries until that is loaded."""
+    return (torch.arange(math.prod(shape)) < count).view(shape)
+
+
+def _packed(flat: Bool[Tensor, " size"]) -> Tensor:
+    padded = nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % _BITS)).view(-1, _BITS)
+    return (padded * _powers(flat.device)).sum(1, dtype=torch.uint8)
+
+
+def _powers(device: torch.device) -> Tensor:
+    return 2 ** torch.arange(_BITS, dtype=torch.uint8, device=device)

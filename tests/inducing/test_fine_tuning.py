@@ -1,0 +1,227 @@
+"""Posteriors that are pruned and fitted on, through the methods' protocol."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State, from_bytes, read_state, write_state
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.inducing.kept import Kept
+from bdl_pipe.inducing.learner import RandomConfig, RandomWeights, RandomWeightsPosterior
+from bdl_pipe.inducing.methods import fits
+from bdl_pipe.methods import METHODS, posterior_of
+from bdl_pipe.metrics import cost
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, LEARN
+from tests.conftest import make_tiny_images, make_tiny_table
+from tests.test_conformance import Interrupted, Recorder, draws, same
+
+PRUNED = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w")
+CASES = [(method, task) for method in PRUNED for task in ("classification", "regression")]
+SHARE = 0.4
+FIXED = {"choose": None}
+cases = pytest.mark.parametrize(("method", "task"), CASES)
+
+
+def config_of(method: str, task: str, **changes: Any) -> Any:
+    return read(METHODS[method].config, CONFIGS[method, task] | changes, f"methods.{method}")
+
+
+def data_of(task: str) -> FitData:
+    return make_tiny_images() if task == "classification" else make_tiny_table()
+
+
+@functools.cache
+def fitted(method: str, task: str) -> State:
+    room = METHODS[method].rooms["student"]
+    config = config_of(method, task, learn={**LEARN, **FIXED, "epochs": 2})
+    return room.make(data_of(task), {}, config, rng=Seed(4), report=Silent())
+
+
+def fine_tuned(method: str, task: str, report: Report, **changes: Any) -> State:
+    how = {"prune": SHARE, "annealing": None, "learn": {**LEARN, **FIXED, "epochs": 1}} | changes
+    inputs = {"student": [fitted(method, task)]}
+    room = METHODS[method].rooms["student"]
+    return room.make(data_of(task), inputs, config_of(method, task, **how), rng=Seed(5), report=report)
+
+
+@functools.cache
+def tuned(method: str, task: str) -> State:
+    return fine_tuned(method, task, Silent())
+
+
+def learner(state: State) -> RandomWeights:
+    return RandomWeightsPosterior.from_state(state).learner
+
+
+def masks(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: m(torch.ones(m.count)) > 0 for name, m in net.named_modules() if isinstance(m, Kept)}
+
+
+@cases
+def test_fitting_on_moves_what_is_left_and_nothing_else(method: str, task: str) -> None:
+    start = RandomWeights.pruned(learner(fitted(method, task)), replace(learner(tuned(method, task)).spec.config))
+    end = learner(tuned(method, task))
+    before, after = masks(start.net), masks(end.net)
+    assert before.keys() == after.keys() and all(torch.equal(m, after[k]) for k, m in before.items())
+    assert any(not m.all() for m in after.values())
+    moved = dict(end.named_parameters())
+    for name, parameter in start.named_parameters():
+        if parameter.numel():
+            assert not torch.equal(parameter, moved[name]), f"{name} stands still"
+    for key, layer in end.net.layers.items():
+        parts = layer.importance().values()
+        for (name, mask), part in zip([(n, m) for n, m in after.items() if f".{key}." in n], parts, strict=True):
+            assert (part[~mask] == 0).all(), f"{name} came back"
+
+
+@cases
+def test_the_start_is_the_fitted_posterior_less_the_share(method: str, task: str) -> None:
+    source, config = learner(fitted(method, task)), learner(tuned(method, task)).spec.config
+    start = RandomWeights.pruned(source, config)
+    dense, small = source.state_dict(), start.state_dict()
+    kept = {name: m for name, m in start.named_modules() if isinstance(m, Kept)}
+    for name, value in small.items():
+        at = name.replace(".z_", ".kept_") if ".z_" in name else name.rsplit(".", 1)[0] + ".kept"
+        if name.endswith(".packed"):
+            continue
+        pruned = at in kept and (".z_" in name or name.endswith((".mean", ".free_sd")))
+        assert torch.equal(value, kept[at].of(dense[name]) if pruned else dense[name]), name
+
+
+@cases
+def test_it_stores_and_optimises_less(method: str, task: str) -> None:
+    whole, small = fitted(method, task), tuned(method, task)
+    sides = 2 if method == "ffg_w" else 1
+    sizes, places = masks(learner(small).net), learner(small).net.places.values()
+    total = sum(m.numel() for m in sizes.values())
+    stays = sum(place.shape[0] * place.bias for place in places) if method == "ffg_w" else 0
+    removed = int(np.ceil(SHARE * (total - stays)))
+    assert cost.stored_parameters(whole) - cost.stored_parameters(small) == sides * removed
+    packed = sum(v.nbytes for k, v in small.tensors.items() if k.endswith("packed"))
+    assert packed <= sum(-(-m.numel() // 8) for m in sizes.values())
+    saved = sum(v.nbytes for v in whole.tensors.values()) - sum(v.nbytes for v in small.tensors.values())
+    assert saved == 4 * sides * removed - packed > 0
+    recorder = Recorder(stop_at=2)
+    with pytest.raises(Interrupted):
+        fine_tuned(method, task, recorder)
+    assert recorder.kept is not None
+    moments = [v for k, v in from_bytes(recorder.kept).tensors.items() if k.endswith("exp_avg")]
+    assert sum(v.numel() for v in moments) == sum(p.numel() for p in learner(small).parameters() if p.requires_grad)
+
+
+@cases
+def test_equal_seeds_and_a_resumed_run_give_equal_bits(method: str, task: str) -> None:
+    undisturbed = Recorder()
+    assert same(fine_tuned(method, task, undisturbed), tuned(method, task))
+    for stop in (1, undisturbed.asked // 2):
+        interrupted = Recorder(stop_at=stop)
+        with pytest.raises(Interrupted):
+            fine_tuned(method, task, interrupted)
+        assert same(fine_tuned(method, task, Recorder(start=interrupted.kept)), tuned(method, task))
+
+
+@cases
+def test_a_posterior_read_from_its_file_predicts_the_same_bits(method: str, task: str, tmp_path: Path) -> None:
+    inputs, _ = data_of(task).tensors("validation")
+    state = tuned(method, task)
+    before = posterior_of(state).predict(inputs, rng=Seed(1))
+    write_state(tmp_path / "0-0", state)
+    read_back = posterior_of(read_state(tmp_path / "0-0"))
+    after = read_back.predict(inputs, rng=Seed(1))
+    assert all(torch.equal(a, b) for a, b in zip(draws(before), draws(after), strict=True))
+    assert same(read_back.state(), state)
+
+
+def test_fitting_on_repairs_what_pruning_broke() -> None:
+    data = make_tiny_table()
+    inputs, targets = data.tensors("train")
+    learn = {**LEARN, **FIXED, "epochs": 20}
+    method = METHODS["ffg_w"]
+    first = config_of("ffg_w", "regression", learn=learn)
+    source = method.rooms["student"].make(data, {}, first, rng=Seed(0), report=Silent())
+    config = replace(first, prune=0.5, annealing=None)
+    broken = RandomWeights.pruned(learner(source), config).eval()
+    mended = method.rooms["student"].make(data, {"student": [source]}, config, rng=Seed(1), report=Silent())
+
+    def nll(model: RandomWeights) -> float:
+        with torch.no_grad():
+            return -float(model.predict(inputs, rng=Seed(2)).log_prob(targets).mean())
+
+    assert nll(learner(mended)) < nll(broken) - 0.05
+    assert nll(learner(source)) < nll(broken)
+
+
+def test_batch_norm_is_refreshed_under_draws_of_the_pruned() -> None:
+    network = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}
+    how = {**LEARN, **FIXED, "epochs": 2}
+    room, data = METHODS["ffg_u"].rooms["student"], make_tiny_images()
+    first = config_of("ffg_u", "classification", network=network, learn=how)
+    source = room.make(data, {}, first, rng=Seed(0), report=Silent())
+    state = room.make(data, {"student": [source]}, replace(first, prune=0.5), rng=Seed(0), report=Silent())
+    names = [k for k in state.tensors if "running_mean" in k]
+    assert names and all(not torch.equal(state.tensors[k], source.tensors[k]) for k in names)
+    assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(0)).log_probs.isfinite().all()  # type: ignore[attr-defined]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no posterior": (
+        {"source": None},
+        r"prune must be null where no posterior is pruned \(input: student/<row>\)",
+    ),
+    "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) where the input is a posterior, got None"),
+    "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must be that of the posterior that is"),
+    "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must be that of the posterior"),
+    "joint weights": ({"shared": [2, 2]}, "shared must be that of the posterior that is pruned"),
+    "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must be that of the posterior that is pruned"),
+    "epochs are chosen": ({"learn": LEARN}, "learn.choose must be null where a posterior is the start"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_its_input(name: str) -> None:
+    change, words = WRONG[name]
+    source: RandomConfig | None = config_of("ffg_u", "regression")
+    good: dict[str, Any] = {"prune": 0.5, "learn": {**LEARN, **FIXED}}
+    fits(config_of("ffg_u", "regression", **good), source)
+    given = {k: v for k, v in change.items() if k != "source"}
+    with pytest.raises(ConfigError, match=words):
+        fits(config_of("ffg_u", "regression", **good | given), None if "source" in change else source)
+
+
+def test_a_pruned_posterior_is_not_pruned_again() -> None:
+    config = config_of("ffg_u", "regression", prune=0.5, learn={**LEARN, **FIXED})
+    with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
+        fits(config, config)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
+def test_a_share_beyond_its_limits(share: float) -> None:
+    with pytest.raises(ConfigError, match="prune must be > 0 and < 1, or null"):
+        config_of("ffg_u", "regression", prune=share)
+
+
+def test_a_full_covariance_over_weights_is_not_pruned() -> None:
+    with pytest.raises(ConfigError, match="prune must be null: a full covariance"):
+        config_of("fcg_w", "regression", prune=0.5)
+    assert METHODS["fcg_w"].rooms["student"].needs == ("trajectory",)
+
+
+def test_a_make_checks_its_input_too() -> None:
+    room, data = METHODS["ffg_u"].rooms["student"], make_tiny_table()
+    config = config_of("ffg_u", "regression", prune=0.5, learn={**LEARN, **FIXED})
+    with pytest.raises(UserError, match="prune must be null where no posterior is pruned"):
+        room.make(data, {}, config, rng=Seed(0), report=Silent())
+    other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
+    with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
+        room.make(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
+    with pytest.raises(UserError, match="weights must be that of the posterior"):
+        room.make(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())

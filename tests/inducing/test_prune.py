@@ -1,0 +1,310 @@
+"""Pruned networks: which entries are left, what they store, that they compute what dense ones with zeros do."""
+
+import copy
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.inducing import Bayesian, bayesianize, outputs, prune, stored
+from bdl_pipe.inducing.kept import Kept
+from bdl_pipe.inducing.layers import Inducing
+from bdl_pipe.inducing.pruning import kept_counts, shrink
+from bdl_pipe.inducing.weightspace import FactorisedWeights
+from bdl_pipe.networks import ResNetConfig, build
+from bdl_pipe.seeds import Seed
+
+from .cases import UNIT, conv_net, five_layers, mlp, normal, one_noise, shaken
+from .test_counts import TABLE_10_FFG_U, TABLE_10_FFG_W, plain, z_entries
+
+PRUNED = (*UNIT, "ffg_w")
+
+
+def network(kind: str, **options: object) -> Bayesian:
+    net = bayesianize(conv_net(), kind, rows=3, cols=4, **options)  # type: ignore[arg-type]
+    return shaken(net)
+
+
+def layers(net: Bayesian) -> list[tuple[Inducing | FactorisedWeights, bool]]:
+    """Each distribution and whether its last column is a bias that stays."""
+    found = [(layer, net.places[key].bias) for key, layer in net.layers.items()]
+    return found + ([] if net.shared is None else [(net.shared.weights, False)])  # type: ignore[return-value]
+
+
+def dense_scores(net: Bayesian) -> list[np.ndarray]:
+    """What the removed are chosen by, of each matrix in turn, from the dense parameters."""
+    found = []
+    for layer, bias in layers(net):
+        if isinstance(layer, Inducing):
+            found += [np.abs(z.detach().numpy()) for z in (layer.z_out, layer.z_in)]
+        else:
+            score = np.abs(layer.mean.detach().numpy()) / (0.1 * expit(layer.free_sd.detach().numpy()))
+            found.append(score[:, :-1] if bias else score)
+    return found
+
+
+def masks(net: Bayesian) -> list[np.ndarray]:
+    """What a pruned network has kept, by its own masks, biases left out."""
+    found = []
+    for layer, bias in layers(net):
+        kept = (layer.kept_out, layer.kept_in) if isinstance(layer, Inducing) else (layer.kept,)
+        for each in kept:
+            assert each is not None
+            mask = each(torch.ones(each.count)).numpy() > 0
+            if bias and not isinstance(layer, Inducing):
+                assert mask[:, -1].all()
+                mask = mask[:, :-1]
+            found.append(mask)
+    return found
+
+
+def with_zeros(net: Bayesian, pruned: Bayesian) -> Bayesian:
+    """The dense network with 0 where ``pruned`` has nothing, and no deviation there."""
+    dense = copy.deepcopy(net)
+    for (layer, _), (small, _) in zip(layers(dense), layers(pruned), strict=True):
+        if isinstance(layer, Inducing):
+            assert isinstance(small, Inducing) and small.kept_out is not None and small.kept_in is not None
+            layer.z_out = nn.Parameter(layer.z_out.detach() * small.kept_out(torch.ones(small.kept_out.count)))
+            layer.z_in = nn.Parameter(layer.z_in.detach() * small.kept_in(torch.ones(small.kept_in.count)))
+        else:
+            assert isinstance(small, FactorisedWeights) and small.kept is not None
+            mask = small.kept(torch.ones(small.kept.count)) > 0
+            layer.mean = nn.Parameter(torch.where(mask, layer.mean.detach(), 0.0))
+            layer.free_sd = nn.Parameter(torch.where(mask, layer.free_sd.detach(), -torch.inf))
+    return dense
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.03, 0.3, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("shape", [(5, 7), (8, 16), (1, 1)])
+def test_a_mask_and_its_values(shape: tuple[int, int], share: float) -> None:
+    mask = np.random.default_rng(0).random(shape) < share
+    matrix = normal(*shape)
+    kept = Kept(torch.from_numpy(mask))
+    bits = np.packbits(mask, bitorder="little")
+    numbers = np.flatnonzero(mask).astype(np.int32)
+    assert kept.packed.nbytes == min(bits.nbytes, numbers.nbytes) and kept.count == mask.sum()
+    assert np.array_equal(kept.packed.numpy(), bits if bits.nbytes <= numbers.nbytes else numbers)
+    values = kept.of(matrix)
+    assert np.array_equal(values.numpy(), matrix.numpy()[mask])
+    assert np.array_equal(kept(values).numpy(), np.where(mask, matrix.numpy(), 0))
+
+
+@pytest.mark.parametrize(("kind", "joint"), [*((kind, False) for kind in PRUNED), *((kind, True) for kind in UNIT)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_least_of_the_whole_network_are_removed(kind: str, share: float, joint: bool) -> None:
+    net = network(kind, shared=(2, 3) if joint else None)
+    pruned = prune(net, share)
+    scores = dense_scores(net)
+    flat = np.concatenate([s.ravel() for s in scores])
+    left = int((1 - Fraction(str(share))) * len(flat))
+    truth = np.zeros(len(flat), bool)
+    truth[np.argsort(-flat, kind="stable")[:left]] = True
+    assert np.array_equal(np.concatenate([m.ravel() for m in masks(pruned)]), truth)
+    by_layer = [s > np.quantile(s, share) for s in scores]
+    assert any(not np.array_equal(a, b) for a, b in zip(masks(pruned), by_layer, strict=True))
+    dense = dict(net.named_parameters())
+    removed = sum(p.numel() for p in dense.values()) - sum(p.numel() for p in pruned.parameters())
+    assert removed == (len(flat) - left) * (2 if kind == "ffg_w" else 1)
+    assert stored(net) == sum(p.numel() for p in dense.values()), "the given network is untouched"
+
+
+def test_of_equal_entries_the_first_stay() -> None:
+    net = bayesianize(mlp(), rows=2, cols=2)
+    with torch.no_grad():
+        for layer, _ in layers(net):
+            layer.z_out.fill_(-1.0)  # type: ignore[union-attr]
+            layer.z_in.fill_(1.0)  # type: ignore[union-attr]
+    found = np.concatenate([m.ravel() for m in masks(prune(net, 0.5))])
+    assert found.tolist() == [True] * (len(found) // 2) + [False] * (len(found) - len(found) // 2)
+
+
+def test_layers_of_both_spaces_lose_the_same_share_of_each() -> None:
+    kinds = {"0": {"kind": "ffg_w"}, "2": {"kind": "fcg_w"}, "*": {"kind": "ffg_u", "rows": 2, "cols": 3}}
+    net = shaken(bayesianize(five_layers(), kinds))
+    pruned = prune(net, 0.25)
+    lost = {k: sum(p.numel() for p in layer.parameters()) for k, layer in net.layers.items()}
+    for key, layer in pruned.layers.items():
+        lost[key] -= sum(p.numel() for p in layer.parameters())
+    assert lost["2"] == 0 and lost["0"] == 2 * math.ceil(108 / 4)
+    z = sum(layer.z_out.numel() + layer.z_in.numel() for layer in net.layers.values() if isinstance(layer, Inducing))
+    assert sum(lost[k] for k in ("4", "6", "8")) == math.ceil(z / 4)
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+def test_next_to_nothing_removed_changes_next_to_nothing(kind: str) -> None:
+    net = network(kind).eval()
+    inputs = normal(4, 3, 6, 6)
+    pruned = prune(net, 1e-9)  # the one entry that matters least
+    assert stored(net) - stored(pruned) == (2 if kind == "ffg_w" else 1)
+    noise = one_noise(net)
+    torch.testing.assert_close(pruned(inputs, noise), net(inputs, noise), atol=0.02, rtol=0.02)
+    for layer, _ in layers(net):
+        shapes = {name: score.shape for name, score in layer.importance().items()}
+        layer.keep({name: torch.ones(shape, dtype=torch.bool) for name, shape in shapes.items()})
+    assert torch.equal(net(inputs, noise), network(kind).eval()(inputs, noise)), "all kept: equal to the bit"
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("kind", [*PRUNED, "joint"])
+def test_it_is_the_dense_network_with_zeros(kind: str, local: bool) -> None:
+    net = network("ffg_u", shared=(2, 3)) if kind == "joint" else network(kind)
+    pruned = prune(net, 0.6)
+    dense = with_zeros(net, pruned)
+    inputs, labels = normal(5, 3, 6, 6), torch.arange(5) % 3
+    noise = {k: v[0] for k, v in net.draw(1, Seed(3).generator(), inputs if local else None).items()}
+    for name, mean in dense.centre().items():
+        assert torch.equal(pruned.centre()[name], mean)
+    found, truth = pruned(inputs, noise), dense(inputs, noise)
+    assert torch.equal(found, truth) and not torch.equal(found, net(inputs, noise))
+    if kind != "ffg_w":  # a deviation of 0 has an infinite KL, which is not counted
+        torch.testing.assert_close(pruned.kl(7), dense.kl(7))
+    nn.functional.cross_entropy(found, labels).backward()
+    nn.functional.cross_entropy(truth, labels).backward()
+    own = dict(pruned.named_parameters())
+    places = {name: module for name, module in pruned.named_modules() if isinstance(module, Kept)}
+    compared = 0
+    for name, parameter in dense.named_parameters():
+        at = name.replace(".z_", ".kept_").replace(".mean", ".kept").replace(".free_sd", ".kept")
+        expected = parameter.grad
+        if expected is None:
+            continue
+        if at in places:
+            expected, compared = places[at].of(expected), compared + 1
+        torch.testing.assert_close(own[name].grad, expected, atol=1e-6, rtol=1e-4)
+    assert compared == (8 if kind == "joint" else 6)
+
+
+def test_removed_weights_are_0_in_every_draw_and_have_no_kl() -> None:
+    net = network("ffg_w")
+    pruned = prune(net, 0.6)
+    drawn = torch.stack([pruned.layers["0"](n, pruned.layers["0"].factors()) for n in noises(pruned, "0", 20)])
+    mask = torch.from_numpy(masks(pruned)[0])
+    assert (drawn[:, :, :-1][:, ~mask] == 0).all() and (drawn[:, :, :-1][:, mask].std(0) > 0).all()
+    total = 0.0
+    for (layer, _), (small, _) in zip(layers(net), layers(pruned), strict=True):
+        assert isinstance(small, FactorisedWeights) and small.kept is not None
+        mean, sd = layer.mean.detach(), layer.sd.detach()  # type: ignore[union-attr]
+        prior = torch.distributions.Normal(0.0, 1 / math.sqrt(mean.shape[1]))
+        each = torch.distributions.kl_divergence(torch.distributions.Normal(mean, sd), prior)
+        total += float(each[small.kept(torch.ones(small.kept.count)) > 0].double().sum())
+    assert float(pruned.kl().detach()) == pytest.approx(total, rel=1e-5)
+    assert float(net.kl().detach()) > 1.2 * total
+
+
+def noises(net: Bayesian, key: str, count: int) -> list[dict[str, Tensor]]:
+    drawn = net.draw(count, Seed(5).generator())
+    return [{"weight": drawn[f"{key}:weight"][k]} for k in range(count)]
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> nn.Module:
+    return build(ResNetConfig("resnet", 50), (3, 32, 32), 10, rng=Seed(0))
+
+
+@pytest.fixture(scope="module")
+def ffg_u(resnet50: nn.Module) -> Bayesian:
+    return bayesianize(resnet50, "ffg_u", rows=64, cols=64)
+
+
+@pytest.mark.parametrize("left", ["0.75", "0.5", "0.25"])
+def test_table_10_of_inducing_weights(ffg_u: Bayesian, left: str) -> None:
+    pruned = prune(ffg_u, float(1 - Fraction(left)))
+    assert stored(pruned) == TABLE_10_FFG_U[left]
+    mask_bytes = sum(m.packed.nbytes for m in pruned.modules() if isinstance(m, Kept))
+    assert mask_bytes == z_entries(plain(50), 64) // 8  # bits: 0.65 MB beside 4 bytes a number
+    assert sum(kept_counts(pruned).values()) == Fraction(left) * z_entries(plain(50), 64)
+
+
+@pytest.fixture(scope="module")
+def ffg_w(resnet50: nn.Module) -> Bayesian:
+    return bayesianize(resnet50, "ffg_w")
+
+
+@pytest.mark.parametrize("left", ["0.5", "0.1", "0.01", "0.001"])
+def test_table_10_of_weights(ffg_w: Bayesian, left: str) -> None:
+    """At 0.1 % the table counts half a weight more than can be kept (see ``test_counts``)."""
+    pruned = prune(ffg_w, float(1 - Fraction(left)))
+    assert stored(pruned) == TABLE_10_FFG_W[left] - (left == "0.001")
+    kept = [m for m in pruned.modules() if isinstance(m, Kept)]
+    assert sum(m.count for m in kept) == math.floor(Fraction(left) * plain(50).weights) + 10
+    mask_bytes = sum(m.packed.nbytes for m in kept)
+    assert mask_bytes <= sum(-(-math.prod(m.shape) // 8) for m in kept)
+    assert mask_bytes < 1.1 * 4 * sum(m.count for m in kept) or left in ("0.5", "0.1")
+
+
+def test_a_place_that_moves_is_noticed_by_kept_factors() -> None:
+    pruned = prune(network("ffg_u"), 0.5).eval()
+    inputs = normal(4, 3, 6, 6)
+    before = outputs(pruned, inputs, 3, Seed(1))
+    layer = pruned.layers["0"]
+    assert isinstance(layer, Inducing) and layer.kept_in is not None
+    other = copy.deepcopy(pruned.state_dict())
+    bits = np.unpackbits(layer.kept_in.packed.numpy(), bitorder="little")  # type: ignore[arg-type]
+    other["layers.0.kept_in.packed"] = torch.from_numpy(np.packbits(np.roll(bits, 8), bitorder="little"))
+    pruned.load_state_dict(other)
+    fresh = copy.deepcopy(pruned)  # whose cache is empty
+    after = outputs(pruned, inputs, 3, Seed(1))
+    assert torch.equal(after, outputs(fresh, inputs, 3, Seed(1))) and not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+def test_a_shrunk_network_loads_a_pruned_ones_state(kind: str) -> None:
+    pruned = prune(network(kind), 0.7).eval()
+    empty = shrink(bayesianize(conv_net(), kind, rows=3, cols=4), kept_counts(pruned)).eval()
+    empty.load_state_dict(pruned.state_dict())
+    inputs = normal(4, 3, 6, 6)
+    drawn = [outputs(net, inputs, 10, Seed(1)) for net in (pruned, empty, copy.deepcopy(pruned))]
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+    double = copy.deepcopy(pruned).double()
+    torch.testing.assert_close(
+        double.centre()["0.weight" if kind != "ffg_w" else "0.layer.weight"].float(),
+        next(iter(pruned.centre().values())),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+def test_stacked_networks_and_batched_draws_are_each_as_alone(kind: str) -> None:
+    nets = [shaken(bayesianize(mlp(), kind, rows=3, cols=2, rng=Seed(s))) for s in range(2)]
+    nets = [prune(nets[0], 0.5), shrink(nets[1], kept_counts(prune(nets[0], 0.5)))]
+    inputs, noise = normal(2, 4, 3), nets[0].draw(2, Seed(3).generator())
+    parameters, buffers = stack_module_state(nets)  # type: ignore[arg-type]
+    skeleton = copy.deepcopy(nets[0]).to("meta")
+    stacked = vmap(lambda p, x, n: functional_call(skeleton, p, (x, n)))(parameters | buffers, inputs, noise)
+    stacked.square().sum().backward()
+    for m, net in enumerate(nets):
+        alone = net(inputs[m], {k: v[m] for k, v in noise.items()})
+        torch.testing.assert_close(stacked[m], alone, rtol=1e-4, atol=1e-5)
+        alone.square().sum().backward()
+        for name, own in net.named_parameters():
+            if own.grad is not None:
+                torch.testing.assert_close(parameters[name].grad[m], own.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+
+
+def test_all_but_nothing_can_be_removed() -> None:
+    """Less than one entry left: W is its bias, or what λ and D leave of the prior."""
+    inputs = normal(4, 3, 6, 6)
+    weights = prune(network("ffg_w"), 0.9999).eval()
+    assert sum(kept_counts(weights).values()) == 7  # two biases
+    assert torch.equal(outputs(weights, inputs, 2, Seed(0))[:, 0], outputs(weights, inputs, 2, Seed(0))[:, 1])
+    assert outputs(prune(network("ffg_u"), 0.9999).eval(), inputs, 2, Seed(0)).isfinite().all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5])
+def test_a_share_beyond_its_limits(share: float) -> None:
+    with pytest.raises(ConfigError, match="prune must be > 0 and < 1, got"):
+        prune(network("ffg_u"), share)
+
+
+def test_what_cannot_be_pruned() -> None:
+    with pytest.raises(UserError, match="has been pruned before"):
+        prune(prune(network("ffg_u"), 0.5), 0.5)
+    with pytest.raises(UserError, match="none of the network's layers can be pruned"):
+        prune(bayesianize(mlp(), "fcg_w"), 0.5)

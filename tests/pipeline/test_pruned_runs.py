@@ -1,0 +1,195 @@
+"""Runs that are made from other runs: what params.yaml may say, what comes first, a run and its pruned run made."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from bdl_pipe import artifacts
+from bdl_pipe.errors import UserError
+from bdl_pipe.inducing.learner import RandomWeightsPosterior
+from bdl_pipe.methods import load_fitted
+from pipeline import (
+    current,
+    evaluating,
+    params,
+    places,
+    preparing,
+    records,
+    reporting,
+    repro,
+    run,
+    stage,
+    tracking,
+    tune,
+)
+from pipeline.executors.inline import Inline
+from pipeline.settings import Settings
+from tests.cases import RANDOM
+from tests.pipeline.test_params import GOOD
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = Settings(executor="inline", checkpoint_seconds=1e6)
+LEARN = {"epochs": 2, "batch": 64, "optimiser": {"name": "adam", "rate": 1.0e-3}}
+FFG_U = {**RANDOM, "learn": LEARN, "annealing": None}
+WHOLE = {"dataset": "boston", "method": "ffg_u", "setting": "whole", "members": 2, "input": "prepare/boston"}
+PRUNED = {**WHOLE, "setting": "half", "input": "student/b-whole", "override": {"prune": 0.5, "learn": {"epochs": 1}}}
+RAW: dict[str, Any] = {
+    **GOOD,
+    "methods": {
+        "ffg_u": FFG_U,
+        "ffg_w": {**FFG_U, "weights": {"kind": "ffg_w"}},
+        "sgd": {
+            "network": RANDOM["network"],
+            "epochs": 1,
+            "keep": 1,
+            "batch": 64,
+            "optimiser": {"name": "adam", "rate": 1e-2},
+        },
+    },
+    "trajectories": {"b-sgd": {"dataset": "boston", "method": "sgd", "members": 2, "input": "prepare/boston"}},
+    "runs": {"b-whole": WHOLE, "b-half": PRUNED},
+}
+
+
+def read(folder: Path, raw: dict[str, Any]) -> params.Params:
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return params.load(folder / "params.yaml")
+
+
+def changed(**runs: dict[str, Any]) -> dict[str, Any]:
+    """RAW with keys of its runs changed, or with further runs."""
+    raw = copy.deepcopy(RAW)
+    for key, change in runs.items():
+        name = key.replace("_", "-")
+        raw["runs"][name] = raw["runs"].get(name, {}) | change
+    return raw
+
+
+WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
+    "a share and no run": (
+        {"b_half": {"input": "prepare/boston"}},
+        "runs.b-half.prune must be null where no posterior is pruned (input: student/<row>), got 0.5",
+    ),
+    "a share and a trajectory": (
+        {"b_half": {"method": "ffg_w", "input": "trajectory/b-sgd"}},
+        "runs.b-half.prune must be null where no posterior is pruned (input: student/<row>), got 0.5",
+    ),
+    "a run and no share": (
+        {"b_half": {"override": {}}},
+        "runs.b-half.prune must be a share in (0, 1) where the input is a posterior, got None",
+    ),
+    "a share of all": ({"b_half": {"override": {"prune": 1.0}}}, "methods.ffg_u.prune must be > 0 and < 1, or null"),
+    "another network": (
+        {"b_half": {"override": {"prune": 0.5, "network": {"hidden": [9]}}}},
+        "runs.b-half.network must be that of the posterior that is pruned (MlpConfig(",
+    ),
+    "other weights": (
+        {"b_half": {"override": {"prune": 0.5, "weights": {"rows": 3}}}},
+        "runs.b-half.weights must be that of the posterior that is pruned (WeightConfig(",
+    ),
+    "epochs are chosen": (
+        {"b_half": {"override": {"prune": 0.5, "learn": {"choose": {"every": 1, "patience": None}}}}},
+        "runs.b-half.learn.choose must be null where a posterior is the start",
+    ),
+    "another method": (
+        {"b_half": {"method": "ffg_w"}},
+        "runs.b-half.input must be a run of ffg_w, got 'student/b-whole: ffg_u'",
+    ),
+    "a pruned run": (
+        {"b_quarter": {**PRUNED, "input": "student/b-half", "override": {"prune": 0.75}}},
+        "runs.b-quarter.input must be a posterior that is not pruned itself, got 'one with prune: 0.5'",
+    ),
+    "itself": (
+        {"b_half": {"input": "student/b-half"}},
+        "runs.b-half.input must be a row above",
+    ),
+    "a run below": (
+        {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
+        "runs.b-whole.input must be a row above (known: none), got 'student/b-half'",
+    ),
+    "more members": ({"b_half": {"members": 3}}, "runs.b-half.members must be <= 2, those of its input, got 3"),
+    "inducing weights at a trajectory": (
+        {"b_whole": {"input": "trajectory/b-sgd"}},
+        "runs.b-whole.input must be student/<row> or prepare/boston, got 'trajectory/b-sgd'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+    change, message = WRONG[name]
+    read(tmp_path, RAW)
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, changed(**change))
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
+    found = read(tmp_path, changed(b_last={**WHOLE, "setting": "other"}))
+    steps = [str(step) for step in current.steps(found, [found.row("student", "b-half")])]
+    assert steps == ["prepare boston", "student b-whole", "student b-half", "evaluate b-half"]
+    every = [f"{kind} {key}" for kind, key in run.everything(found)]
+    assert every.index("student b-whole") < every.index("student b-half")
+    assert [row.key for row in tune._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
+    assert reporting._run(found.row("student", "b-half")).upstream == (places.record("student", "b-whole"),)
+
+
+def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project's own dvc.yaml over two rows."""
+    dvc = pytest.importorskip("dvc.repo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    read(tmp_path, RAW)
+    dvc.Repo.init(str(tmp_path), no_scm=True).close()
+    graph, changed_ = repro._look(["evaluate@b-half"])
+    assert "student@b-whole" in graph["student@b-half"] and "student@b-half" not in graph["student@b-whole"]
+    assert set(graph) == {"prepare@boston", "student@b-whole", "student@b-half", "evaluate@b-half"} == changed_
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """Boston prepared, without tracking."""
+
+    @contextmanager
+    def stage_run(*args: Any, **named: Any) -> Iterator[tracking.StageRun]:
+        yield tracking.StageRun()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "stage_run", stage_run)
+    found = read(tmp_path, RAW)
+    preparing.prepare_dataset("boston", found, Inline(SETTINGS))
+    return found
+
+
+def parameters(key: str) -> list[float]:
+    rows = pq.read_table(places.artifact("evaluate", key) / "scores.parquet").to_pylist()
+    return [r["value"] for r in rows if (r["split"], r["metric"]) == ("cost", "parameters")]
+
+
+def test_a_run_and_its_pruned_run_are_made_and_compared(project: params.Params) -> None:
+    for key in ("b-whole", "b-half"):
+        stage.fit("student", key, project, Inline(SETTINGS), SETTINGS)
+        evaluating.evaluate(key, project, Inline(SETTINGS), SETTINGS)
+    whole, half = (artifacts.load(places.artifact("student", key), "student") for key in ("b-whole", "b-half"))
+    assert half.names() == whole.names() and len(half.names()) == 6  # 2 splits of 2 members, and their transforms
+    for name in ("0-0", "0-1", "1-0", "1-1"):
+        before, after = (RandomWeightsPosterior.from_state(a.state(name)).learner.net for a in (whole, half))
+        left = [z.ne(0) for layer in after.layers.values() for z in layer.z()]
+        dense = torch.cat([z.abs().flatten() for layer in before.layers.values() for z in layer.z()])
+        chosen = torch.cat([mask.flatten() for mask in left])
+        assert chosen.sum() == len(dense) // 2 and dense[chosen].min() >= dense[~chosen].max()
+    above, own = records.read("student", "b-whole"), records.read("student", "b-half")
+    for name, total in own["total_seconds"].items():
+        assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
+    removed = [a - b for a, b in zip(parameters("b-whole"), parameters("b-half"), strict=True)]
+    assert removed == [len(dense) - len(dense) // 2] * 4
+    fitted = load_fitted(places.artifact("student", "b-half"), 1, 1)
+    assert isinstance(fitted.posterior, RandomWeightsPosterior) and fitted.posterior.learner.spec.kept
