@@ -1,8 +1,9 @@
 """``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside what it prints.
 
 The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the
-artifacts lie in a tree of their own, ``work/paper/<paper>-<table>``; DVC has no part in it. What is up to
-date is not run again (see :mod:`.current`), so an interrupted run goes on where it was.
+artifacts lie in a tree of their own, ``work/paper/<paper>-<table>``; tables of the same runs share both (``shares``
+of ``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`.current`), so an
+interrupted run goes on where it was.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        return f"{self.table.paper}-{self.table.table}" + self.suffix
+        return f"{self.table.paper}-{self.table.source}" + self.suffix
 
     @property
     def suffix(self) -> str:
@@ -70,7 +71,7 @@ def main(args: Namespace) -> None:
         _, executor, settings = opened
         _bring(asked, executor, settings)
         for dataset in asked.datasets:
-            rows = [r for r in asked.params.of("student") if r.entry.dataset == asked.table.names.datasets[dataset]]
+            rows = compare.runs_of(asked.table, dataset, asked.params)
             there = [row for row in rows if _is_current(row, asked.params, settings)]
             lines = compare.compare(asked.table, dataset, asked.params, {row.key for row in there})
             show.terminal(asked.table, dataset, lines, console)
@@ -88,7 +89,7 @@ def read(table: str, datasets: str | None, methods: str | None, splits: int | No
         UserError: the paper, the table, its params file, a data set or a method is not known here.
     """
     paper = papers.load(table)
-    path = PARAMS / f"{paper.paper}-{paper.table}.yaml"
+    path = PARAMS / f"{paper.paper}-{paper.source}.yaml"
     if not path.is_file():
         known = [f"{p}" for p in sorted(PARAMS.glob(f"{paper.paper}-*.yaml"))]
         raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(known) or 'none'})")
@@ -99,7 +100,7 @@ def read(table: str, datasets: str | None, methods: str | None, splits: int | No
     if splits:
         params = _with_splits(params, splits)
     chosen = _datasets(paper, params, datasets, path)
-    runs = [r for name in chosen for r in params.of("student") if r.entry.dataset == paper.names.datasets[name]]
+    runs = [row for name in chosen for row in compare.runs_of(paper, name, params)]
     return Request(paper, params, tuple(chosen), tuple(_methods(paper, runs, methods, path)), splits, path)
 
 

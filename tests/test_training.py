@@ -20,6 +20,7 @@ OPTIMISERS = [
     OptimiserConfig("adamw", 0.1, "cosine", weight_decay=0.1),
     OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, clip=0.5),
     OptimiserConfig("sgd", 0.01),
+    OptimiserConfig("adam", 0.1, "step", milestones=(0.3, 0.8)),
 ]
 optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
 
@@ -146,6 +147,9 @@ def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, s
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     if config.schedule == "constant":
         return torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+    if config.schedule == "step":
+        at = [round(share * steps) for share in config.milestones]
+        return torch.optim.lr_scheduler.MultiStepLR(optimiser, at, config.factor)
     rising = round(config.warmup * steps)
     up = torch.optim.lr_scheduler.LinearLR(optimiser, 1 / 25, 1.0, rising)
     down = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps - rising)
@@ -166,6 +170,20 @@ def test_rates_are_torchs(name: str, warmup: float) -> None:
         schedule.step()
     ours = [learning_rate(config, step, steps) for step in range(steps)]
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_rate_falls_at_its_milestones_as_torchs_does() -> None:
+    """The schedules of Ritter et al. 2021 (J.2): 60, 120 and 160 of 200 epochs, and 200 of 300, each of 10 steps."""
+    for epochs, at, shares in ((200, [60, 120, 160], (0.3, 0.6, 0.8)), (300, [200], (0.66666667,))):
+        config, steps = OptimiserConfig("sgd", 0.1, "step", milestones=shares), 10 * epochs
+        optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, at, 0.1)
+        for epoch in range(epochs):
+            rates = [learning_rate(config, step, steps) for step in range(10 * epoch, 10 * epoch + 10)]
+            np.testing.assert_allclose(rates, optimiser.param_groups[0]["lr"], rtol=1e-12)
+            optimiser.step()
+            schedule.step()
+        assert learning_rate(config, steps - 1, steps) == pytest.approx(0.1 * 0.1 ** len(at))
 
 
 def test_one_cycle_starts_and_peaks_where_torchs_one_cycle_does() -> None:
@@ -206,18 +224,27 @@ def test_every_step_is_reported_once() -> None:
     [
         ("name", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
         ("rate", 0, "must be > 0, got 0.0"),
-        ("schedule", "linear", "must be one of constant, cosine, one_cycle, got 'linear'"),
+        ("schedule", "linear", "must be one of constant, cosine, one_cycle, step, got 'linear'"),
         ("warmup", 0, "must be in (0, 1), got 0.0"),
         ("warmup", 1, "must be in (0, 1), got 1.0"),
         ("weight_decay", -1, "must be >= 0, got -1.0"),
         ("momentum", 1, "must be in [0, 1), got 1.0"),
         ("clip", 0, "must be > 0 or null, got 0.0"),
+        ("milestones", [0.5, 0.5], "must rise, each in (0, 1), got [0.5, 0.5]"),
+        ("milestones", [0.0], "must rise, each in (0, 1), got [0.0]"),
+        ("milestones", [0.5, 1], "must rise, each in (0, 1), got [0.5, 1.0]"),
+        ("factor", 0, "must be > 0, got 0.0"),
     ],
 )
 def test_rules(key: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(OptimiserConfig, {"name": "adam", "rate": 1.0, key: value}, "o")
     assert str(caught.value) == f"o.{key} {rule}"
+
+
+def test_a_schedule_of_steps_has_milestones() -> None:
+    with pytest.raises(ConfigError, match=r"^o.milestones must be given for the schedule step, got \[\]$"):
+        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "step"}, "o")
 
 
 def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config
+from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
 from ..params import nearest, read_yaml
 
 HERE: Final = Path(__file__).parent
+CORRUPTED: Final = {f"sev. {severity}": f"corrupted:*:{severity}" for severity in SEVERITIES}
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,17 @@ class Metric:
 
 @dataclass(frozen=True)
 class Names:
-    """``<paper>.yaml``."""
+    """``<paper>.yaml``.
+
+    Attributes:
+        shares: table -> the table whose params file and artifacts are its own, too.
+    """
 
     title: str
     datasets: dict[str, str]
     metrics: dict[str, Metric]
     methods: dict[str, Counterpart]
+    shares: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,21 +93,34 @@ class PaperTable:
     def __str__(self) -> str:
         return f"{self.paper}:{self.table}"
 
+    @property
+    def source(self) -> str:
+        """The table whose params file and artifacts are this one's: itself, or the one that it shares them with."""
+        return self.names.shares.get(self.table, self.table)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other table is of the same runs: then runs that the table does not have are its own, too."""
+        return self.table not in {*self.names.shares, *self.names.shares.values()}
+
     def metrics(self, dataset: str) -> list[str]:
         return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
 
     def title(self, metric: str) -> str:
-        name, _, ood = metric.partition(":")
-        return f"{self.names.metrics[name].title} {ood}".strip()
+        name, _, where = metric.partition(":")
+        return f"{self.names.metrics[name].title} {where}".strip()
 
     def scale(self, metric: str) -> float:
         return self.names.metrics[metric.partition(":")[0]].scale
 
     def score(self, metric: str, method: str | None) -> tuple[str, str]:
-        """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own."""
-        name, _, ood = metric.partition(":")
+        """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own.
+
+        After a colon: another data set, or a severity of corruption, whose split is a pattern of all corruptions.
+        """
+        name, _, where = metric.partition(":")
         special = self.names.methods[method].metrics.get(name) if method else None
-        split = f"ood:{self.names.datasets[ood]}" if ood else "test"
+        split = CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else "test")
         return split, special or self.names.metrics[name].metric
 
 
@@ -134,12 +154,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(row: Mapping[str, str], names: Names, path: str) -> None:
-    metric, _, ood = row["metric"].partition(":")
+    metric, _, where = row["metric"].partition(":")
     known: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (row["dataset"], names.datasets),
         (row["method"], names.methods),
         (metric, names.metrics),
-        *([(ood, names.datasets)] if ood else []),
+        *([(where, {**names.datasets, **CORRUPTED})] if where else []),
     )
-    for name, where in known:
-        require(name in where, f"{path}: {name}", "has no counterpart in the paper's yaml")
+    for name, there in known:
+        require(name in there, f"{path}: {name}", "has no counterpart in the paper's yaml")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import pyarrow.parquet as pq
@@ -71,7 +72,7 @@ class Line:
 def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> list[Line]:
     """The lines of a table for ``dataset`` (the paper's name); ``evaluated``: keys of runs whose scores are there."""
     metrics = table.metrics(dataset)
-    runs = [row for row in params.of("student") if row.entry.dataset == table.names.datasets[dataset]]
+    runs = runs_of(table, dataset, params)
     lines, used = list[Line](), set[str]()
     for method, printed in table.figures[dataset].items():
         matching = [row for row in runs if stands_for(row, method, table)]
@@ -84,6 +85,12 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
         if row.key not in used:
             lines.append(_line(table, _name(row, runs), None, row, {}, metrics, params, evaluated))
     return lines
+
+
+def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Row]:
+    """The runs on ``dataset`` (the paper's name); where other tables are of them too, those of this table alone."""
+    runs = [row for row in params.of("student") if row.entry.dataset == table.names.datasets[dataset]]
+    return [r for r in runs if table.alone or any(stands_for(r, method, table) for method in table.figures[dataset])]
 
 
 def stands_for(row: Row, method: str, table: PaperTable) -> bool:
@@ -117,10 +124,13 @@ def _line(
 
 
 def mean(scores: list[dict[str, Any]], split: str, metric: str, fold: int = 1, scale: float = 1.0) -> Mean | None:
-    """Over groups of ``fold`` consecutive seeds, each the mean of its members; None where there is no such score."""
+    """Over groups of ``fold`` consecutive seeds, each the mean of its members; None where there is no such score.
+
+    A ``split`` with a ``*`` is every split that fits: corruptions are averaged within a group before its error.
+    """
     groups: dict[int, list[float]] = {}
     for score in scores:
-        if score["split"] == split and score["metric"] == metric:
+        if fnmatchcase(score["split"], split) and score["metric"] == metric:
             groups.setdefault(score["seed"] // fold, []).append(scale * score["value"])
     values = [math.fsum(group) / len(group) for group in groups.values()]
     if not values:

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -31,20 +32,25 @@ class OptimiserConfig:
     Attributes:
         name: the update rule, torch's.
         rate: the peak learning rate.
-        schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero.
+        schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
+            times ``factor`` from each of ``milestones`` on.
         warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
         weight_decay: γ, enters the gradient as γw (decoupled for adamw).
         momentum: for sgd.
         clip: the largest gradient norm, or null.
+        milestones: shares of all steps, each rounded to a whole step (step only).
+        factor: of the rate at each milestone (step only).
     """
 
     name: Literal["adam", "adamw", "sgd"]
     rate: float
-    schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
+    schedule: Literal["constant", "cosine", "one_cycle", "step"] = "constant"
     warmup: float = 0.3
     weight_decay: float = 0.0
     momentum: float = 0.0
     clip: float | None = None
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
 
     def __post_init__(self) -> None:
         require(self.rate > 0, "rate", "must be > 0", self.rate)
@@ -52,6 +58,11 @@ class OptimiserConfig:
         require(self.weight_decay >= 0, "weight_decay", "must be >= 0", self.weight_decay)
         require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)", self.momentum)
         require(self.clip is None or self.clip > 0, "clip", "must be > 0 or null", self.clip)
+        given, edges = list(self.milestones), (0.0, *self.milestones, 1.0)
+        rising = all(before < after for before, after in pairwise(edges))
+        require(rising, "milestones", "must rise, each in (0, 1)", given)
+        require(self.schedule != "step" or given != [], "milestones", "must be given for the schedule step", given)
+        require(self.factor > 0, "factor", "must be > 0", self.factor)
 
 
 class Descent(ABC):
@@ -126,6 +137,8 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
         return config.rate
     if config.schedule == "cosine":
         return config.rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    if config.schedule == "step":
+        return config.rate * config.factor ** sum(step >= round(share * steps) for share in config.milestones)
     rising = config.warmup * steps
     if step < rising:
         return config.rate * (1 / 25 + (1 - 1 / 25) * step / rising)

@@ -21,6 +21,16 @@ def test_layers_are_chosen_by_pattern_and_the_first_that_fits_counts() -> None:
     assert net(normal(2, 3, 6, 6)).shape == (2, 3)
 
 
+def test_a_pattern_with_none_leaves_its_layers_as_points() -> None:
+    net = bayesianize(conv_net(), {"[03]": None, "*": {"kind": "ffg_w"}})
+    assert sorted(net.layers) == ["7"]
+    assert isinstance(net.network[0].weight, nn.Parameter) and isinstance(net.network[7], LocalLayer)
+    odd = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+    assert sorted(bayesianize(odd, {"0": None, "*": {"kind": "ffg_w"}}).layers) == ["1"]
+    with pytest.raises(ConfigError, match="must have patterns that fit a layer with weights, got 'fc'"):
+        bayesianize(conv_net(), {"fc": None, "*": {}})
+
+
 def test_a_layer_in_two_places_stays_one() -> None:
     layer = nn.Linear(3, 3)
     net = bayesianize(nn.Sequential(layer, nn.Tanh(), layer), "ffg_w")

@@ -12,7 +12,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.inducing import learner as module
 from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
-from bdl_pipe.inducing.methods import ENSEMBLE_U, FFG_U, FFG_W
+from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W
 from bdl_pipe.method import Method
 from bdl_pipe.methods import METHODS
 from bdl_pipe.predictive import Categorical, Gaussian
@@ -168,3 +168,19 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
 def test_a_section_that_breaks_a_rule(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(ENSEMBLE_U.config, CONFIGS["ensemble_u", "regression"] | change, "methods.ensemble_u")
+
+
+@pytest.mark.parametrize("method", [FFG_U, FFG_W, FCG_W], ids=lambda m: m.name)
+def test_the_last_layer_alone_is_random(tiny_images: FitData, method: Method) -> None:
+    """The trunk's weights are points, which are fitted and have no noise."""
+    state = fitted(method, tiny_images, layers={"trunk.*": None})
+    learner = RandomWeightsPosterior.from_state(state).learner
+    assert sorted(learner.net.layers) == ["head"]
+    noise = learner.noise(1, 2, Seed(0).generator())
+    assert noise and all(name.startswith("head:") for name in noise)
+    fresh = RandomWeights(learner.spec, Seed(4).fold("weights")).net.network.trunk
+    pairs = zip(learner.net.network.trunk.parameters(), fresh.parameters(), strict=True)
+    moved = [float((now - before).detach().abs().max()) for now, before in pairs if now.ndim > 1]
+    assert len(moved) > 1 and min(moved) > 0
+    predictive = learner.predict(torch.randn(2, 1, 8, 8, generator=Seed(1).generator()), rng=Seed(0))
+    assert isinstance(predictive, Categorical) and (predictive.draw_log_probs.std(0) > 0).all()

@@ -1,43 +1,81 @@
-"""params/images.yaml on top of params.yaml: the whole is valid, and its runs are made and scored at few rows."""
+"""Overlays for images on top of params.yaml: the whole is valid, and their runs are made and scored at few rows."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import apply, cli, params, tracking
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
-NEW = ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag")
+CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
+KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
+OVERLAYS = {  # file -> its runs; those of the second make the curves and the scores of other data, too
+    "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag"),
+    "inducing-fashion_mnist": tuple(
+        f"resnet-{name}" for name in ("deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u")
+    ),
+}
 
 
-def test_the_overlays_runs_are_made_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_networks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return CONVNET if value.get("name") == "resnet" else {k: small_networks(v) for k, v in value.items()}
+    return value
+
+
+def small_methods(methods: dict[str, Any]) -> None:
+    """Few rows in a batch, few epochs, few draws; in place."""
+    for name in ("sgd", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
+        section = methods.get(name, {})
+        section.get("learn", section)["batch"] = 10
+    methods["sngp"] |= {"features": 16}
+    methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
+    for name in ("ffg_w", "ffg_u", "ensemble_u"):
+        section = methods.get(name, {"learn": {}, "weights": {}})
+        section |= {"draws": 2, "validation_draws": 2, "annealing": {"start": 0.0, "end": 1.0}}
+        section["learn"] |= {"epochs": 1, "batch": 10}
+        section["weights"] |= {"members": 2} if name == "ensemble_u" else {}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted = overlay != "images"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tracking, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     monkeypatch.setitem(archive.ARCHIVES, "fashion_mnist", made.small("fashion_mnist", tmp_path / "data/fashion_mnist"))
+    monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
-    apply.apply(ROOT / "params/images.yaml")
-    raw = yaml.safe_load(Path("params.yaml").read_text())
-    runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in NEW}
-    raw["datasets"]["fashion_mnist"] |= {"validation": 10, "corrupted_images": 0, "ood": []}
-    small = {**raw, "runs": runs, "teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
-    small["trajectories"] = {k: v | {"members": 1} for k, v in raw["trajectories"].items() if "fashion" in k}
-    for name in ("sgd", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
-        section = small["methods"][name]
-        section.get("learn", section)["batch"] = 10
-    small["methods"]["sngp"] |= {"features": 16}
-    small["methods"]["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
+    apply.apply(ROOT / f"params/{overlay}.yaml")
+    raw = small_networks(yaml.safe_load(Path("params.yaml").read_text()))
+    runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in OVERLAYS[overlay]}
+    other = {"corrupted_images": 2 if shifted else 0, "ood": ["digits"] if shifted else []}
+    raw["datasets"]["fashion_mnist"] |= {"validation": 10, **other}
+    small = {**raw, "teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
+    small["runs"] = {k: v | {"members": min(v["members"], 2)} for k, v in runs.items()}
+    used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
+    members = 2 if shifted else 1
+    small["trajectories"] = {k: v | {"members": members} for k, v in raw["trajectories"].items() if k in used}
+    if shifted:
+        small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
+    small_methods(small["methods"])
     Path("params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     params.load()
-    stages = ["prepare fashion_mnist", "trajectory fashion_mnist-sgd", "trajectory fashion_mnist-swa"]
+    stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
     for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
         assert cli.main(["run", *stage.split(), "--executor", "inline"]) in (0, None), stage
+    expected = {"test", "cost"}
+    if shifted:
+        expected |= {"ood:digits", *(f"corrupted:{kind}:{s}" for kind in KINDS for s in range(1, 6))}
     for run in runs:
         scores = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()
-        assert {"test", "cost"} == {row["split"] for row in scores}
+        assert expected == {row["split"] for row in scores}
+        assert {"accuracy", "ece"} <= {row["metric"] for row in scores}

@@ -41,27 +41,30 @@ class Answering:
 
 
 def written(task: str) -> dict[str, set[str]]:
-    """The names of all scores that evaluation writes, of test rows and of other data."""
+    """The names of all scores that evaluation writes, of test rows, of other data and of corrupted rows."""
     fitted = Fitted(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
     how = EvaluateConfig(calibration_bins=3, batch=8, joint_pairs=10)
     clean = evaluation.score_clean(fitted, Split(inputs, targets), how, Seed(0))
-    return {"test": {*clean.metrics}, "ood": {*evaluation.score_ood(fitted, inputs, clean.in_scores, how, Seed(0))}}
+    shifted = evaluation.score_shifted(fitted, Split(inputs, targets), how, Seed(0)) if task == "classification" else {}
+    other = evaluation.score_ood(fitted, inputs, clean.in_scores, how, Seed(0))
+    return {"test": {*clean.metrics}, "ood": {*other}, "corrupted": {*shifted}}
 
 
 @pytest.mark.parametrize("path", sorted(papers.HERE.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path) -> None:
     names = config.read(papers.Names, params.read_yaml(path), path.name)
     found = [written(task) for task in ("classification", "regression")]
-    known = {split: found[0][split] | found[1][split] for split in ("test", "ood")}
+    known = {split: found[0][split] | found[1][split] for split in ("test", "ood", "corrupted")}
     assert "auroc" in known["ood"] and "auroc_density" not in known["ood"]
     with open(path.with_suffix(".csv"), newline="") as file:
         asked = {(row["method"], row["metric"]) for row in csv.DictReader(file)}
     for method, metric in asked:
-        name, _, ood = metric.partition(":")
+        name, _, where = metric.partition(":")
         special = names.methods[method].metrics
-        assert special.get(name, names.metrics[name].metric) in known["ood" if ood else "test"], (method, metric)
+        split = "corrupted" if where in papers.CORRUPTED else "ood" if where else "test"
+        assert special.get(name, names.metrics[name].metric) in known[split], (method, metric)
     for method, counterpart in names.methods.items():
         assert counterpart.metrics.keys() <= names.metrics.keys(), method
         assert {*counterpart.metrics.values()} <= known["test"] | known["ood"], method

@@ -62,16 +62,52 @@ def test_members_of_a_split_are_averaged_before_the_error() -> None:
     assert compare.mean(scores, "test", "rmse") is None
 
 
-@pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4"])
-def test_every_name_of_a_table_has_a_counterpart(name: str) -> None:
-    table = papers.load(f"vbll:{name}")
+def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
+    table = papers.load("inducing:table12")
+    split, metric = table.score("ece:sev. 3", "FFG-U")
+    assert (split, metric, table.title("ece:sev. 3")) == ("corrupted:*:3", "ece", "ECE % sev. 3")
+    scores = [
+        {"split": f"corrupted:{kind}:{severity}", "metric": metric, "seed": seed, "value": 0.1 * i + 0.01 * seed}
+        for i, kind in enumerate(("fog", "snow", "frost"))
+        for severity in (1, 3)
+        for seed in range(4)
+        if not (kind == "fog" and severity == 1)
+    ]
+    found = compare.mean(scores, split, metric, scale=100)
+    spread = math.sqrt(5 / 3) / 2  # of 10, 11, 12, 13, whatever the corruptions' own spread
+    assert found == Mean(pytest.approx(11.5), pytest.approx(spread), 4)
+    assert compare.mean(scores, "corrupted:*:1", metric, scale=100) == Mean(
+        pytest.approx(16.5), pytest.approx(spread), 4
+    )
+    assert compare.mean(scores, "corrupted:*:2", metric) is None and compare.mean(scores, "test", metric) is None
+
+
+def test_tables_of_the_same_runs_show_their_own_alone() -> None:
+    found = params.load(ROOT / "params/paper/inducing-table2.yaml")
+    shown = {
+        name: [row.key for row in compare.runs_of(papers.load(f"inducing:{name}"), dataset, found)]
+        for name, dataset in (("table2", "CIFAR10"), ("table5", "CIFAR10"), ("table3", "CIFAR100"))
+    }
+    own = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
+    assert shown["table2"] == [f"cifar10-{key}" for key in own]
+    assert shown["table5"] == [f"cifar10-{key}" for key in (*own, "ffg_u-128", "ensemble_u-128")]
+    assert shown["table3"] == [f"cifar100-{key}" for key in own]
+    assert papers.load("inducing:table6").source == "table2" and papers.load("vbll:table2").alone
+
+
+ALL = [("vbll", n) for n in (1, 2, 3, 4)] + [("inducing", n) for n in (2, 3, 5, 6, 11, 12, 13, 14)]
+
+
+@pytest.mark.parametrize(("paper", "number"), ALL)
+def test_every_name_of_a_table_has_a_counterpart(paper: str, number: int) -> None:
+    table = papers.load(f"{paper}:table{number}")
     for dataset, methods in table.figures.items():
         assert dataset in table.names.datasets
         for method, figures in methods.items():
             for metric, printed in figures.items():
                 split, score = table.score(metric, method)
-                assert split == "test" or split.startswith("ood:")
-                assert score and float(printed.value) > 0 and float(printed.error) >= 0
+                assert split == "test" or split.startswith(("ood:", "corrupted:*:"))
+                assert score and float(printed.value) > 0 and float(printed.error or 0) >= 0
 
 
 def test_figures_of_the_paper_by_hand() -> None:
@@ -87,10 +123,35 @@ def test_figures_of_the_paper_by_hand() -> None:
     assert papers.load("vbll:table1").score("auroc:SVHN", "DNN") == ("ood:svhn", "auroc")
 
 
+def test_figures_of_ritter_by_hand() -> None:
+    """Read off the printed tables: the first of a row, the last, one between; the main text's table 2 is of 5 and 6."""
+
+    def printed(number: int, dataset: str, method: str, metric: str) -> Printed:
+        return papers.load(f"inducing:table{number}").figures[dataset][method][metric]
+
+    assert printed(5, "CIFAR10", "FFG-U (M=128)", "ece") == Printed("1.59", "0.06")
+    assert printed(6, "CIFAR100", "Ensemble-W", "brier") == Printed("0.31")
+    assert printed(3, "CIFAR100", "FFG-W", "aupr:SVHN") == Printed(".69", ".01")
+    assert printed(3, "CIFAR10", "Ensemble-U", "auroc:CIFAR100") == Printed(".90", ".00")
+    assert printed(11, "CIFAR10", "Deterministic", "accuracy:sev. 1") == Printed("87.90")
+    assert printed(12, "CIFAR10", "FFG-U", "ece:sev. 3") == Printed("7.77")
+    assert printed(13, "CIFAR100", "Ensemble-U", "accuracy:sev. 5") == Printed("30.85")
+    assert printed(14, "CIFAR100", "FFG-W", "ece:sev. 2") == Printed("11.07")
+    for dataset, number in (("CIFAR10", 5), ("CIFAR100", 6)):
+        short, long = papers.load("inducing:table2"), papers.load(f"inducing:table{number}").figures[dataset]
+        for method, figures in short.figures[dataset].items():
+            name = f"{method} (M=64)" if method.endswith("-U") else method
+            assert {metric: p.value for metric, p in figures.items()} == {m: long[name][m].value for m in figures}
+    count = {n: len(papers.load(f"inducing:table{n}").figures) for n in (2, 3, 5, 6, 11, 12, 13, 14)}
+    assert count == {2: 2, 3: 2, 5: 1, 6: 1, 11: 1, 12: 1, 13: 1, 14: 1}
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("name, dataset", [("table1", "CIFAR10"), ("table3", "Yacht")])
+@pytest.mark.parametrize(
+    "name, dataset", [("vbll:table1", "CIFAR10"), ("vbll:table3", "Yacht"), ("inducing:table11", "CIFAR10")]
+)
 def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) -> None:
-    table = papers.load(f"vbll:{name}")
+    table = papers.load(name)
     lines = [
         Line(method, "run", "", True, {m: Cell(Mean(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)}, 3.0)
         for method, f in table.figures[dataset].items()
@@ -105,7 +166,9 @@ def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) 
 
 
 def test_every_params_file_of_a_table_is_right() -> None:
-    for path in sorted(ROOT.glob("params/paper/vbll-*.yaml")):
+    paths = sorted(path for paper in ("vbll", "inducing") for path in ROOT.glob(f"params/paper/{paper}-*.yaml"))
+    assert len(paths) == 5
+    for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
         found = params.load(path)
         known = {table.names.datasets[name] for name in table.figures}

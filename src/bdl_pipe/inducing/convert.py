@@ -25,7 +25,7 @@ _OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}
 
 def bayesianize(
     network: nn.Module,
-    kind: Kind | Mapping[str, Mapping[str, Any]] = "ffg_u",
+    kind: Kind | Mapping[str, Mapping[str, Any] | None] = "ffg_u",
     *,
     shared: tuple[int, int] | None = None,
     rng: Seed = Seed(0),
@@ -39,7 +39,7 @@ def bayesianize(
     Args:
         kind: of all layers; or layers by pattern of their names (``fnmatch``; the first that fits counts), each with
             fields of :class:`WeightConfig`: ``{"fc": {"kind": "fcg_w"}, "layer4.*": {"rows": 32}}``. Layers that no
-            pattern fits stay as they are.
+            pattern fits stay as they are, as do those of a pattern with None.
         shared: rows and cols of global inducing weights (appendix H); None: each layer has its own.
         rng: the address of the starting values, and of the draws of calls without noise.
         options: fields of :class:`WeightConfig`, for all layers.
@@ -72,7 +72,7 @@ def key_of(name: str) -> str:
 
 
 def _choose(
-    network: nn.Module, patterns: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+    network: nn.Module, patterns: Mapping[str, Mapping[str, Any] | None], options: Mapping[str, Any]
 ) -> dict[str, WeightConfig]:
     """The config of each layer to convert, by name."""
     chosen: dict[str, WeightConfig] = {}
@@ -82,8 +82,11 @@ def _choose(
         if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not _is_odd(module)):
             continue  # a container, or a normalisation's points
         unused -= set(fitting)
+        own = patterns[fitting[0]]
+        if own is None:
+            continue
         _check(name, module, owners)
-        given = dict(options) | dict(patterns[fitting[0]])
+        given = dict(options) | dict(own)
         for key in given:
             require(key in _OPTIONS | {"kind"}, f"{fitting[0]}.{key}", "is not a field of a weight's config")
         chosen[name] = WeightConfig(**given)

@@ -58,7 +58,8 @@ class RandomConfig:
         validation_draws: networks of a validation score.
         kl_weight: κ; 1 is the bound.
         annealing: how κ is reached; null: it is κ throughout.
-        layers: by a pattern of layers' names (the first that fits), fields of ``weights`` that are theirs.
+        layers: by a pattern of layers' names (the first that fits), fields of ``weights`` that are theirs; null: their
+            weights are points: ``{"trunk.*": null}`` leaves the last layer alone random.
         shared: rows and columns of inducing weights that all layers share (appendix H); null: none are shared.
         function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G).
         noise_variance: σ² of regression at the start.
@@ -74,7 +75,7 @@ class RandomConfig:
     validation_draws: int
     kl_weight: float = 1.0
     annealing: AnnealingConfig | None = None
-    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layers: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     shared: tuple[int, int] | None = None
     function_space: bool = False
     noise_variance: float = 1.0
@@ -92,9 +93,10 @@ class RandomConfig:
                 rule = f"must be a multiple of weights.members ({self.weights.members})"
                 require(value % self.weights.members == 0, name, rule, value)
 
-    def kinds(self) -> dict[str, dict[str, Any]]:
+    def kinds(self) -> dict[str, dict[str, Any] | None]:
         """The layers by pattern, as :func:`~.convert.bayesianize` takes them."""
-        return {name: asdict(self.weights) | own for name, own in self.layers.items()} | {"*": asdict(self.weights)}
+        every = asdict(self.weights)
+        return {name: None if own is None else every | own for name, own in self.layers.items()} | {"*": every}
 
 
 def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
