@@ -102,7 +102,7 @@ def render(figure: Figure, name: str, alt: str, dpi: int) -> str:
 
 
 def standalone(svg: str) -> bytes:
-    """What :func:`render` gave, as a file of its own: as wide as it may be, on white, in the page's colours for light."""
+    """What :func:`render` gave, as a file of its own: as wide as may be, on white, in the colours for light."""
     page = Path(__file__).with_name("style.css").read_text()
     for name, value in re.findall(r"--([\w-]+): ([^;]+);", page[: page.index("@media")]):
         svg = svg.replace(f"var(--{name})", "sans-serif" if name == "figure" else value)

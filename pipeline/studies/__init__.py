@@ -67,8 +67,8 @@ class StudyConfig:
         for axis, values in self.grid.items():
             keys = keys_of(axis)
             require(all(keys) and SEED not in keys, f"grid.{axis}", f"must be keys with + between, none of them {SEED}")
-            twice = [key for key in keys if key in taken or keys.count(key) > 1]
-            require(not twice, f"grid.{axis}", "must not vary a key twice", ", ".join(twice))
+            twice = next((key for key in keys if key in taken or keys.count(key) > 1), None)
+            require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
             _check_values(axis, values)
             taken += keys
         require(len(self.metrics) > 0, "metrics", "must name one")
