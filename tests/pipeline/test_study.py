@@ -1,7 +1,6 @@
 """Studies: what is checked before anything runs, which rows are read, what is written, that a stopped one goes on."""
 
 import csv
-import io
 import json
 import math
 import re
@@ -9,63 +8,26 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import numpy as np
 import pytest
+import study_cases
 import tune_cases
-import yaml
+from study_cases import HERE, PLAIN, SETTINGS, STUDY, planned, written_study
 
-import bdl_pipe.methods
 from bdl_pipe.data import prepare
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
 from pipeline import branch, cli, places, study
 from pipeline.settings import Settings
-from pipeline.studies import Trial, figure, keys_of, numbers, point, table, written
+from pipeline.studies import keys_of, numbers, point
 
-SETTINGS = Settings()
 INLINE = Settings(executor="inline")
-HERE = Path(__file__).parent
-STUDY = {
-    "method": "shift",
-    "dataset": "toy",
-    "run": "toy-shift",
-    "overlay": {},
-    "grid": {"inner.shift+more": [-3.0, -2.25, 1.0], "log": ["", "log.txt"]},
-    "seeds": 2,
-    "names": {"inner.shift+more": "shift"},
-    "metrics": ["nll", "rmse"],
-    "figure": [{"x": "inner.shift+more", "lines": "log"}, {"x": "log", "at": {"inner.shift+more": 1}}],
-}
-PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of the one axis that there is
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A prepared project whose registry holds the known methods, here and in Ray's workers."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bdl_pipe.methods, "METHODS", tune_cases.REGISTRY)
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    tune_cases.project(tmp_path)
-    written_study(tmp_path)
-    return tmp_path
-
-
-def written_study(folder, **changes):
-    """The study's file, with other sections."""
-    path = folder / "params/study/fake-shift.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (only, *_) = changes.get("grid") or ["none"]
-    text = yaml.safe_dump({**STUDY, **changes}, allow_unicode=True).replace("'*'", only)
-    path.write_text(text)
-    return path
-
-
-def planned(folder, **changes):
-    return study.plan(written_study(folder, **changes), SETTINGS)
+    return study_cases.project(tmp_path, monkeypatch)
 
 
 def scores_of(asked, at, seed=0):
@@ -79,10 +41,6 @@ def scores_of(asked, at, seed=0):
         configs = chain.configs(numbers(at))
         made = chain.make(data, states, configs, Silent())
     return point.validation_scores(made, data, asked.params.evaluate, chain), data
-
-
-def trials_of(asked, score=lambda at, seed: {"nll": 1.0, "rmse": 2.0}):
-    return [Trial(at, seed, score(at, seed), 0.5) for at in asked.config.points() for seed in range(asked.config.seeds)]
 
 
 def test_an_axis_may_set_several_keys():
@@ -210,59 +168,6 @@ def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
     assert diverged == {"milestone": 4}
 
 
-def test_files_are_written_in_order_and_hold_every_trial(toy, monkeypatch):
-    asked, order = planned(toy), []
-    real = study.write_bytes
-    monkeypatch.setattr(study, "write_bytes", lambda path, blob: (order.append(path.name), real(path, blob)))
-
-    def score(at, seed):
-        shift = at["inner.shift+more"]
-        return {} if (shift, seed) == (1.0, 1) else {"nll": shift + seed, "rmse": shift**2, "crps": 0.1}
-
-    trials = trials_of(asked, score)
-    rng = np.random.default_rng(0)
-    paths = study.write(asked, [trials[i] for i in rng.permutation(len(trials))], {"commit": "abc"})
-    assert order == ["shift.csv", "shift.svg", "shift.md"]
-    rows = list(csv.DictReader(io.StringIO(paths[0].read_text())))
-    assert [(float(r["inner.shift+more"]), r["log"], int(r["seed"])) for r in rows] == [
-        (t.point["inner.shift+more"], t.point["log"], t.seed) for t in trials
-    ]
-    assert [r["nll"] for r in rows[:2]] == ["-3.0", "-2.0"]
-    assert rows[-1]["nll"] == ""  # diverged
-    page = paths[2].read_text()
-    assert "![shift](shift.svg)" in page
-    assert "| -3 |  | 2 | 9.000 ± 0.000 | -2.500 ± 0.500 |" in page  # the standard error of -3 and -2 is 1/2
-    assert "| 1 |  | 1 of 2 | 1.000 | 1.000 |" in page
-    assert "| commit | abc |" in page
-    ET.fromstring(paths[1].read_text())
-
-
-def test_the_figure_shows_means_and_seeds_where_they_are(toy):
-    """The heights in the drawing are affine in the metric; a panel of other trials is another drawing."""
-    asked = planned(toy)
-    trials = trials_of(asked, lambda at, seed: {"nll": at["inner.shift+more"] + seed, "rmse": 1.0})
-    drawn = figure.draw("fake-shift", asked.config, trials, 110)
-    assert drawn == figure.draw("fake-shift", asked.config, trials, 110)
-    other = trials_of(asked, lambda at, seed: {"nll": at["inner.shift+more"] + 2 * seed, "rmse": 1.0})
-    assert drawn != figure.draw("fake-shift", asked.config, other, 110)
-    text = drawn.decode()
-    assert "var(" not in text  # a file of its own has no page's colours
-    assert 'xmlns="http://www.w3.org/2000/svg"' in text
-    assert "NLL -2.500 at shift -3" in ET.fromstring(text).attrib["aria-label"]
-    assert figure.draw("fake-shift", asked.config, [Trial(t.point, t.seed, {}, 0.0) for t in trials], 110)
-
-
-def test_the_spread_is_over_seeds_that_did_not_diverge():
-    trials = [Trial({"a": 1}, s, scores, 0.0) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = table.stat(trials, "nll")
-    assert (found.mean, found.error, found.seeds) == (2.0, 1.0, 2)
-    assert table.stat(trials[2:], "nll") is None
-
-
-def test_values_are_written_as_in_yaml():
-    assert [written(v) for v in (None, True, 0.03, 1e-5, 16, "a")] == ["null", "true", "0.03", "1e-05", "16", "a"]
-
-
 def test_a_study_of_other_numbers_is_not_gone_on_with(toy):
     asked = planned(toy)
     known = asked.identity("data")
@@ -276,15 +181,6 @@ def test_a_study_of_other_numbers_is_not_gone_on_with(toy):
     (folder / branch.RECORD).write_text(json.dumps({"identity": known, "parent": "p"}))
     with pytest.raises(UserError, match="other params, data, grid"):
         branch.begin(folder, asked.identity("other data"), asked.name, resume=True)
-
-
-def test_the_shipped_study_is_whole():
-    """Every point of it is a config of its method, and its figure can be drawn."""
-    asked = study.plan(Path("params/study/inducing-figure4.yaml"), SETTINGS)
-    assert asked.chain.rows[-1].config.layers == {"head": {"rows": 10}}
-    metrics = ("accuracy", "nll", "brier", "ece")
-    trials = trials_of(asked, lambda at, seed: dict.fromkeys(metrics, 0.5))
-    assert b"<svg" in figure.draw(asked.name, asked.config, trials, 110)
 
 
 @pytest.mark.slow
