@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,repro,run,paper,tune,apply,predict,ui}``.
+"""The command line: ``python -m pipeline {check,repro,run,paper,tune,study,apply,predict,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -53,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
     tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")
     tune.add_argument("--apply", action="store_true", help="merge the winner into params.yaml")
+    study = verbs.add_parser("study", help="fit every point of a grid, and plot validation scores against each axis")
+    study.add_argument("file", type=Path, metavar="FILE.yaml", help="such as params/study/inducing-figure4.yaml")
+    study.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
+    study.add_argument("--resume", action="store_true", help="go on with a study that was stopped")
     predict = verbs.add_parser("predict", help="predict new rows with a fitted posterior")
     predict.add_argument("run", help="a row of runs")
     predict.add_argument("--input", required=True, type=Path, metavar="FILE")

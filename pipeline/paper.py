@@ -7,8 +7,6 @@ interrupted run goes on where it was.
 """
 
 import dataclasses
-import hashlib
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
-from . import current, papers, places, records, shell
+from . import current, papers, places, provenance, records, shell
 from .executors import Executor
 from .papers import PaperTable, compare, show
 from .params import Params, Row, load, nearest
@@ -209,7 +207,7 @@ def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Setting
     again = f"python -m pipeline paper {asked.table} --dataset {dataset}"
     return {
         "command": again + (f" --splits {asked.splits}" if asked.splits else ""),
-        "params": f"{asked.path}, sha256 {_sha256(asked.params.raw)}",
+        "params": f"{asked.path}, sha256 {provenance.digest(asked.params.raw)}",
         "seed": asked.params.seed,
         "commit": ", ".join(sorted({record.get("commit", NONE) for record in made})) or NONE,
         "data sha256": artifacts.sha256(prepared)[:16] if prepared.is_file() else NONE,
@@ -224,10 +222,6 @@ def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
     """Of every stage that fits, once."""
     for step in current.steps(params, there):
         yield from records.read(step.kind, step.key).get("seconds", {}).values()
-
-
-def _sha256(raw: Any) -> str:
-    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:

@@ -118,8 +118,16 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
         DataError: the file is missing or is not YAML.
     """
+    return typed(read_yaml(path), registry)
+
+
+def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) -> Params:
+    """``load`` of what was read already.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
     registry = _library() if registry is None else registry
-    raw = read_yaml(path)
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections)
     seed = raw["seed"]

@@ -1,6 +1,7 @@
 """Where a run comes from: commit, device, hashes of what it was made from, and which invocation it is part of."""
 
 import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def tags(deps: Sequence[str]) -> dict[str, str]:
@@ -45,6 +47,11 @@ def hashes(deps: Sequence[str]) -> dict[str, str]:
     known = _locked() if deps else {}
     found = {path: known.get(path) or _sha256(Path(path)) for path in deps}
     return {path: digest for path, digest in found.items() if digest}
+
+
+def digest(numbers: Any) -> str:
+    """A short hash of what params files hold, or anything else that JSON can."""
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def invocation() -> tuple[str, str]:

@@ -1,10 +1,10 @@
-"""Ray Tune: samples by Optuna, bad ones stopped early by ASHA, each an MLflow child run."""
+"""Ray Tune: trials, each an MLflow child run, that an interrupted search goes on with; samples by Optuna and ASHA."""
 
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,23 @@ class Score:
     sampled: Mapping[str, float]
     nll: float
     milestone: int
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What is told of trials.
+
+    Attributes:
+        count: how many there are.
+        metrics: of what a trial reports, the scores.
+        numbers: a trial's place in the space -> the numbers that it tries; picklable.
+    """
+
+    name: str
+    count: int
+    tags: Mapping[str, Any]
+    metrics: tuple[str, ...]
+    numbers: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 @contextmanager
@@ -71,31 +88,54 @@ def search(
     from ray import tune
 
     work = tune.with_parameters(trial, chain=search.chain, data=data, upstream=list(upstream))
+    trials = Trials(search.name, search.samples, search.tags, (METRIC,))
+    results = run(trials, work, *_space(search, at_once), folder, settings)
+    return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]
+
+
+def run(trials: Trials, work: Any, space: Mapping[str, Any], how: Any, folder: Path, settings: Settings) -> list[Any]:
+    """Run the trials that are not yet finished; every trial's Result of Ray Tune.
+
+    Args:
+        work: the trainable with its parameters; it reports ``TIME`` and some of ``trials.metrics``.
+        space, how: Ray Tune's ``param_space`` and ``TuneConfig``, of a new search.
+        folder: where the trials are kept.
+
+    Raises:
+        UserError: trials failed, with the first one's reason.
+        KeyboardInterrupt: it was stopped before all trials had ended.
+    """
+    from ray import tune
+
     work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):
         tuner = tune.Tuner.restore(place, trainable=work, resume_unfinished=True, restart_errored=True)
     else:
         shutil.rmtree(place, ignore_errors=True)
-        tuner = _tuner(search, work, folder, at_once)
+        kept = tune.RunConfig(
+            name="trials",
+            storage_path=str(folder.absolute()),
+            callbacks=[_callback(trials)],
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+            failure_config=tune.FailureConfig(max_failures=_RETRIES),
+            verbose=0,
+        )
+        tuner = tune.Tuner(work, param_space=dict(space), tune_config=how, run_config=kept)
     results = tuner.fit()
     if results.num_errors:
-        raise UserError(f"{search.name}: {results.num_errors} samples failed: {_reason(results.errors[0])}")
-    scores = [
-        Score(dict(r.config or {}), float(r.metrics[METRIC]), int(r.metrics[TIME]))
-        for r in map(results.__getitem__, range(len(results)))
-        if r.metrics and METRIC in r.metrics
-    ]
-    if len(scores) < search.samples or results.num_terminated < search.samples:
+        raise UserError(f"{trials.name}: {results.num_errors} trials failed: {_reason(results.errors[0])}")
+    found = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
+    if len(found) < trials.count or results.num_terminated < trials.count:
         raise KeyboardInterrupt
-    return scores
+    return found
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
     return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
 
 
-def _tuner(search: "Search", work: Any, folder: Path, at_once: int | None) -> Any:
+def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
@@ -104,35 +144,24 @@ def _tuner(search: "Search", work: Any, folder: Path, at_once: int | None) -> An
     space = {key: scales[scale](low, high) for key, (low, high, scale) in search.space.items()}
     inside = all(low <= search.present[key] <= high for key, (low, high, _) in search.space.items())
     first = [dict(search.present)] if inside else None
-    return tune.Tuner(
-        work,
-        param_space=space,
-        tune_config=tune.TuneConfig(
-            metric=METRIC,
-            mode="min",
-            num_samples=search.samples,
-            max_concurrent_trials=at_once,
-            search_alg=OptunaSearch(points_to_evaluate=first, seed=search.chain.seed),
-            scheduler=ASHAScheduler(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
-        ),
-        run_config=tune.RunConfig(
-            name="trials",
-            storage_path=str(folder.absolute()),
-            callbacks=[_callback(search)],
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
-            failure_config=tune.FailureConfig(max_failures=_RETRIES),
-            verbose=0,
-        ),
+    how = tune.TuneConfig(
+        metric=METRIC,
+        mode="min",
+        num_samples=search.samples,
+        max_concurrent_trials=at_once,
+        search_alg=OptunaSearch(points_to_evaluate=first, seed=search.chain.seed),
+        scheduler=ASHAScheduler(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
     )
+    return space, how
 
 
-def _callback(search: "Search") -> Any:
+def _callback(trials: Trials) -> Any:
     """Tells MLflow and the terminal of every trial. It is stored with the search, so it holds no connection."""
     from ray.tune import Callback
 
     class Told(Callback):
-        def __init__(self, name: str, samples: int, tags: Mapping[str, Any]) -> None:
-            self.name, self.samples, self.tags = name, samples, dict(tags)
+        def __init__(self, about: Trials) -> None:
+            self.about = about
             self.runs: dict[str, tracking.StageRun] = {}
             self.ended = 0
 
@@ -141,29 +170,37 @@ def _callback(search: "Search") -> Any:
 
         def run(self, trial: Any) -> tracking.StageRun:
             if trial.trial_id not in self.runs:
-                tags = {**self.tags, "stage": "trial", "trial": trial.trial_id}
-                sampled = {key: rounded(value) for key, value in trial.config.items()}
-                parent = os.environ.get(tracking.PARENT)
-                self.runs[trial.trial_id] = tracking.child(f"{self.name} {trial.trial_id}", parent, tags, sampled)
+                tags = {**self.about.tags, "stage": "trial", "trial": trial.trial_id}
+                numbers = {key: _plain(value) for key, value in self.about.numbers(trial.config).items()}
+                parent, name = os.environ.get(tracking.PARENT), f"{self.about.name} {trial.trial_id}"
+                self.runs[trial.trial_id] = tracking.child(name, parent, tags, numbers)
             return self.runs[trial.trial_id]
+
+        def scores(self, result: Mapping[str, Any]) -> dict[str, float]:
+            return {name: result[name] for name in self.about.metrics if name in result}
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             self.run(trial)
 
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-            self.run(trial).metrics({f"validation/{METRIC}": result[METRIC]}, result[TIME])
+            self.run(trial).metrics({f"validation/{k}": v for k, v in self.scores(result).items()}, result[TIME])
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             tracking.end(self.run(trial))
             self.ended += 1
-            last, values = trial.last_result, ", ".join(f"{k} {rounded(v):g}" for k, v in trial.config.items())
+            last, values = trial.last_result, ", ".join(f"{k} {_plain(v)}" for k, v in trial.config.items())
             at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
-            print(f"{self.ended} of {self.samples}: {METRIC} {last.get(METRIC):.5g}{at} ({values})", flush=True)
+            scores = ", ".join(f"{k} {v:.5g}" for k, v in self.scores(last).items()) or "diverged"
+            print(f"{self.ended} of {self.about.count}: {scores}{at} ({values})", flush=True)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             tracking.end(self.run(trial), "FAILED")
 
-    return Told(search.name, search.samples, {"method": search.method.name, "dataset": search.dataset})
+    return Told(trials)
+
+
+def _plain(value: Any) -> Any:
+    return f"{rounded(value):g}" if isinstance(value, float) else value
 
 
 def _reason(error: BaseException) -> str:

@@ -7,7 +7,7 @@ at each quarter of its steps, so that a scheduler may give up; the last quarter 
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,16 +40,27 @@ class Chain:
         rows: from the first row of the searched method to the run; each makes one member of split 0.
         method: whose numbers are searched.
         threads: of the trial's process.
+        verb: ``tune`` or ``study``; with ``member`` a part of the seeds' addresses.
     """
 
     rows: tuple[Row, ...]
     method: str
     seed: int
     threads: int = 1
+    verb: str = "tune"
+    member: int = 0
 
-    def configs(self, sampled: Mapping[str, float]) -> list[Any]:
+    def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
         """Each row's config, with the sampled numbers in those of the searched method."""
         return [self._config(row, nested(sampled) if row.method.name == self.method else {}) for row in self.rows]
+
+    def make(self, data: FitData, upstream: Sequence[State], configs: Sequence[Any], report: Report) -> State:
+        """What the first row makes of the training rows and of ``upstream``, the states that it is made from."""
+        first = self.rows[0]
+        return first.room.make(data, self.inputs(upstream), configs[0], rng=self.address(first), report=report)
+
+    def inputs(self, upstream: Sequence[State]) -> dict[str, list[State]]:
+        return {self.rows[0].input_kind: list(upstream)} if upstream else {}
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any]) -> State:
         """From what the first row made to the fitted posterior."""
@@ -60,8 +71,8 @@ class Chain:
         return made
 
     def address(self, row: Row) -> Seed:
-        """The same in every trial: they differ by their numbers alone."""
-        return Seed(self.seed).fold("tune", row.kind, row.key, 0, 0)
+        """The same in every trial of a member: they differ by their numbers alone."""
+        return Seed(self.seed).fold(self.verb, row.kind, row.key, 0, self.member)
 
     def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
         merged = config.merge(config.to_mapping(row.config), overlay)
@@ -71,8 +82,8 @@ class Chain:
 class Milestones(Report):
     """Reports to Ray Tune at each quarter of a make's steps, with its checkpoint."""
 
-    def __init__(self, score: Any) -> None:
-        """``score``: checkpoint -> validation score, or None where a checkpoint cannot be read."""
+    def __init__(self, score: Callable[[State], Mapping[str, float]] | None) -> None:
+        """``score``: checkpoint -> what is reported of it; None: no checkpoint is kept."""
         self._score = score
         self._at = self._told = 0
 
@@ -90,7 +101,8 @@ class Milestones(Report):
             blob = to_bytes(State(state.tensors, {"state": state.config, TIME: self._told}))
             Path(folder, _FILE).write_bytes(blob)
             kept = tune.Checkpoint.from_directory(folder)
-            tune.report({METRIC: self._score(state), TIME: self._told}, checkpoint=kept)
+            assert self._score is not None
+            tune.report({**self._score(state), TIME: self._told}, checkpoint=kept)
 
     def load(self) -> State | None:
         from ray import tune
@@ -110,17 +122,15 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: S
 
     torch.set_num_threads(chain.threads)
     configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
-    first, rng = chain.rows[0], chain.address(chain.rows[0])
-    inputs = {first.input_kind: list(upstream)} if upstream else {}
+    first = chain.rows[0]
 
-    def score(checkpoint: State) -> float:
+    def score(checkpoint: State) -> dict[str, float]:
         assert first.room.peek is not None
-        made = first.room.peek(checkpoint, data, inputs, configs[0], rng=rng)
-        return validation_nll(chain.finish(made, data, configs), data, chain.seed)
+        made = first.room.peek(checkpoint, data, chain.inputs(upstream), configs[0], rng=chain.address(first))
+        return {METRIC: validation_nll(chain.finish(made, data, configs), data, chain.seed)}
 
     try:
-        report = Milestones(score if first.room.peek else None)
-        made = first.room.make(data, inputs, configs[0], rng=rng, report=report)
+        made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None))
         nll = validation_nll(chain.finish(made, data, configs), data, chain.seed)
     except FloatingPointError:
         nll = DIVERGED

@@ -12,65 +12,39 @@ of others: a warning says so.
 
 import argparse
 import datetime
-import hashlib
-import json
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
-from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Method
-from bdl_pipe.seeds import Seed
 
-from . import apply, places, provenance, searching, stage, tracking
-from .params import SECTIONS, Params, Row, load, nearest
+from . import apply, places, provenance, searching
+from .branch import Branch, begin, branch_of, finish, load_data, make_upstream, tracked
+from .params import SECTIONS, Params, load
 from .settings import Settings
-from .trial import DIVERGED, MILESTONES, Chain, nested, rounded
+from .trial import DIVERGED, MILESTONES, nested, rounded
 
 OVERLAYS: Final = Path("params/tuned")
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Branch):
     """What is searched.
 
     Attributes:
-        upstream: rows that are made once before the trials, in order.
-        chain: rows that every trial makes.
         space: dotted key -> (low, high, scale).
         present: the numbers in force.
     """
 
-    method: Method
-    dataset: str
     samples: int
-    upstream: tuple[Row, ...]
-    chain: Chain
     space: Mapping[str, tuple[float, float, str]]
     present: Mapping[str, float]
 
-    @property
-    def name(self) -> str:
-        return f"{self.method.name}-{self.dataset}"
-
-    @property
-    def run(self) -> Row:
-        return self.chain.rows[-1]
-
     def identity(self, data: str) -> str:
         """A hash of everything that a trial's score depends on, but the code."""
-        rows = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.rows)]
-        facts = [rows, self.chain.seed, dict(self.space), self.samples, data]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        return provenance.digest([*self.facts(), dict(self.space), self.samples, data])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,12 +55,13 @@ def main(args: argparse.Namespace) -> int:
     data = load_data(search, params, settings)
     folder = places.STATE / "tune" / search.name
     identity = search.identity(artifacts.sha256(places.artifact("prepare", search.dataset) / artifacts.MANIFEST))
-    begun = begin(folder, identity, search, bool(args.resume))
-    with searching.ray_of(settings), _parent(search, begun, folder, identity):
+    begun = begin(folder, identity, search.name, bool(args.resume))
+    tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
+    with searching.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity):
         upstream = make_upstream(search, data, params, settings)
         scores = searching.search(search, data, upstream, folder, settings, vars(args).get("max_concurrent"))
     path = conclude(search, scores)
-    write_bytes(folder / "search.json", json.dumps({"identity": identity, "finished": True}).encode())
+    finish(folder, identity)
     if args.apply:
         for line in apply.apply(path):
             print(f"params.yaml: {line}")
@@ -102,87 +77,14 @@ def plan(params: Params, method: str, dataset: str, samples: int, run: str | Non
         UserError: there is no such method, data set or run, or nothing to search.
     """
     methods = {row.method.name: row.method for row in params.rows.values()}
-    if dataset not in params.datasets:
-        raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
-    if method not in methods:
-        raise UserError(f"{method}: is not a method of any row{nearest(method, methods)}")
-    space = methods[method].search
-    if not space:
+    if dataset in params.datasets and method in methods and not methods[method].search:
         known = ", ".join(sorted(name for name, m in methods.items() if m.search))
         raise UserError(f"{method}: declares nothing to search (methods that do: {known or 'none'})")
-    rows = _rows(params, method, dataset, run)
-    first = next(i for i, row in enumerate(rows) if row.method.name == method)
-    present = {key: _at(config.to_mapping(rows[first].config), key) for key in space}
-    chain = Chain(rows[first:], method, params.seed, settings.threads)
-    return Search(methods[method], dataset, samples, rows[:first], chain, space, present)
-
-
-def load_data(search: Search, params: Params, settings: Settings) -> FitData:
-    """Split 0 with its validation rows apart.
-
-    Raises:
-        UserError: there are none.
-        ArtifactError: the data set is not prepared.
-    """
-    from bdl_pipe.data import prepare
-
-    data = prepare.load_fit(places.artifact("prepare", search.dataset), 0, final=False)
-    if len(data.validation) == 0:
-        raise UserError(f"datasets.{search.dataset}.validation: must leave rows to score a search on, got none")
-    if params.datasets[search.dataset].splits > 1:
-        print(
-            f"warning: {search.dataset} has several splits: some of split 0's validation rows are test rows of others"
-        )
-    return data.on(settings.device)
-
-
-def begin(folder: Path, identity: str, search: Search, resume: bool) -> dict[str, Any]:
-    """The record of an unfinished search that is gone on from; {} for a new one.
-
-    Raises:
-        UserError: there is one and ``resume`` is not asked for, or the other way round, or it
-            was a search of something else.
-    """
-    place = folder / "search.json"
-    record: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
-    unfinished = bool(record) and not record.get("finished")
-    if not resume:
-        if unfinished:
-            raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove the folder")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return {}
-    if not unfinished:
-        raise UserError(f"{folder}: holds no unfinished search of {search.name}; leave out --resume")
-    if record["identity"] != identity:
-        raise UserError(f"{folder}: was a search with other params, data or --samples; remove the folder to start anew")
-    return record
-
-
-def make_upstream(search: Search, data: FitData, params: Params, settings: Settings) -> list[State]:
-    """What the chain is made from, fitted on training rows alone; kept, so that it is made once."""
-    from .executors import Task, choose
-    from .executors.display import Display
-    from .executors.store import Store
-
-    executor, states = choose(settings), list[State]()
-    prepared = places.artifact("prepare", search.dataset)
-    below = (*search.upstream, search.chain.rows[0])[1:]  # each row's user
-    for row, user in zip(search.upstream, below, strict=True):
-        about = {"for": "tune", **stage.facts(row, params)}
-        store = Store(places.checkpoints("tune", f"{row.kind}-{row.key}"), stage.identity(about, settings, [prepared]))
-        store.open()
-        shared: dict[str, Any] = {"data": data} | {f"input-{i}": state for i, state in enumerate(states)}
-        tasks = []
-        for member in range(row.entry.members if user.room.takes == "all" else 1):
-            names = [f"input-{i}" for i in range(len(states))]
-            names = names[member : member + 1] if row.room.takes == "each" else names
-            rng = Seed(params.seed).fold("tune", row.kind, row.key, 0, member)
-            payload = stage.Member(row.room.make, row.config, "data", tuple(names), row.input_kind, rng)
-            tasks.append(Task(str(member), payload, ("data", *names)))
-        with Display(f"{row.kind} {row.key}, on training rows alone") as display:
-            states = [d.result for d in executor.map(stage.make, tasks, shared=shared, display=display, store=store)]
-    return states
+    branch = branch_of(params, method, dataset, run, "tune", settings)
+    space = branch.method.search
+    row = next(row for row in branch.chain.rows if row.method.name == method)
+    present = {key: _at(config.to_mapping(row.config), key) for key in space}
+    return Search(branch.method, dataset, branch.upstream, branch.chain, samples, space, present)
 
 
 def conclude(search: Search, scores: Sequence[searching.Score]) -> Path:
@@ -222,42 +124,8 @@ def _against(search: Search, finished: Sequence[searching.Score]) -> str:
     return f" (present numbers: {present[0]:.5g})" if present else ""
 
 
-def _rows(params: Params, method: str, dataset: str, run: str | None) -> tuple[Row, ...]:
-    """The chain of a run, from the row that is made from data alone to the run itself."""
-    runs = [params.row("student", run)] if run else [r for r in params.of("student") if r.entry.dataset == dataset]
-    for row in runs:
-        chain = [row]
-        while chain[0].input_kind != "prepare":
-            chain.insert(0, params.row(chain[0].input_kind, chain[0].input_key))
-        if row.entry.dataset == dataset and method in [r.method.name for r in chain]:
-            return tuple(chain)
-    where = f"run {run}" if run else f"any run on {dataset}"
-    raise UserError(f"{method}: is not in {where}; add a row to runs in params.yaml")
-
-
 def _at(mapping: Mapping[str, Any], dotted: str) -> float:
     value: Any = mapping
     for key in dotted.split("."):
         value = value[key]
     return float(value)
-
-
-@contextmanager
-def _parent(search: Search, begun: Mapping[str, Any], folder: Path, identity: str) -> Iterator[None]:
-    """The search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
-    tags = {"method": search.method.name, "dataset": search.dataset, "stage": "tune", "seed": search.chain.seed}
-    outer = os.environ.get(tracking.PARENT)
-    run_id = tracking.start_parent(f"tune {search.name}", tags, begun.get("parent"))
-    write_bytes(folder / "search.json", json.dumps({"identity": identity, "parent": run_id}).encode())
-    status = "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        print(f"tune: stopped; go on with --resume (trials in {folder})", file=sys.stderr)
-        raise
-    finally:
-        tracking.end_parent(run_id, status)
-        if outer:
-            os.environ[tracking.PARENT] = outer

@@ -61,14 +61,18 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
 
 
+CLEAN: Final = (  # of rows of the data set itself
+    Column("Accuracy %", "accuracy", "test", +1, percent, "share of test inputs that are classified correctly"),
+    Column("RMSE", "rmse", "test", -1, places(3), "root mean squared error, original units"),
+    Column("NLL", "nll", "test", -1, places(3), "mean negative log predictive density, natural log"),
+    Column("Brier", "brier", "test", -1, places(3), "squared distance to the one-hot label, summed over classes"),
+    Column("ECE %", "ece", "test", -1, percent, "expected calibration error, equal-width bins"),
+)
+
+
 def columns(table: Table, dataset: str) -> list[Column]:
     """The columns for which at least one run on ``dataset`` has a figure."""
-    clean = [
-        Column("Accuracy %", "accuracy", "test", +1, percent, "share of test inputs that are classified correctly"),
-        Column("RMSE", "rmse", "test", -1, places(3), "root mean squared error, original units"),
-        Column("NLL", "nll", "test", -1, places(3), "mean negative log predictive density, natural log"),
-        Column("Brier", "brier", "test", -1, places(3), "squared distance to the one-hot label, summed over classes"),
-        Column("ECE %", "ece", "test", -1, percent, "expected calibration error, equal-width bins"),
+    shifted = [
         Column("Corrupted acc. %", "accuracy", corrupted, +1, percent, "mean over all corruptions and severities"),
         Column("Corrupted NLL", "nll", corrupted, -1, places(3), "mean over all corruptions and severities"),
     ]
@@ -84,7 +88,7 @@ def columns(table: Table, dataset: str) -> list[Column]:
         Column("Peak memory", "peak_bytes", "cost", -1, size, "peak memory of the fitting process"),
     ]
     keys = [run.key for run in table.of(dataset)]
-    return [c for c in clean + ood + cost if any(table.stat(k, c.metric, c.split) for k in keys)]
+    return [c for c in [*CLEAN, *shifted, *ood, *cost] if any(table.stat(k, c.metric, c.split) for k in keys)]
 
 
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 
 import matplotlib
@@ -98,6 +99,15 @@ def render(figure: Figure, name: str, alt: str, dpi: int) -> str:
     text = re.sub(r'^(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
     text = re.sub(r'^(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
     return re.sub(r"\n\s*", "\n", text).strip()
+
+
+def standalone(svg: str) -> bytes:
+    """What :func:`render` gave, as a file of its own: as wide as may be, on white, in the colours for light."""
+    page = Path(__file__).with_name("style.css").read_text()
+    for name, value in re.findall(r"--([\w-]+): ([^;]+);", page[: page.index("@media")]):
+        svg = svg.replace(f"var(--{name})", "sans-serif" if name == "figure" else value)
+    opening = r'<svg xmlns="http://www.w3.org/2000/svg" width="\2"\1style="background:#ffffff"'
+    return re.sub(r'<svg([^>]*?)style="max-width:(\d+)px"', opening, svg, count=1).encode()
 
 
 def _colours(text: str) -> str:

@@ -19,7 +19,7 @@ from bdl_pipe.data import prepare
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline import params, searching, trial, tune
+from pipeline import branch, params, searching, trial, tune
 from pipeline.settings import Settings
 
 SETTINGS = Settings()
@@ -54,9 +54,9 @@ def test_the_chain_begins_with_the_searched_method_and_its_teacher_is_made_befor
 
 def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     search, loaded = search_of(), params.load()
-    data = tune.load_data(search, loaded, SETTINGS)
+    data = branch.load_data(search, loaded, SETTINGS)
     inline = Settings(executor="inline")
-    states = tune.make_upstream(search, data, loaded, inline)
+    states = branch.make_upstream(search, data, loaded, inline)
     assert len(states) == 2  # all members: the student takes all
     final = prepare.load_fit(toy / "work/prepare/toy", 0, final=True)
     for member, state in enumerate(states):
@@ -66,14 +66,14 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 
 def test_a_chain_that_is_made_from_data_alone_needs_nothing_before(toy):
     search, loaded = replace(search_of(), upstream=()), params.load()
-    data = tune.load_data(search, loaded, SETTINGS)
-    assert tune.make_upstream(search, data, loaded, Settings(executor="inline")) == []
+    data = branch.load_data(search, loaded, SETTINGS)
+    assert branch.make_upstream(search, data, loaded, Settings(executor="inline")) == []
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
     search, loaded = search_of(), params.load()
-    data = tune.load_data(search, loaded, SETTINGS)
-    states = tune.make_upstream(search, data, loaded, Settings(executor="inline"))
+    data = branch.load_data(search, loaded, SETTINGS)
+    states = branch.make_upstream(search, data, loaded, Settings(executor="inline"))
     chain = search.chain
     (config,) = chain.configs({"inner.shift": 1.5})
     made = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
@@ -109,22 +109,22 @@ def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
 
     preparing.prepare_dataset("toy", params.load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
-        tune.load_data(search_of(), params.load(), SETTINGS)
+        branch.load_data(search_of(), params.load(), SETTINGS)
 
 
 def test_a_fresh_search_does_not_throw_away_an_unfinished_one(toy):
     search, folder = search_of(), toy / "s"
-    assert tune.begin(folder, "a", search, resume=False) == {}
+    assert branch.begin(folder, "a", search.name, resume=False) == {}
     with pytest.raises(UserError, match="leave out --resume"):
-        tune.begin(folder, "a", search, resume=True)
+        branch.begin(folder, "a", search.name, resume=True)
     (folder / "search.json").write_text(json.dumps({"identity": "a", "parent": "p"}))
-    assert tune.begin(folder, "a", search, resume=True)["parent"] == "p"
+    assert branch.begin(folder, "a", search.name, resume=True)["parent"] == "p"
     with pytest.raises(UserError, match="--resume, or remove"):
-        tune.begin(folder, "a", search, resume=False)
+        branch.begin(folder, "a", search.name, resume=False)
     with pytest.raises(UserError, match="other params"):
-        tune.begin(folder, "b", search, resume=True)
+        branch.begin(folder, "b", search.name, resume=True)
     (folder / "search.json").write_text(json.dumps({"identity": "a", "finished": True}))
-    assert tune.begin(folder, "a", search, resume=False) == {}
+    assert branch.begin(folder, "a", search.name, resume=False) == {}
 
 
 def test_the_winner_is_the_best_that_was_finished(toy, capsys):

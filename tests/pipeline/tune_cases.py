@@ -35,9 +35,10 @@ class LevelConfig:
 
 @dataclass(frozen=True)
 class InnerConfig:
-    """``shift``: of the mean, in the target's own units."""
+    """``shift``: of the mean, in the target's own units; ``more``: is added to it."""
 
     shift: float
+    more: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
     start = 0 if last is None else int(last.config["step"])
     if config.log:
         with open(config.log, "a") as log:
-            log.write(f"{config.inner.shift} {start}\n")
+            log.write(f"{config.inner.shift} {start} {rng.address[-1]}\n")
     for step in range(start, STEPS):
         report(step + 1, STEPS)
         if report.due():
@@ -69,7 +70,7 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
         if config.crash and Path(config.crash).exists() and step + 1 == STEPS // 2:
             os.kill(int(Path(config.crash).read_text()), signal.SIGINT)
             time.sleep(60)
-    return _fitted(data, inputs, config.inner.shift)
+    return _fitted(data, inputs, config.inner.shift + config.inner.more)
 
 
 def peek(checkpoint: State, data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed) -> State:

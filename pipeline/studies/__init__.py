@@ -1,0 +1,140 @@
+"""What a study is: a grid of hyperparameters, every point of which is fitted with several seeds.
+
+An *axis* of the grid is one dotted key of the method's config or several that vary together, with ``+``
+between; a key without a section lies in that of the first: ``weights.rows+cols``.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bdl_pipe.errors import require
+from bdl_pipe.method import Task
+
+METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # what `evaluation.score_clean` says of every posterior
+    "classification": ("accuracy", "nll", "brier", "ece"),
+    "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
+}
+SEED: Final = "seed"
+_SCALARS: Final = (int, float, str, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One column of the figure.
+
+    Attributes:
+        x: the axis from left to right.
+        lines: the axis whose values are lines; null: one line.
+        at: every other axis's value.
+    """
+
+    x: str
+    lines: str | None = None
+    at: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A file of ``params/study``.
+
+    Attributes:
+        method, dataset: as in params.yaml; the numbers of the first row of ``method`` vary.
+        overlay: on params.yaml, as ``apply`` takes it.
+        grid: axis -> its values; every combination is tried.
+        seeds: how many fits of each combination; they differ from the method's first row on.
+        metrics: those of the figure, from top to bottom.
+        figure: its columns, from left to right.
+        names: axis -> how the figure and the table call it.
+        run: the row of runs whose branch is studied; null: the first on the data set that the method is in.
+    """
+
+    method: str
+    dataset: str
+    overlay: dict[str, Any]
+    grid: dict[str, tuple[Any, ...]]
+    seeds: int
+    metrics: tuple[str, ...]
+    figure: tuple[Panel, ...]
+    names: dict[str, str] = field(default_factory=dict)
+    run: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
+        require(len(self.grid) > 0, "grid", "must have an axis")
+        taken: list[str] = []
+        for axis, values in self.grid.items():
+            keys = keys_of(axis)
+            require(all(keys) and SEED not in keys, f"grid.{axis}", f"must be keys with + between, none of them {SEED}")
+            twice = next((key for key in keys if key in taken or keys.count(key) > 1), None)
+            require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
+            _check_values(axis, values)
+            taken += keys
+        require(len(self.metrics) > 0, "metrics", "must name one")
+        require(len(self.figure) > 0, "figure", "must have a panel")
+        for axis in self.names:
+            require(axis in self.grid, f"names.{axis}", f"must be an axis ({', '.join(self.grid)})")
+        for i, panel in enumerate(self.figure):
+            _check_panel(panel, self.grid, f"figure[{i}]")
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Every combination: axis -> value; the last axis varies fastest."""
+        for values in itertools.product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
+
+    def title(self, axis: str) -> str:
+        return self.names.get(axis, axis)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fit: a combination, a seed, and the scores of validation rows; none where the fit diverged."""
+
+    point: Mapping[str, Any]
+    seed: int
+    scores: Mapping[str, float]
+    seconds: float
+
+
+def keys_of(axis: str) -> tuple[str, ...]:
+    """``weights.rows+cols`` -> (``weights.rows``, ``weights.cols``)."""
+    first, *others = (part.strip() for part in axis.split("+"))
+    section = first.rpartition(".")[0]
+    return (first, *(f"{section}.{key}" if section and key and "." not in key else key for key in others))
+
+
+def numbers(point: Mapping[str, Any]) -> dict[str, Any]:
+    """A combination as dotted keys of the method's config; a seed stays what it is."""
+    return {key: value for axis, value in point.items() for key in keys_of(axis)}
+
+
+def written(value: Any) -> str:
+    """A value as YAML has it."""
+    if value is None:
+        return "null"
+    return (
+        str(value).lower() if isinstance(value, bool) else f"{value:.12g}" if isinstance(value, float) else str(value)
+    )
+
+
+def _check_values(axis: str, values: tuple[Any, ...]) -> None:
+    path = f"grid.{axis}"
+    require(len(values) > 0, path, "must list values")
+    for value in values:
+        require(isinstance(value, _SCALARS), path, "must list numbers, texts, true, false or null", value)
+    texts = [written(value) for value in values]
+    require(len({*texts}) == len(texts), path, "must not list a value twice", list(values))
+
+
+def _check_panel(panel: Panel, grid: Mapping[str, tuple[Any, ...]], path: str) -> None:
+    known = ", ".join(grid)
+    require(panel.x in grid, f"{path}.x", f"must be an axis ({known})", panel.x)
+    require(panel.lines is None or panel.lines in grid, f"{path}.lines", f"must be an axis ({known})", panel.lines)
+    require(panel.lines != panel.x, f"{path}.lines", "must be another axis than x", panel.lines)
+    rest = [axis for axis in grid if axis not in (panel.x, panel.lines)]
+    others = ", ".join(rest) or "no axis"
+    require(sorted(panel.at) == sorted(rest), f"{path}.at", f"must have a value of {others}", list(panel.at))
+    for axis, value in panel.at.items():
+        there = written(value) in [written(v) for v in grid[axis]]
+        require(there, f"{path}.at.{axis}", f"must be one of {', '.join(map(written, grid[axis]))}", value)

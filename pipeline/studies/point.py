@@ -1,0 +1,51 @@
+"""One trial of a study: a point of the grid with one seed, fitted on training rows, scored on validation rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bdl_pipe import evaluation
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import UserError
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.posterior import Fitted
+from bdl_pipe.seeds import Seed
+
+from ..trial import MILESTONES, TIME, Chain, Milestones
+from . import SEED, numbers
+
+
+def trial(
+    sampled: Mapping[str, Any], chain: Chain, evaluate: EvaluateConfig, data: FitData, upstream: Sequence[State]
+) -> None:
+    """The trainable that Ray Tune runs: reports the scores, or none where the fit diverged.
+
+    A checkpoint is kept at each quarter of the first row's steps, so that what was interrupted goes on there.
+    """
+    from ray import tune
+
+    torch.set_num_threads(chain.threads)
+    point = {axis: value for axis, value in sampled.items() if axis != SEED}
+    chain = replace(chain, member=sampled[SEED])
+    configs = chain.configs(numbers(point))
+    try:
+        made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
+        scores = validation_scores(chain.finish(made, data, configs), data, evaluate, chain)
+    except FloatingPointError:
+        scores = {}
+    tune.report({**scores, TIME: MILESTONES})
+
+
+def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:
+    """The metrics of the validation rows, in the targets' own units; none where a prediction is not finite."""
+    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
+    rng = Seed(chain.seed).fold(chain.verb, "validation", chain.member)
+    try:
+        found = evaluation.score_clean(fitted, data.validation, replace(evaluate, joint_pairs=0), rng, data.device)
+    except UserError:
+        return {}
+    return {name: value for name, (value, _) in found.metrics.items()}
