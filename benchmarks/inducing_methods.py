@@ -1,10 +1,11 @@
 """Approximate posteriors of the inducing-weight paper on its 1-D regression: figure 2, and a number for it.
 
 Ritter, Kukla, Zhang & Li 2021 (section 4.1, appendix J.1): 20,000 updates of Adam at 1e-3, a tenth of it after 10,000
-for FCG-U and Ensemble-U; U of 25 × 2 for the input layer (the bias is an input) and 1 × 25 for
-the output layer; 8 members. The paper averages 32 draws an update, we 8: a quarter of the work. J.1 is silent on the following, where we take: the same U for FFG-U; the library's
-starting values, no caps; a constant rate for FCG-W; draws of weights, not of outputs, for FFG-W. "ensemble_w", which
-figure 2 does not have, is 8 networks fitted by maximum likelihood, from their own starting weights.
+for FCG-U and Ensemble-U; U of 25 × 2 for the input layer (the bias is an input) and 1 × 25 for the output layer; 8
+members. The paper averages 32 draws an update, we 8: a quarter of the work. J.1 is silent on the following, where we
+take: the same U for FFG-U; the library's starting values, no caps; a constant rate for FCG-W; draws of weights, not
+of outputs, for FFG-W. "ensemble_w", which figure 2 does not have, is 8 networks fitted by maximum likelihood, from
+their own starting weights.
 
     python -m benchmarks.inducing_methods --keep FOLDER --figure results/inducing/regression.png
 
@@ -18,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -170,31 +171,33 @@ def functions(net: Bayesian, rng: Seed, count: int = SHOWN) -> Predictive:
     return lambda grid: outputs(net, grid.float()[:, None], count, rng.fold("predict"))[..., 0]
 
 
-def method(kind: Kind) -> Method:
+def method(kind: Kind, steps: int) -> Method:
     def fitted(x: Tensor, y: Tensor, rngs: Sequence[Seed]) -> list[Predictive]:
-        nets = fit(kind, x, y, rngs, steps=STEPS, rate=RATE, draws=DRAWS)
+        nets = fit(kind, x, y, rngs, steps=steps, rate=RATE * STEPS / steps, draws=DRAWS)
         return [functions(net, rng) for net, rng in zip(nets, rngs, strict=True)]
 
     return fitted
 
 
-def ensemble_w(x: Tensor, y: Tensor, rngs: Sequence[Seed]) -> list[Predictive]:
-    return [of_points(nets) for nets in fit_points(x, y, rngs, steps=STEPS, rate=RATE)]
+def ensemble_w(steps: int) -> Method:
+    def fitted(x: Tensor, y: Tensor, rngs: Sequence[Seed]) -> list[Predictive]:
+        return [of_points(nets) for nets in fit_points(x, y, rngs, steps=steps, rate=RATE * STEPS / steps)]
+
+    return fitted
 
 
 def of_points(nets: Sequence[nn.Module]) -> Predictive:
     return lambda grid: torch.stack([net(grid.float()[:, None])[:, 0] for net in nets])
 
 
-METHODS: dict[str, Method] = {
-    "ffg_w": method("ffg_w"),
-    "fcg_w": method("fcg_w"),
-    "ensemble_w": ensemble_w,
-    "ffg_u": method("ffg_u"),
-    "fcg_u": method("fcg_u"),
-    "ensemble_u": method("ensemble_u"),
-    "prior": regression.prior,
-}
+METHODS = ("ffg_w", "fcg_w", "ensemble_w", "ffg_u", "fcg_u", "ensemble_u", "prior")
+
+
+def named(name: str, steps: int) -> Method:
+    """A method, fitted in ``steps`` updates at a rate that is the larger, the fewer they are."""
+    if name == "prior":
+        return regression.prior
+    return ensemble_w(steps) if name == "ensemble_w" else method(cast(Kind, name), steps)
 
 
 def kept(path: Path | None, run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]:
@@ -220,7 +223,8 @@ def summary(found: Sequence[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=list(METHODS), nargs="+", default=list(METHODS))
+    parser.add_argument("--only", choices=METHODS, nargs="+", default=METHODS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--keep", type=Path, help="a folder")
     parser.add_argument("--figure", type=Path, help="write the figure of the first seed here")
     options = parser.parse_args()
@@ -231,7 +235,8 @@ def main() -> None:
     rngs = [Seed(seed) for seed in range(options.seeds)]
     for name in options.only:
         path = options.keep and options.keep / f"{name}.safetensors"
-        draws, seconds = kept(path, lambda name=name: regression.predict(reference, METHODS[name], rngs))
+        chosen = named(name, options.steps)
+        draws, seconds = kept(path, lambda chosen=chosen: regression.predict(reference, chosen, rngs))
         near = summary([regression.distances(reference.grid, reference.draws, d) for d in draws])
         wide = summary([regression.spreads(reference.grid, reference.draws, d) for d in draws])
         print(json.dumps({"method": name, "wasserstein": near, "spread": wide, "seconds": seconds}), flush=True)
