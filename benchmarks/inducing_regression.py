@@ -6,19 +6,17 @@ Ritter, Kukla, Zhang & Li 2021 (section 4.1, appendix J.1), after Foong et al. 2
 width of what it reads, the bias not counted. The paper shows pictures; here, at each x of a grid, the
 1-Wasserstein distance between a method's draws of f(x) and NUTS's, averaged over the grid and over its parts.
 
-    python benchmarks/inducing_regression.py
-
-It needs no sampler: NUTS's functions are stored (``results/inducing/regression_nuts.safetensors``) and come from
-``python -m benchmarks.references.inducing_nuts``. A method is a function of the data that gives a predictive
-(:data:`Method`); add it to :data:`METHODS`.
+Here are the problem, the reference and the distance; the methods, and what runs them, are in
+``inducing_methods.py``. It needs no sampler: NUTS's functions are stored
+(``results/inducing/regression_nuts.safetensors``) and come from ``python -m benchmarks.references.inducing_nuts``.
 """
 
-import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -31,14 +29,13 @@ from bdl_pipe.seeds import Seed
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "results" / "inducing" / "regression_nuts.safetensors"
-FIGURE = ROOT / "results" / "inducing" / "regression.png"
 HIDDEN, NOISE_VARIANCE, PRIOR_SCALE = 50, 0.01, 4.0
 WEIGHTS = 3 * HIDDEN + 1  # input weights, hidden biases, output weights, output bias: the order of the flat vector
 CLUSTERS = ((-1.0, -0.7), (0.5, 1.0))
 GRID = np.linspace(-2, 2, 161)
 
 Predictive = Callable[[Tensor], Tensor]  # inputs [x] -> draws of the noise-free f, [draw, x]
-Method = Callable[[Tensor, Tensor, Seed], Predictive]  # inputs [row], targets [row], address -> a fitted predictive
+Method = Callable[[Tensor, Tensor, Sequence[Seed]], list[Predictive]]  # inputs [row], targets [row] -> one a seed
 
 
 def data(rng: Seed) -> tuple[np.ndarray, np.ndarray]:
@@ -91,13 +88,13 @@ def read_reference(path: Path = STORED) -> Reference:
         return Reference(**tensors, about=json.loads(file.metadata()["about"]))
 
 
-def prior(x: Tensor, y: Tensor, rng: Seed) -> Predictive:
+def prior(x: Tensor, y: Tensor, rngs: Sequence[Seed]) -> list[Predictive]:
     """Functions of the prior, whatever the data: what a method that learned nothing would score."""
-    weights = prior_sd() * rng.fold("prior").numpy().standard_normal((2000, WEIGHTS))
+    return [_functions(prior_sd() * rng.fold("prior").numpy().standard_normal((2000, WEIGHTS))) for rng in rngs]
+
+
+def _functions(weights: np.ndarray) -> Predictive:
     return lambda grid: torch.from_numpy(functions(weights, grid.numpy()))
-
-
-METHODS: dict[str, Method] = {"prior": prior}
 
 
 def halves(reference: Reference) -> dict[str, float]:
@@ -106,45 +103,42 @@ def halves(reference: Reference) -> dict[str, float]:
     return distances(reference.grid, reference.draws[:half], reference.draws[half:])
 
 
-def predict(reference: Reference, methods: dict[str, Method], rng: Seed) -> dict[str, np.ndarray]:
-    """Each method's draws of f on the reference's grid, [draw, x], from the reference's data."""
+def spreads(grid: np.ndarray, reference: np.ndarray, draws: np.ndarray) -> dict[str, float]:
+    """A method's standard deviation of f(x) over the reference's, both averaged over each part of the grid."""
+    return {name: float(draws.std(0)[m].mean() / reference.std(0)[m].mean()) for name, m in regions(grid).items()}
+
+
+def predict(reference: Reference, method: Method, rngs: Sequence[Seed]) -> list[np.ndarray]:
+    """Draws of f on the reference's grid, [draw, x] for each address, from the reference's data."""
     x, y, grid = (torch.from_numpy(a) for a in (reference.x, reference.y, reference.grid))
-    return {name: method(x, y, rng.fold(name))(grid).detach().double().numpy() for name, method in methods.items()}
+    return [predictive(grid).detach().double().numpy() for predictive in method(x, y, rngs)]
 
 
 def draw(reference: Reference, shown: dict[str, np.ndarray], path: Path) -> None:
-    """The paper's figure 2: mean and one to three standard deviations of f, one panel a method."""
+    """The paper's figure 2: mean and one to three standard deviations of f, a panel a method; all deviations last."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(3.2 * len(shown), 2.6), sharey=True, squeeze=False)
-    for axis, (name, draws) in zip(axes[0], shown.items(), strict=True):
-        mean, sd = draws.mean(0), draws.std(0)
-        for k in (3, 2, 1):
-            axis.fill_between(reference.grid, mean - k * sd, mean + k * sd, color="C0", alpha=0.2, linewidth=0)
-        axis.plot(reference.grid, mean, "C0")
-        axis.plot(reference.grid, np.cos(4 * reference.grid + 0.8), "k", linewidth=0.8)
-        axis.plot(reference.x, reference.y, "r.", markersize=2)
-        axis.set(title=name, ylim=(-4, 4), xlabel="x")
-    figure.tight_layout()
+    columns = math.ceil((len(shown) + 1) / 2)
+    figure, axes = pyplot.subplots(2, columns, figsize=(2.5 * columns, 5.2), layout="constrained")
+    for axis, (name, draws) in zip(axes.flat, shown.items(), strict=False):
+        _panel(axis, reference, name, draws)
+    last = axes.flat[len(shown)]
+    for name, draws in shown.items():
+        last.plot(reference.grid, draws.std(0), "k--" if name == "NUTS" else "-", label=name, linewidth=1.2)
+    last.set(title="standard deviation", yscale="log", ylim=(0.005, 20), xlabel="x")
+    last.legend(fontsize=6, ncols=2, loc="upper center")
+    for axis in axes.flat[len(shown) + 1 :]:
+        axis.set_visible(False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", type=Path, help=f"write the figure here, as {FIGURE.relative_to(ROOT)}")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    reference = read_reference()
-    print(json.dumps({"reference": reference.about}))
-    print(json.dumps({"method": "NUTS, one half of the chains against the other", "wasserstein": halves(reference)}))
-    shown = predict(reference, METHODS, Seed(options.seed))
-    for name, draws in shown.items():
-        print(json.dumps({"method": name, "wasserstein": distances(reference.grid, reference.draws, draws)}))
-    if options.figure:
-        draw(reference, {"NUTS": reference.draws} | shown, options.figure)
-
-
-if __name__ == "__main__":
-    main()
+def _panel(axis: Any, reference: Reference, name: str, draws: np.ndarray) -> None:
+    mean, sd = draws.mean(0), draws.std(0)
+    for k in (3, 2, 1):
+        axis.fill_between(reference.grid, mean - k * sd, mean + k * sd, color="C0", alpha=0.2, linewidth=0)
+    axis.plot(reference.grid, mean, "C0")
+    axis.plot(reference.grid, np.cos(4 * reference.grid + 0.8), "k", linewidth=0.8)
+    axis.plot(reference.x, reference.y, "r.", markersize=2)
+    axis.set(title=name, ylim=(-4, 4), xlabel="x")

@@ -88,6 +88,13 @@ def test_distance_is_the_closed_form() -> None:
     assert list(found) == ["data", "between", "outside", "all"]
 
 
+def test_spread_is_a_ratio_of_deviations() -> None:
+    u = Seed(4).numpy().standard_normal((500, 161))
+    scale = np.where(np.abs(regression.GRID) < 0.3, 3.0, 1.0)
+    found = regression.spreads(regression.GRID, u, 1 + 2 * scale * u)
+    assert found["data"] == pytest.approx(2) == found["outside"] and 2 < found["between"] < 6
+
+
 def test_distance_is_of_marginals_at_the_right_inputs() -> None:
     reference = np.zeros((3, 161))
     draws = np.where(np.abs(regression.GRID) < 0.3, 1.0, 0.0) * np.ones((2, 1))
@@ -121,14 +128,15 @@ def test_a_method_is_a_function_of_the_data() -> None:
     """The prior's variance at x: 16 E[tanh²(4√(x² + 1) z)] + 16/50; 2,000 draws, 5 standard errors of a Gaussian's."""
     zeros = np.zeros((1, 3))
     reference = regression.Reference(*regression.data(Seed(0)), np.array([-2.0, 0.0, 1.0]), zeros, {})
-    draws = regression.predict(reference, {"prior": regression.prior}, Seed(0))["prior"]
+    draws, other = regression.predict(reference, regression.prior, [Seed(0), Seed(1)])
+    assert not np.array_equal(draws, other)
     assert draws.shape == (2000, 3)
     z = norm.ppf((np.arange(4000) + 0.5) / 4000)
     for x, found in zip(reference.grid, draws.var(0), strict=True):
         expected = 16 * (np.tanh(4 * math.sqrt(x**2 + 1) * z) ** 2).mean() + 16 / 50
         assert found == pytest.approx(expected, rel=5 * math.sqrt(2 / 2000))
     targets: list[Tensor] = []
-    regression.predict(reference, {"seen": lambda x, y, rng: lambda grid: targets.append(y) or grid[None]}, Seed(0))
+    regression.predict(reference, lambda x, y, rngs: targets.append(y) or [lambda grid: grid[None]], [Seed(0)])
     assert torch.equal(targets[0], torch.from_numpy(reference.y))
 
 
@@ -159,7 +167,7 @@ def test_the_stored_reference_fits_the_data_and_is_wide_elsewhere(stored: regres
 
 def test_two_halves_of_the_reference_are_closer_than_anything_else(stored: regression.Reference) -> None:
     floor = regression.halves(stored)
-    prior = regression.predict(stored, {"prior": regression.prior}, Seed(0))["prior"]
+    (prior,) = regression.predict(stored, regression.prior, [Seed(0)])
     found = regression.distances(stored.grid, stored.draws, prior)
     assert all(floor[name] < 0.1 * found[name] for name in floor)
 

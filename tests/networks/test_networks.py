@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -91,6 +92,14 @@ def test_leaky_relu_has_slope_one_hundredth() -> None:
     linear = network.trunk[1](inputs)
     assert torch.equal(network(inputs), torch.where(linear > 0, linear, 0.01 * linear))
     assert torch.equal(network(inputs).clamp(min=0), plain(inputs)) and not torch.equal(network(inputs), plain(inputs))
+
+
+def test_tanh_is_numpys() -> None:
+    network, plain = (build(MlpConfig("mlp", (6,), a), (3,), 0, rng=Seed(0)) for a in ("tanh", "relu"))
+    inputs = torch.randn(50, 3, generator=Seed(1).generator())
+    linear = network.trunk[1](inputs)
+    np.testing.assert_allclose(network(inputs).detach(), np.tanh(linear.detach().numpy()), rtol=1e-5, atol=1e-6)
+    assert torch.equal(network.trunk[1].weight, plain.trunk[1].weight)  # one law of starting weights for all
 
 
 @pytest.mark.parametrize(
