@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from bdl_pipe.inducing import bayesianize
 from torch import nn
 
+from bdl_pipe.inducing import bayesianize
 from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed
 
