@@ -25,7 +25,7 @@ def block(marker: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("marker", ["vbpc.solve", "import Discriminative"])
+@pytest.mark.parametrize("marker", ["vbpc.solve", "import Discriminative", "import bayesianize"])
 def test_the_library_by_itself_runs_without_the_pipeline(marker: str) -> None:
     text = block(marker) + "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
