@@ -139,9 +139,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> N
         assert resumed.asked <= undisturbed.asked - stop, "the resumed run started over"
 
 
-TABLES = [
-    c for c in CASES if c.room.together is not None and c.task == "regression"
-]  # members of images are made alone
+TABLES = [c for c in CASES if c.room.together is not None and c.task == "regression"]  # images: alone
 
 
 @pytest.mark.parametrize("case", TABLES, ids=str)
