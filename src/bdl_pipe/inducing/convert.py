@@ -182,7 +182,7 @@ def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
     if layer is network:
         return holder
     for parent in list(network.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # every place of it; named_children gives the first alone
             if child is layer and parent is not holder:
                 setattr(parent, name, holder)
     return network
