@@ -16,6 +16,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
 from bdl_pipe.methods import load_fitted
 from pipeline import (
+    branch,
     current,
     evaluating,
     params,
@@ -27,7 +28,6 @@ from pipeline import (
     run,
     stage,
     tracking,
-    tune,
 )
 from pipeline.executors.inline import Inline
 from pipeline.settings import Settings
@@ -137,7 +137,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     assert steps == ["prepare boston", "student b-whole", "student b-half", "evaluate b-half"]
     every = [f"{kind} {key}" for kind, key in run.everything(found)]
     assert every.index("student b-whole") < every.index("student b-half")
-    assert [row.key for row in tune._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
+    assert [row.key for row in branch._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
     assert reporting._run(found.row("student", "b-half")).upstream == (places.record("student", "b-whole"),)
 
 
