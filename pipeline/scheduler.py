@@ -2,12 +2,14 @@
 
 The stage with the longest way still to go starts first; its length is what it took last time, or a
 guess from its kind. On an interrupt every process is stopped, and all that those started.
+A stage that crashes (native code, a library's threads at its exit) is run once more, from its checkpoints.
 """
 
 import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -23,6 +25,7 @@ from bdl_pipe.files import write_bytes
 
 from .lines import Lines
 
+_CRASH: Final = re.compile(r"exited with -(4|6|7|8|11)\b")  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, as dvc says it
 Graph = Mapping[str, Collection[str]]  # stage -> what it needs
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
 _GRACE_SECONDS: Final = 8.0  # between the polite signal and the last one
@@ -97,7 +100,7 @@ def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
     """
     outcome, start = Outcome(), time.monotonic()
     first = priorities(plan.graph, plan.seconds())
-    waiting, took = set(plan.todo), dict[str, float]()
+    waiting, again, took = set(plan.todo), set[str](), dict[str, float]()
     ended: queue.Queue[_Child] = queue.Queue()
     children: dict[str, _Child] = {}
     with _stop_signals() as stop, Lines(len(waiting)) as lines:
@@ -114,10 +117,15 @@ def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
                     lines.refresh()
                     continue
                 del children[child.name]
-                lines.end(child.name, child.code == 0, child.seconds)
+                if not child.crashed or child.name in again:
+                    lines.end(child.name, child.code == 0, child.seconds)
                 if child.code == 0:
                     outcome.done.append(child.name)
                     took[child.name] = child.seconds
+                elif child.crashed and child.name not in again:
+                    again.add(child.name)
+                    waiting.add(child.name)
+                    lines.say(child.name, "crashed: it is run once more")
                 else:
                     outcome.failed[child.name] = list(child.last)
                     lost = descendants(plan.graph, {child.name}) & waiting
@@ -149,6 +157,11 @@ class _Child:
         )
         lines.start(name)
         threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it, or the stage that it ran, was ended by a fault of native code."""
+        return self.code != 0 and any(_CRASH.search(line) for line in [*self.last, f"exited with {self.code}"])
 
     def _read(self) -> None:
         assert self.process.stdout is not None

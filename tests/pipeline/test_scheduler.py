@@ -58,6 +58,25 @@ def test_a_failure_stops_its_descendants_only(tmp_path: Path) -> None:
     assert outcome.skipped == {"d"}
 
 
+@pytest.mark.parametrize("way", ["kill -SEGV $$", "echo ERROR: failed to run: b, exited with -11; exit 255"])
+def test_a_crash_is_tried_once_more(tmp_path: Path, way: str) -> None:
+    first = f"if [ ! -e {tmp_path}/seen ]; then touch {tmp_path}/seen; {way}; fi; echo b >> {tmp_path}/order"
+    outcome = run(plan(tmp_path), 2, shell(tmp_path, {"b": first}))
+    assert sorted(outcome.done) == sorted(GRAPH) and not outcome.failed
+    assert (tmp_path / "order").read_text().split().count("b") == 1
+
+
+def test_a_second_crash_is_a_failure(tmp_path: Path) -> None:
+    outcome = run(plan(tmp_path), 2, shell(tmp_path, {"b": f"echo b >> {tmp_path}/tries; kill -SEGV $$"}))
+    assert (tmp_path / "tries").read_text().split() == ["b", "b"]
+    assert list(outcome.failed) == ["b"] and outcome.skipped == {"d"}
+
+
+def test_a_kill_is_not_a_crash(tmp_path: Path) -> None:
+    outcome = run(plan(tmp_path), 2, shell(tmp_path, {"b": f"echo b >> {tmp_path}/tries; kill -KILL $$"}))
+    assert (tmp_path / "tries").read_text().split() == ["b"] and list(outcome.failed) == ["b"]
+
+
 def test_the_longest_way_goes_first(tmp_path: Path) -> None:
     history = tmp_path / "state" / "seconds.json"
     history.parent.mkdir()
