@@ -26,12 +26,14 @@ class Task:
         payload: small, sent with the task.
         needs: keys of the shared data that it reads.
         shares: its work may be run by several processes that share its batches.
+        size: how much work it is, beside the other tasks of the call.
     """
 
     name: str
     payload: Any
     needs: tuple[str, ...] = ()
     shares: bool = False
+    size: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Executor(Protocol):
         shared: Mapping[str, Any],
         display: Display,
         store: Store | None = None,
-        light: bool = False,
+        light: bool | None = False,
     ) -> list[Done]:
         """The results in the order of the tasks.
 
@@ -68,7 +70,8 @@ class Executor(Protocol):
             shared: read-only; sent to each worker at most once.
             display: told of every step.
             store: with it, results are States, checkpoints are kept and gone on from.
-            light: the work takes less time than a worker takes to start: do it in this process.
+            light: the work is worth no worker's start: do it in this process, on the CPU; None: find out, by
+                trying the smallest task here.
 
         Raises:
             UserError: no node can ever run such a task, or the cluster does not answer.

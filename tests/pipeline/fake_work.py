@@ -72,6 +72,12 @@ ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teac
 REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, ONLY_CLASSES)}
 
 
+def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: Report) -> int:
+    """payload[0]² after payload[1] seconds."""
+    time.sleep(payload[1])
+    return payload[0] ** 2
+
+
 def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:
     """payload² + the sum of what is shared; nothing may be shared but what was asked for."""
     assert torch.get_num_threads() == 1
