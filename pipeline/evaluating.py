@@ -21,11 +21,12 @@ from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places, records, stage
-from .executors import Executor, Task
-from .executors.display import Display
-from .params import Params, Row
-from .settings import Settings
+from .core import places
+from .core.executors import Executor, Task
+from .core.executors.display import Display
+from .core.params import Params, Row
+from .core.settings import Settings
+from .rows import records, stage
 
 COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
 
@@ -52,7 +53,7 @@ class Answer:
 
 def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
-    from . import tracking
+    from .rows import tracking
 
     row = params.row("student", key)
     place = places.artifact("evaluate", key)

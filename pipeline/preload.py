@@ -4,8 +4,8 @@ import contextlib
 import importlib
 from typing import Final
 
-from . import tracking
-from .executors import cluster
+from .core.executors import cluster
+from .rows import tracking
 
 _MODULES: Final = (
     "dvc.cli",
@@ -14,8 +14,8 @@ _MODULES: Final = (
     "dvc.stage.run",
     "torch._dynamo",  # what optimisers import when they are first called
     "pipeline.evaluating",
-    "pipeline.model",
-    "pipeline.stage",
+    "pipeline.rows.model",
+    "pipeline.rows.stage",
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
     "ray",

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from . import places
-from .params import load, unwatched
+from .core import places
+from .core.params import load, unwatched
+from .core.settings import Settings
 from .scheduler import Command, Graph, Outcome, Plan, Process, ancestors, descendants, run
-from .settings import Settings
 
 _LIGHT: Final = ("report",)  # stage kinds that never fan out
 
@@ -92,7 +92,7 @@ def _ray(settings: Settings, fans_out: bool) -> Iterator[None]:
     if settings.executor != "ray" or not fans_out:
         yield
         return
-    from .executors.cluster import head
+    from .core.executors.cluster import head
 
     with head(settings) as address:
         os.environ["RAY_ADDRESS"] = address
@@ -102,7 +102,7 @@ def _ray(settings: Settings, fans_out: bool) -> Iterator[None]:
 @contextmanager
 def _parent_run() -> Iterator[Any]:
     """The tracked run that every stage's run belongs to."""
-    from . import tracking
+    from .rows import tracking
 
     tracking.initialise()
     parent, status = tracking.start_parent("repro"), ["KILLED"]

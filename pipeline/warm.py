@@ -15,8 +15,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from . import shell
-from .executors.cluster import prepare_environment
+from .core import shell
+from .core.executors.cluster import prepare_environment
 from .scheduler import Process
 
 _STAGE: Final = re.compile(r"python -m stages\.(\w+)((?: \S+)*)")  # a command of dvc.yaml

@@ -16,7 +16,7 @@ from bdl_pipe.errors import UserError, require
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
-from pipeline import stage
+from pipeline.rows import stage
 
 
 @dataclass(frozen=True)

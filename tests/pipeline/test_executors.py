@@ -12,12 +12,12 @@ import torch
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
-from pipeline.executors import Executor, Task, choose
-from pipeline.executors.cluster import check_resources, preflight
-from pipeline.executors.display import Display
-from pipeline.executors.inline import Inline
-from pipeline.executors.store import Store
-from pipeline.settings import Settings
+from pipeline.core.executors import Executor, Task, choose
+from pipeline.core.executors.cluster import check_resources, preflight
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.store import Store
+from pipeline.core.settings import Settings
 from tests.pipeline import fake_work
 
 EAGER = Settings(executor="inline", checkpoint_seconds=0.0)

@@ -14,7 +14,9 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.training import learning_rate
-from pipeline import cli, papers, params, tracking
+from pipeline import cli, papers
+from pipeline.core import params
+from pipeline.rows import tracking
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]

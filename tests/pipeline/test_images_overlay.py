@@ -11,7 +11,9 @@ import yaml
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
-from pipeline import apply, cli, params, tracking
+from pipeline import apply, cli
+from pipeline.core import params
+from pipeline.rows import tracking
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]

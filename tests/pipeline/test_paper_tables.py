@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
-from pipeline import papers, params
+from pipeline import papers
+from pipeline.core import params
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Cell, Line, Mean
 

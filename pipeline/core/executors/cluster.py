@@ -189,7 +189,7 @@ def prepare_environment() -> None:
     """Before ray is imported: switches, and where workers find our code."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     places = [str(root), str(root / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     absolute = dict.fromkeys(str(Path(place).absolute()) for place in places if place)
     os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
@@ -230,7 +230,7 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float
 
 def _code(address: str) -> dict[str, Any]:
     """Workers on other machines are sent our code; on this one they find it by PYTHONPATH."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     host = address.rpartition(":")[0]
     with contextlib.suppress(OSError):
         if host in ("localhost", "127.0.0.1", socket.gethostbyname(socket.gethostname())):
