@@ -85,8 +85,11 @@ def test_stages_are_thin() -> None:
         assert len(path.read_text().splitlines()) <= 60
 
 
-def test_light_commands_import_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    "code", ["import pipeline.cli as c; c.parser()", "import pipeline.core.executors.hub"], ids=["command line", "hub"]
+)
+def test_light_commands_and_a_stages_hub_import_nothing_heavy(code: str) -> None:
     heavy = ("torch", "ray", "mlflow", "dvc")
-    text = f"import sys; import pipeline.cli as c; c.parser(); print([m for m in {heavy} if m in sys.modules])"
+    text = f"import sys; {code}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

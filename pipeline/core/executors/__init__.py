@@ -6,15 +6,16 @@ them, on one thread: every executor gives the same bits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from bdl_pipe.progress import Report
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..settings import Settings
 from .display import Display
 from .store import Store
 
-Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
+if TYPE_CHECKING:
+    from bdl_pipe.progress import Report  # brings torch, which the hub of a stage does without
+
+Work = Callable[[Any, Mapping[str, Any], "Report"], Any]  # (payload, shared, report) -> result
 
 
 @dataclass(frozen=True)
