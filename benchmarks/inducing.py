@@ -9,7 +9,11 @@
 (b) a training step (forward, backward; one draw) over the deterministic network's.
 (c) bytes on disk of a fitted posterior over the network's: this ConvNet and ResNet-50; M = 64.
 
+    export MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
     python benchmarks/inducing.py --device cpu --threads 2
+
+With glibc's own limits each pass gives its memory back and takes it again page by page, 15 ms for this network, or not,
+by where on the heap other blocks happen to lie; with those above no form does.
 
 The forms of a case run in turn, so that a busy machine slows all of them; figures are medians, ratios are of
 medians. Goals: K = 20 at least 1.15 times as fast as the loop on a CPU, and within 1.3 of the ensemble.
