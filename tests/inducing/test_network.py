@@ -93,7 +93,7 @@ def test_stacked_networks_are_each_as_alone() -> None:
 
 _COMPILED = """
 import torch
-from bdl_pipe.inducing import bayesianize
+from bdl_pipe.inducing import bayesianize, prune
 from bdl_pipe.seeds import Seed
 from tests.inducing.cases import ALL, five_layers, normal, one_noise, shaken
 
@@ -111,13 +111,17 @@ for found in compiled:
     torch.testing.assert_close(found, net(inputs), rtol=1e-4, atol=1e-5)
 compiled[0].sum().backward()
 assert all(p.grad is not None for p in net.parameters())
+pruned = prune(net, 0.5)
+whole = torch.compile(pruned, backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(whole(inputs, noise), pruned(inputs, noise), rtol=1e-4, atol=1e-5)
+assert not torch.allclose(pruned(inputs, noise), net(inputs, noise), rtol=1e-4, atol=1e-5)
 print("equal")
 """
 
 
 @pytest.mark.slow
 def test_compiled_is_eager() -> None:
-    """All kinds in one network: with given noise in one graph; a plain call makes its noise before the graph.
+    """All kinds in one network: with given noise in one graph, pruned too; a plain call makes its noise before it.
 
     In a process of its own: the run-time type checks of the tests cannot be compiled.
     """
