@@ -190,7 +190,15 @@ def of_points(nets: Sequence[nn.Module]) -> Predictive:
     return lambda grid: torch.stack([net(grid.float()[:, None])[:, 0] for net in nets])
 
 
-METHODS = ("ffg_w", "fcg_w", "ensemble_w", "ffg_u", "fcg_u", "ensemble_u", "prior")
+TITLES: Final = {
+    "ffg_w": "FFG-W",
+    "fcg_w": "FCG-W",
+    "ensemble_w": "Ensemble-W",
+    "ffg_u": "FFG-U",
+    "fcg_u": "FCG-U",
+    "ensemble_u": "Ensemble-U",
+}
+METHODS: Final = (*TITLES, "prior")
 
 
 def named(name: str, steps: int) -> Method:
@@ -240,7 +248,7 @@ def main() -> None:
         near = summary([regression.distances(reference.grid, reference.draws, d) for d in draws])
         wide = summary([regression.spreads(reference.grid, reference.draws, d) for d in draws])
         print(json.dumps({"method": name, "wasserstein": near, "spread": wide, "seconds": seconds}), flush=True)
-        shown[name] = draws[0]
+        shown[TITLES.get(name, name)] = draws[0]
     if options.figure:
         shown.pop("prior", None)
         regression.draw(reference, {"NUTS": reference.draws} | shown, options.figure)
