@@ -149,11 +149,19 @@ def noises(nets: Sequence[Bayesian], rngs: Sequence[Seed], draws: int) -> Noises
 
 
 def fit(
-    kind: Kind, x: Tensor, y: Tensor, rngs: Sequence[Seed], *, steps: int, rate: float, draws: int
+    kind: Kind,
+    x: Tensor,
+    y: Tensor,
+    rngs: Sequence[Seed],
+    *,
+    steps: int,
+    rate: float,
+    draws: int,
+    falls: bool | None = None,
 ) -> list[Bayesian]:
-    """Fitted networks, one a seed."""
+    """Fitted networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
     nets = [bayesian(kind, rng) for rng in rngs]
-    decayed = steps * DECAYED // STEPS if kind in DECAYING else None
+    decayed = steps * DECAYED // STEPS if (kind in DECAYING if falls is None else falls) else None
     descend([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
     return nets
 
