@@ -68,32 +68,35 @@ class Box:
             levels.append([_convolved(powers, old, k) for k in range(len(powers))])
         return levels[::-1]
 
-    def nodes(self, edge: Tensor) -> Tensor:
-        """Left-edge distances of all leaves [2^d, point]; those of level j are the first 2^j."""
+    def nodes(self, edge: Tensor, level: int) -> Tensor:
+        """Left-edge distances of the nodes of a level [2^level, point]; those of a level j above are the first 2^j."""
         nodes = edge[None]
-        for width in self.widths:
+        for width in self.widths[:level]:
             nodes = torch.cat([nodes, nodes - 2 * width])
         return nodes
 
 
 def one_sided(edge: Tensor, box: Box, terms: list[Tensor], first: int) -> list[Tensor]:
-    """G of every node of every level: [2^j, point] for j = 0 … d.
+    """G of every node of every level but the leaves: [2^j, point] for j = 0 … d − 1.
 
     Args:
         edge: x + δ_0, the distance of x from the left edge of the support [point].
         terms: a_i for i = ``first``, ``first`` + 1, … [point] each.
         first: 0, or −1 for a density; d + ``first`` ≥ 1.
     """
-    depth, tails = len(box.widths), box.tails
-    # beyond these the root is zero or a polynomial; deep powers of what is there could overflow
-    nodes = box.nodes(torch.minimum(edge.clamp_min(0), 2 * tails[0] + 1))
-    levels = [horner(smooth(box, terms, first, depth), nodes.clamp_min(0))]
+    depth = len(box.widths)
+    # beyond these the root is zero or a polynomial, whose deeper powers could overflow
+    nodes = box.nodes(torch.minimum(edge.clamp_min(0), 2 * box.tails[0] + 1), depth - 1)
+    # below 2w_d the last difference has one value that is not zero
+    difference = horner(smooth(box, terms, first, depth), nodes.clamp_min(0)) * box.inverses[-1]
+    levels: list[Tensor] = []
     for j in reversed(range(depth)):
-        half, value = 1 << j, levels[-1]
-        here = nodes[:half] if j else edge[None]
-        difference = (value[:half] - value[half:]) * box.inverses[j]
-        beyond = horner(smooth(box, terms, first, j), here - tails[j])
-        levels.append(torch.where(here >= 2 * tails[j], beyond, difference))
+        here = nodes[: 1 << j] if j else edge[None]
+        beyond = horner(smooth(box, terms, first, j), here - box.tails[j])
+        value = torch.where(here >= 2 * box.tails[j], beyond, difference)
+        levels.append(value)
+        if j:
+            difference = (value[: 1 << j - 1] - value[1 << j - 1 :]) * box.inverses[j - 1]
     return levels[::-1]
 
 

@@ -1,0 +1,190 @@
+"""Exact integrals over a box of weights: what a collapsed sample of CIBER answers.
+
+A network's output is linear in the collapsed weights, f = c + Σ_i h_iU_i with U_i uniform on [−1, 1] and independent
+(h_i: half the range of a weight, times its input), so the average of a piecewise polynomial likelihood over the box
+has a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4.3; they
+call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, no cancellation.
+
+    triangular_density    E[tri(y − f)]: a regression likelihood, itself the density of d + 2 uniforms
+    expect                E[g(f)] of any piecewise polynomial: classes, rectified outputs
+    softmax_one           E[softmax] over one weight, without approximation
+
+Relative error in float64 below 1e-13 for d ≤ 8, any ratio of widths and any distance from the support's edge. Inputs
+of any floating dtype are computed in float64 (float32 where the device has no wider) and rounded once, at the end. All
+tensors are differentiable; at a kink the derivative is that from one side.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import DataError
+from .pieces import one_piece
+from .piecewise import Piecewise
+from .softmax import softmax_one
+from .spline import NEGLIGIBLE, Box, horner, one_sided
+
+__all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_density"]
+
+MOST: Final = 10  # collapsed weights of one output: the work doubles with each
+BLOCK: Final = 1 << 16  # nodes at a time: what stays in a cache
+
+
+def triangular_density(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius].
+
+    The density of c + ΣhU + T at y, T triangular: exactly 0 beyond |y − c| = Σh + radius, never negative, and
+    integrates to one.
+
+    Raises:
+        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, a radius ≤ 0.
+    """
+    reach = torch.as_tensor(radius, dtype=half_widths.dtype, device=half_widths.device)
+    _check(half_widths, y=y, centre=centre, radius=reach)
+    if not bool((reach > 0).all()):
+        raise DataError(f"radius must be > 0, got {float(reach.min())}")
+    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    dtype = torch.promote_types(torch.promote_types(y.dtype, centre.dtype), half_widths.dtype)
+    points = [_flat(value, batch) for value in (y, centre, reach)]
+    density = _blocks(_density, half_widths.shape[-1] + 1, *points, _flat_last(half_widths, batch))
+    return density.reshape(batch).to(dtype)
+
+
+def log_triangular_density(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """The log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
+
+    A mixture over samples by ``logsumexp`` takes −∞ from some of them; a point that none reaches has −∞.
+    """
+    density = triangular_density(y.double(), centre.double(), half_widths.double(), radius)
+    dtype = torch.promote_types(torch.promote_types(y.dtype, centre.dtype), half_widths.dtype)
+    return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf).to(dtype)
+
+
+def expect(
+    piecewise: Piecewise, centre: Float[Tensor, "*#batch"], half_widths: Float[Tensor, "*#batch d"]
+) -> Float[Tensor, "*batch"]:
+    """E[g(c + Σ_i h_iU_i)].
+
+    The pieces are integrated one by one and added: what is relative to E|g| is the rounding error of a g that takes
+    both signs, and near the edge of where g is not zero it is as exact as the coefficients make g vanish there.
+
+    Raises:
+        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them.
+    """
+    _check(half_widths, centre=centre)
+    g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
+    batch = torch.broadcast_shapes(
+        centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2]
+    )
+    at_centre = g(wide(centre)).expand(batch)
+    if half_widths.shape[-1]:
+        parts = [_flat(centre, batch), _flat_last(half_widths, batch), _flat_last(g.breakpoints, batch)]
+        coefficients = _flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
+        nodes = half_widths.shape[-1] + shape[0].bit_length()
+        value = _blocks(_expect, nodes, *parts, coefficients).reshape(batch)
+        at_centre = torch.where((half_widths == 0).all(-1), at_centre, value)
+    return at_centre.to(torch.promote_types(centre.dtype, half_widths.dtype))
+
+
+def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
+    """The triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
+    widths, unit = _sorted(torch.cat([half_widths, (radius / 2).expand(2, -1)]))
+    side = (y - centre).sign().detach()
+    edge = _sum(centre * side, -y * side, radius, *half_widths)  # Σh + r − |y − c|, exact to its last digit
+    box = Box(widths, -1)
+    return one_sided(edge / unit, box, [torch.ones_like(unit)], -1)[0][0] / unit
+
+
+def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
+    """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
+    widths, unit = _sorted(half_widths)
+    order = coefficients.shape[1]
+    scale = torch.stack([math.factorial(i) * unit**i for i in range(order)])  # [terms, point]
+    flip = torch.tensor([(-1.0) ** i for i in range(order)], dtype=scale.dtype, device=scale.device)[:, None]
+    box, tail = Box(widths, order - 1), list(half_widths)
+    left = one_sided(_sum(-centre, breaks[0], *tail) / unit, box, list(flip * scale * coefficients[0]), 0)
+    right = one_sided(_sum(centre, -breaks[-1], *tail) / unit, box, list(scale * coefficients[-1]), 0)
+    total = left[0][0] + right[0][0]
+    for start, end, piece in zip(breaks[:-1], breaks[1:], coefficients[1:-1], strict=True):
+        at_start, at_end = scale * piece, scale * _shifted(piece, end - start)
+        mirrored = centre - start > end - centre  # an end in reach is then the near one
+        side = torch.where(mirrored, -1.0, 1.0).to(centre)
+        edge = _sum(centre * side, -torch.where(mirrored, end, start) * side, *tail) / unit
+        near = torch.where(mirrored, flip * at_end, at_start)
+        far = torch.where(mirrored, flip * at_start, at_end)
+        total = total + one_piece(edge, (end - start) / unit, box, list(near), list(far))
+    return total
+
+
+def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
+    """The polynomial's coefficients [terms, point] about a point that lies ``by`` further right."""
+    rows = []
+    for i in range(len(coefficients)):
+        later: list[Tensor | None] = [math.comb(m, i) * coefficients[m] for m in range(i, len(coefficients))]
+        rows.append(horner(later, by))
+    return torch.stack(rows)
+
+
+def _sorted(widths: Tensor) -> tuple[Tensor, Tensor]:
+    """Widths [d, point], the widest first, over the widest; and the widest, or 1 where all are zero."""
+    widths = widths.sort(0, descending=True).values
+    unit = torch.where(widths[0] > 0, widths[0], 1)
+    widths = widths / unit
+    return torch.where(widths < NEGLIGIBLE, 0, widths), unit
+
+
+def _sum(*terms: Tensor) -> Tensor:
+    """The sum, as if in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1); its gradient is a sum's."""
+    total, error = terms[0], torch.zeros_like(terms[0])
+    for term in terms[1:]:
+        new = total + term
+        with torch.no_grad():
+            part = new - total
+            error = error + ((total - (new - part)) + (term - part))
+        total = new
+    return total + error
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float64, or in float32 where the device has nothing wider."""
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def _flat(values: Tensor, batch: Sequence[int]) -> Tensor:
+    """[point]"""
+    return wide(values).expand(batch).reshape(-1)
+
+
+def _flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
+    """[d, point] of [*batch, d]."""
+    return wide(values).expand(*batch, values.shape[-1]).reshape(-1, values.shape[-1]).T.contiguous()
+
+
+def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
+    """``compute`` on blocks of points (the last dimension), each of 2^levels nodes."""
+    size = max(1, BLOCK >> levels)
+    return torch.cat([compute(*block) for block in zip(*(part.split(size, -1) for part in parts), strict=True)])
+
+
+def _check(half_widths: Tensor, **values: Tensor) -> None:
+    for name, value in {"half_widths": half_widths, **values}.items():
+        if not bool(value.isfinite().all()):
+            raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
+    if half_widths.shape[-1] > MOST:
+        raise DataError(f"half_widths must be at most {MOST} for a point, got {half_widths.shape[-1]}")
+    if bool((half_widths < 0).any()):
+        raise DataError(f"half_widths must be ≥ 0, got {float(half_widths.min())}")
