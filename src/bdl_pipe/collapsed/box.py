@@ -31,7 +31,8 @@ from .spline import NEGLIGIBLE, Box, horner, one_sided
 __all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_density"]
 
 MOST: Final = 10  # collapsed weights of one output: the work doubles with each
-BLOCK: Final = 1 << 16  # nodes at a time: what stays in a cache
+BLOCK: Final = {"cpu": 1 << 17}  # nodes at a time: what stays in a cache
+LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
 
 
 def triangular_density(
@@ -102,20 +103,20 @@ def expect(
 
 def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
     """The triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
-    widths, unit = _sorted(torch.cat([half_widths, (radius / 2).expand(2, -1)]))
+    uniforms, unit = _kept(torch.cat([(radius / 2).expand(2, -1), half_widths]))
     side = (y - centre).sign().detach()
-    edge = _sum(centre * side, -y * side, radius, *half_widths)  # Σh + r − |y − c|, exact to its last digit
-    box = Box(widths, -1)
+    edge = _sum(centre * side, -y * side, *uniforms)  # Σh + r − |y − c|, exact to its last digit
+    box = Box((uniforms / unit).sort(0, descending=True).values, -1)
     return one_sided(edge / unit, box, [torch.ones_like(unit)], -1)[0][0] / unit
 
 
 def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
     """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
-    widths, unit = _sorted(half_widths)
+    half_widths, unit = _kept(half_widths)
     order = coefficients.shape[1]
     scale = torch.stack([math.factorial(i) * unit**i for i in range(order)])  # [terms, point]
     flip = torch.tensor([(-1.0) ** i for i in range(order)], dtype=scale.dtype, device=scale.device)[:, None]
-    box, tail = Box(widths, order - 1), list(half_widths)
+    box, tail = Box((half_widths / unit).sort(0, descending=True).values, order - 1), list(half_widths)
     left = one_sided(_sum(-centre, breaks[0], *tail) / unit, box, list(flip * scale * coefficients[0]), 0)
     right = one_sided(_sum(centre, -breaks[-1], *tail) / unit, box, list(scale * coefficients[-1]), 0)
     total = left[0][0] + right[0][0]
@@ -139,12 +140,12 @@ def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def _sorted(widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Widths [d, point], the widest first, over the widest; and the widest, or 1 where all are zero."""
-    widths = widths.sort(0, descending=True).values
-    unit = torch.where(widths[0] > 0, widths[0], 1)
-    widths = widths / unit
-    return torch.where(widths < NEGLIGIBLE, 0, widths), unit
+def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
+    """Widths [d, point] without what is negligible beside the widest; and the widest, or 1 where all are zero."""
+    unit = widths.detach().amax(0)  # of which the result does not depend
+    unit = torch.where(unit > 0, unit, 1)
+    # a zero stays itself, with its gradient of zero and its second derivative
+    return torch.where((widths > 0) & (widths < NEGLIGIBLE * unit), 0, widths), unit
 
 
 def _sum(*terms: Tensor) -> Tensor:
@@ -171,12 +172,13 @@ def _flat(values: Tensor, batch: Sequence[int]) -> Tensor:
 
 def _flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
     """[d, point] of [*batch, d]."""
-    return wide(values).expand(*batch, values.shape[-1]).reshape(-1, values.shape[-1]).T.contiguous()
+    size = values.shape[-1]
+    return wide(values).expand(*batch, size).movedim(-1, 0).reshape(size, math.prod(batch))
 
 
 def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
     """``compute`` on blocks of points (the last dimension), each of 2^levels nodes."""
-    size = max(1, BLOCK >> levels)
+    size = max(1, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels)
     return torch.cat([compute(*block) for block in zip(*(part.split(size, -1) for part in parts), strict=True)])
 
 

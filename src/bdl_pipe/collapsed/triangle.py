@@ -1,12 +1,15 @@
-"""The radius of the triangular density that stands in for a Gaussian."""
+"""The triangular density that stands in for a Gaussian, and its radius."""
 
 import math
 from functools import cache
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import require
+from .piecewise import Piecewise
 
 Scale = TypeVar("Scale", float, Tensor)
 
@@ -28,7 +31,7 @@ def density_matched() -> float:
     return float(brentq(slope, 1.0, 4.0, xtol=1e-15))
 
 
-def radius(sigma: Scale, match: Literal["variance", "density"]) -> Scale:
+def radius(sigma: Scale, match: str) -> Scale:
     """The triangular radius for a Gaussian of standard deviation ``sigma``, in its units.
 
     Args:
@@ -39,3 +42,11 @@ def radius(sigma: Scale, match: Literal["variance", "density"]) -> Scale:
     """
     require(match in ("variance", "density"), "match", 'must be "variance" or "density"', match)
     return sigma * (SQRT_6 if match == "variance" else density_matched())
+
+
+def triangular(radius: Float[Tensor, "*batch"]) -> Piecewise:
+    """The symmetric triangular density about 0, of a support of ``radius``."""
+    zero, height = torch.zeros_like(radius), 1 / radius
+    rise, fall = torch.stack([zero, height**2], -1), torch.stack([height, -(height**2)], -1)
+    outside = torch.zeros_like(rise)
+    return Piecewise(torch.stack([-radius, zero, radius], -1), torch.stack([outside, rise, fall, outside], -2))
