@@ -9,11 +9,13 @@ call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, n
     expect                E[g(f)] of any piecewise polynomial: classes, rectified outputs
     softmax_one           E[softmax] over one weight, without approximation
 
-Relative error in float64 below 1e-13 for d ≤ 8, any ratio of widths and any distance from the support's edge. Inputs
-of any floating dtype are computed in float64 (float32 where the device has no wider) and rounded once, at the end. All
-tensors are differentiable; at a kink the derivative is that from one side.
+In float64 the relative error is of the order of 1e-15 for d ≤ 8, for any ratio of the widths and at any distance from
+the support's edge; that of derivatives likewise, relative to all of them together. Inputs of any floating dtype are
+computed in float64 (float32 where the device has nothing wider) and rounded once, but for softmax_one. All tensors are
+differentiable; at a kink the derivative is that from one side. The work doubles with each weight, of no width as well.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -49,15 +51,7 @@ def triangular_density(
     Raises:
         DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, a radius ≤ 0.
     """
-    reach = torch.as_tensor(radius, dtype=half_widths.dtype, device=half_widths.device)
-    _check(half_widths, y=y, centre=centre, radius=reach)
-    if not bool((reach > 0).all()):
-        raise DataError(f"radius must be > 0, got {float(reach.min())}")
-    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
-    dtype = torch.promote_types(torch.promote_types(y.dtype, centre.dtype), half_widths.dtype)
-    points = [_flat(value, batch) for value in (y, centre, reach)]
-    density = _blocks(_density, half_widths.shape[-1] + 1, *points, _flat_last(half_widths, batch))
-    return density.reshape(batch).to(dtype)
+    return _wide_density(y, centre, half_widths, radius).to(_dtype(y, centre, half_widths))
 
 
 def log_triangular_density(
@@ -70,9 +64,9 @@ def log_triangular_density(
 
     A mixture over samples by ``logsumexp`` takes −∞ from some of them; a point that none reaches has −∞.
     """
-    density = triangular_density(y.double(), centre.double(), half_widths.double(), radius)
-    dtype = torch.promote_types(torch.promote_types(y.dtype, centre.dtype), half_widths.dtype)
-    return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf).to(dtype)
+    density = _wide_density(y, centre, half_widths, radius)
+    log = torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
+    return log.to(_dtype(y, centre, half_widths))
 
 
 def expect(
@@ -91,14 +85,24 @@ def expect(
     batch = torch.broadcast_shapes(
         centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2]
     )
-    at_centre = g(wide(centre)).expand(batch)
-    if half_widths.shape[-1]:
-        parts = [_flat(centre, batch), _flat_last(half_widths, batch), _flat_last(g.breakpoints, batch)]
-        coefficients = _flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
-        nodes = half_widths.shape[-1] + shape[0].bit_length()
-        value = _blocks(_expect, nodes, *parts, coefficients).reshape(batch)
-        at_centre = torch.where((half_widths == 0).all(-1), at_centre, value)
-    return at_centre.to(torch.promote_types(centre.dtype, half_widths.dtype))
+    dtype, at_centre = _dtype(centre, half_widths), g(wide(centre)).expand(batch)
+    if not half_widths.shape[-1]:
+        return at_centre.to(dtype)
+    parts = [_flat(centre, batch), _flat_last(half_widths, batch), _flat_last(g.breakpoints, batch)]
+    coefficients = _flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
+    value = _blocks(_expect, half_widths.shape[-1] + shape[0].bit_length(), *parts, coefficients)
+    return torch.where((half_widths == 0).all(-1), at_centre, value.reshape(batch)).to(dtype)
+
+
+def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
+    """The triangular density, checked, before it is rounded [*batch]."""
+    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(y).dtype, device=y.device)
+    _check(half_widths, y=y, centre=centre, radius=reach)
+    if not bool((reach > 0).all()):
+        raise DataError(f"radius must be > 0, got {float(reach.min())}")
+    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    points = [_flat(value, batch) for value in (y, centre, reach)]
+    return _blocks(_density, half_widths.shape[-1] + 1, *points, _flat_last(half_widths, batch)).reshape(batch)
 
 
 def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
@@ -163,6 +167,11 @@ def _sum(*terms: Tensor) -> Tensor:
 def wide(values: Tensor) -> Tensor:
     """In float64, or in float32 where the device has nothing wider."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def _dtype(*values: Tensor) -> torch.dtype:
+    """The widest of theirs."""
+    return functools.reduce(torch.promote_types, (value.dtype for value in values))
 
 
 def _flat(values: Tensor, batch: Sequence[int]) -> Tensor:
