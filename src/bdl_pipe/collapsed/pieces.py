@@ -65,8 +65,8 @@ def _moments(left: list[Tensor], length: Tensor, count: int) -> list[Tensor]:
 def _passed(box: Box, mass: list[Tensor], level: int) -> list[Tensor | None]:
     """Coefficients of C_j beyond the piece, as a polynomial of x from the middle of the piece, j ≥ 1."""
     moments = box.moments[level]
-    joint = [
-        sum((moments[k] * mass[order - 2 * k] for k in range(1, order // 2 + 1)), moments[0] * mass[order])
-        for order in range(level)
-    ]
+    joint: list[Tensor] = []
+    for order in range(level):
+        both = [moments[k] * mass[order - 2 * k] for k in range(min(order // 2 + 1, len(moments)))]
+        joint.append(sum(both[1:], both[0]))
     return [joint[level - 1 - power] / math.factorial(power) for power in range(level)]

@@ -56,15 +56,13 @@ class Box:
 
     @cached_property
     def moments(self) -> list[list[Tensor]]:
-        """moments[j][k] = E[S_j²ᵏ]/(2k)!, S_j the sum of what is left after j of them."""
-        depth = len(self.widths)
+        """moments[j][k] = E[S_j²ᵏ]/(2k)!, S_j the sum of what is left after j of them: [d] has k = 0 alone."""
         one = torch.ones_like(self.tails[0])
-        levels = [[one] + [torch.zeros_like(one)] * ((depth + self.orders) // 2)]
-        for j in reversed(range(depth)):
-            square, powers = self.widths[j].square(), [one]
+        levels = [[one]]
+        for j in reversed(range(len(self.widths))):
+            square, powers, old = self.widths[j].square(), [one], levels[-1]
             for k in range(1, (j + self.orders) // 2 + 1):
                 powers.append(powers[-1] * square / (2 * k * (2 * k + 1)))  # w²ᵏ/(2k + 1)!
-            old = levels[-1]
             levels.append([_convolved(powers, old, k) for k in range(len(powers))])
         return levels[::-1]
 
@@ -106,11 +104,8 @@ def smooth(box: Box, terms: list[Tensor], first: int, level: int) -> list[Tensor
     top = first + len(terms) - 1 + level
     coefficients: list[Tensor | None] = []
     for power in range(top + 1):
-        found = [
-            a * moments[(first + i + level - power) // 2]
-            for i, a in enumerate(terms)
-            if first + i + level >= power and (first + i + level - power) % 2 == 0
-        ]
+        orders = [(a, first + i + level - power) for i, a in enumerate(terms)]
+        found = [a * moments[m // 2] for a, m in orders if m >= 0 and m % 2 == 0 and m // 2 < len(moments)]
         coefficients.append(sum(found[1:], found[0]) / math.factorial(power) if found else None)
     return coefficients
 
@@ -135,5 +130,8 @@ def _same_parity(coefficients: list[Tensor | None], square: Tensor) -> Tensor | 
     return total
 
 
-def _convolved(left: list[Tensor], right: list[Tensor], k: int) -> Tensor:
-    return sum((left[i] * right[k - i] for i in range(1, k + 1)), left[0] * right[k])
+def _convolved(powers: list[Tensor], old: list[Tensor], k: int) -> Tensor:
+    """Σ_i powers[i] old[k − i], of which the first of each is one."""
+    inner = [powers[i] * old[k - i] for i in range(1, k) if k - i < len(old)]
+    ends = [old[k]] if 0 < k < len(old) else []
+    return sum([*inner, *ends], powers[k])
