@@ -77,6 +77,12 @@ def test_gradcheck(reach: float) -> None:
     assert torch.autograd.gradcheck(lambda x, low, high, z: softmax_one(x, 2, low, high, z), leaves)
 
 
+def test_the_derivative_where_both_are_as_likely() -> None:
+    logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    where = torch.tensor(1.0, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: softmax_one(x, 0, -1.0, 1.0, where), logits)
+
+
 def test_monte_carlo_agrees() -> None:
     """χ² of 3 classes of 20 points, each from its own draws: a false alarm in 1e-6. The control has no range."""
     random = numbers("softmax draws")

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import DataError
 
 NARROW: Final = 0.5  # h below this: a Gauss rule of 10 points has an error of (h/2π)^20, and its derivatives as well
+BLOCK: Final = 1 << 15  # points at a time
 WIDE: Final = 15.0  # h above this: e²ʰ would overflow, and the softplus do not cancel
 
 
@@ -48,19 +49,27 @@ def softmax_one(
     own = F.one_hot(chosen[..., 0], logits.shape[-1]).bool()
     rest = logits.masked_fill(own, -torch.inf)
     middle, half = feature * (ends[0] + ends[1]) / 2, (feature * (ends[1] - ends[0]) / 2).abs()
-    above = logits.gather(-1, chosen)[..., 0] + middle - rest.logsumexp(-1)  # a
-    half = half.expand(batch)
-    one, others = mean_sigmoid(above, half), mean_sigmoid(-above, half)
-    return torch.where(own, one[..., None], others[..., None] * rest.softmax(-1))
+    others = rest.logsumexp(-1, keepdim=True)
+    above = logits.gather(-1, chosen) + middle.expand(batch)[..., None] - others  # a [..., 1]
+    below = torch.where(above > 0, -above, above)  # −|a|, with a derivative at 0
+    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # of the less likely of the two, to its last digit
+    more, less = torch.where(above > 0, 1 - tail, tail), torch.where(above > 0, tail, 1 - tail)
+    return torch.where(own, more, less * (rest - others).exp())
 
 
 def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
     """E[σ(a + hU)], h ≥ 0, to the last digits of either tail; by three forms, each where it does not cancel."""
     centre, half = torch.broadcast_tensors(centre, half)
+    blocks = zip(centre.flatten().split(BLOCK), half.flatten().split(BLOCK), strict=True)
+    return torch.cat([_mean_sigmoid(*block) for block in blocks]).reshape(centre.shape)
+
+
+def _mean_sigmoid(centre: Tensor, half: Tensor) -> Tensor:
     small, large = half.clamp_max(NARROW), half.clamp_min(WIDE)
     between = half.clamp(NARROW, WIDE)
-    nodes, weights = (torch.tensor(part).to(centre) for part in np.polynomial.legendre.leggauss(10))
-    narrow = ((centre[..., None] + small[..., None] * nodes).sigmoid() * (weights / 2)).sum(-1)
+    narrow = torch.zeros_like(centre)
+    for node, weight in zip(*(part.tolist() for part in np.polynomial.legendre.leggauss(10)), strict=True):
+        narrow = narrow + weight / 2 * (centre + node * small).sigmoid()
     medium = torch.log1p(torch.expm1(2 * between) * (centre - between).sigmoid()) / (2 * between)
     # softplus x = −log σ(−x); torch's own softplus is x from 20 on
     far = (F.logsigmoid(large - centre) - F.logsigmoid(-centre - large)) / (2 * large)
