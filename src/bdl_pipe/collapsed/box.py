@@ -33,7 +33,7 @@ from .spline import NEGLIGIBLE, Box, horner, one_sided
 __all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_density"]
 
 MOST: Final = 10  # collapsed weights of one output: the work doubles with each
-BLOCK: Final = {"cpu": 1 << 15}  # nodes at a time: in the cache, and torch calls no other thread, which costs more here
+BLOCK: Final = {"cpu": 1 << 16}  # nodes at a time: what stays in a cache
 LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
 
 
