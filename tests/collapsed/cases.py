@@ -1,0 +1,52 @@
+"""Random and adversarial boxes: widths of every ratio down to 1e-10, points at the edge, at knots, in the middle."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bdl_pipe.seeds import Seed
+
+WIDTHS = ("equal", "spread", "extreme", "clustered")
+PLACES = ("inside", "edge", "middle", "knot")
+
+
+class Case(NamedTuple):
+    y: float
+    centre: float
+    half_widths: list[float]
+    radius: float
+
+
+def numbers(*address: str | int) -> np.random.Generator:
+    return Seed(0).fold("collapsed", *address).numpy()
+
+
+def width(kind: str, random: np.random.Generator) -> float:
+    """Within 2; within 1e4; any down to 1e-10, or zero; a few sizes far apart, each several times."""
+    if kind == "equal":
+        return random.uniform(0.5, 1)
+    if kind == "spread":
+        return 10 ** random.uniform(-4, 0)
+    if kind == "extreme":
+        return float(random.integers(0, 2)) * 10 ** random.uniform(-10, 0)
+    return random.choice([1, 1e-5, 0.5e-5, 1e-10]) * random.choice([1, random.uniform(0.5, 1)])
+
+
+def case(d: int, kind: str, place: str, random: np.random.Generator) -> Case:
+    half_widths, radius = [width(kind, random) for _ in range(d)], width(kind, random) or 1.0
+    centre, support = random.normal(), sum(half_widths) + radius
+    if place == "inside":
+        offset = support * random.uniform(-1, 1)
+    elif place == "edge":
+        offset = random.choice([-1, 1]) * support * (1 - 10 ** random.uniform(-7, 0))
+    elif place == "middle":
+        offset = random.choice([0, 1e-10, 1e-5]) * random.uniform(-1, 1)
+    else:
+        offset = sum(random.choice([-1, 1]) * w for w in [*half_widths, radius])
+        offset += random.choice([0, 1e-10, 1e-5]) * random.uniform(-1, 1)
+    return Case(float(centre + offset), float(centre), [float(w) for w in half_widths], float(radius))
+
+
+def cases(d: int, kind: str, count: int) -> list[Case]:
+    random = numbers("cases", d, kind)
+    return [case(d, kind, PLACES[i % len(PLACES)], random) for i in range(count)]

@@ -1,0 +1,196 @@
+"""The triangular density under a box: digits, edges, derivatives, against 400-digit sums and Monte Carlo."""
+
+import itertools
+import math
+
+import mpmath
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from bdl_pipe.collapsed import box
+from bdl_pipe.errors import DataError
+from bdl_pipe.seeds import Seed
+
+from .cases import WIDTHS, Case, cases
+from .oracle import DIGITS, density, relative_error
+
+
+def double(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tensors(chosen: list[Case], *, grad: bool = False) -> tuple[Tensor, ...]:
+    """y, centre, half-widths and radius of the cases."""
+    parts = ([c.y for c in chosen], [c.centre for c in chosen], [c.half_widths for c in chosen])
+    y, centre, widths = (torch.tensor(part, dtype=torch.float64, requires_grad=grad) for part in parts)
+    return y, centre, widths, torch.tensor([c.radius for c in chosen], dtype=torch.float64, requires_grad=grad)
+
+
+def signed_sum(y: Tensor, centre: Tensor, half_widths: Tensor, radius: Tensor) -> Tensor:
+    """The textbook form in float64, which the digits tell from ours."""
+    widths = torch.cat([half_widths, (radius / 2)[:, None].expand(-1, 2)], -1)
+    signs = torch.tensor(list(itertools.product([1.0, -1.0], repeat=widths.shape[-1])), dtype=torch.float64)
+    corners = (y - centre)[:, None] + widths @ signs.T
+    powers = corners.clamp_min(0) ** (widths.shape[-1] - 1) / math.factorial(widths.shape[-1] - 1)
+    return (powers * signs.prod(-1)).sum(-1) / (2 * widths).prod(-1)
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("d", [0, 1, 2, 3, 5, 8])
+def test_twelve_digits_for_any_widths(d: int, kind: str) -> None:
+    chosen = cases(d, kind, 16 if d == 8 else 48)
+    got = box.triangular_density(*tensors(chosen))
+    assert bool((got >= 0).all())
+    worst = max(relative_error(float(g), density(*c)) for g, c in zip(got, chosen, strict=True))
+    assert worst < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["spread", "clustered"])
+def test_the_cases_are_hard(kind: str) -> None:
+    """The control: the signed sum in float64 loses what is asked for in some of them."""
+    chosen = cases(3, kind, 48)
+    got = signed_sum(*tensors(chosen))
+    assert max(relative_error(float(g), density(*c)) for g, c in zip(got, chosen, strict=True)) > 1e-8
+
+
+@pytest.mark.parametrize("d", [1, 3, 5])
+def test_gradients_have_twelve_digits_too(d: int) -> None:
+    """Against differences in 400 digits, relative to all the derivatives together; 0 at a zero width off the kinks."""
+    chosen = [c for kind in ("equal", "spread", "extreme") for c in cases(d, kind, 12)[::4]]  # inside
+    leaves = tensors(chosen, grad=True)
+    box.triangular_density(*leaves).sum().backward()
+    y, _, widths, radius = (leaf.grad for leaf in leaves)
+    for row, c in enumerate(chosen):
+        exact = [slope(c, None), *(slope(c, i) for i in range(d)), slope(c, d)]
+        got = [float(y[row]), *widths[row].tolist(), float(radius[row])]
+        scale = sum(map(abs, exact))
+        assert all(abs(g - e) <= 1e-12 * scale for g, e in zip(got, exact, strict=True))
+
+
+def slope(c: Case, width: int | None) -> mpmath.mpf:
+    """The derivative by y (None), by a half-width, or by the radius (d)."""
+    with mpmath.workdps(DIGITS):
+        values = [mpmath.mpf(c.y), *map(mpmath.mpf, [*c.half_widths, c.radius])]
+        place = 0 if width is None else width + 1
+        if values[place] == 0 and place:
+            return mpmath.mpf(0)
+        step = mpmath.mpf(10) ** -60 * (values[place] if place else 1)
+        ends = []
+        for sign in (1, -1):
+            moved = list(values)
+            moved[place] += sign * step
+            ends.append(density(moved[0], c.centre, moved[1:-1], moved[-1]))
+        return (ends[0] - ends[1]) / (2 * step)
+
+
+def test_gradcheck_twice() -> None:
+    c = Case(0.3, -0.2, [0.8, 0.05, 0.3], 0.7)
+    leaves = tensors([c, c._replace(y=1.1)], grad=True)
+    assert torch.autograd.gradcheck(box.triangular_density, leaves)
+    assert torch.autograd.gradgradcheck(box.triangular_density, leaves)
+
+
+def test_zero_widths_are_absent_ones() -> None:
+    y, centre, widths, radius = tensors(cases(3, "spread", 40))
+    padded = torch.stack([widths[:, 0] * 0, widths[:, 0], widths[:, 1], widths[:, 1] * 0, widths[:, 2]], -1)
+    expected = box.triangular_density(y, centre, widths, radius)
+    torch.testing.assert_close(box.triangular_density(y, centre, padded, radius), expected, rtol=1e-13, atol=0)
+    alone = box.triangular_density(y, centre, widths * 0, radius)
+    plain = (1 / radius - (y - centre).abs() / radius**2).clamp_min(0)
+    torch.testing.assert_close(alone, plain, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_it_integrates_to_one(kind: str) -> None:
+    """By a Gauss rule on every piece between the knots, exact for its degree.
+
+    Where widths are far apart, a double that is near a knot of a wide one knows little of the narrow ones.
+    """
+    for c in cases(3, kind, 8):
+        _, centre, widths, radius = tensors([c._replace(centre=0.0)])
+        steps = itertools.product([-1, 1], [-1, 1], [-1, 1], [-1, 0, 1])
+        knots = sorted({sum(s * w for s, w in zip(step, [*c.half_widths, c.radius], strict=True)) for step in steps})
+        left, right = double(knots[:-1]), double(knots[1:])
+        nodes = double([-math.sqrt(0.6), 0, math.sqrt(0.6)])
+        weights = double([5 / 9, 8 / 9, 5 / 9])
+        y = (left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes
+        total = (box.triangular_density(y, centre, widths, radius) * weights * (right - left)[:, None] / 2).sum()
+        assert abs(float(total) - 1) < (1e-5 if kind in ("extreme", "clustered") else 1e-11)
+
+
+def test_zero_beyond_the_support_and_positive_within() -> None:
+    widths, edge = double([0.5, 0.25, 0.0]), 1.75
+    y = double([edge, -edge, 1.8, -50.0, 1e30, -1e300])
+    zero = torch.zeros((), dtype=torch.float64)
+    assert not box.triangular_density(y, zero, widths, 1.0).any()
+    inside = double([edge, -edge]) * (1 - 2**-52)
+    assert bool((box.triangular_density(inside, zero, widths, 1.0) > 0).all())
+
+
+def test_log_density_and_its_gradient_outside() -> None:
+    y = torch.tensor([0.2, 5.0], dtype=torch.float64, requires_grad=True)
+    centre, widths = double([0.0, 0.0]), double([0.5, 0.1])
+    logs = box.log_triangular_density(y, centre, widths, 1.0)
+    assert logs[0] == box.triangular_density(y, centre, widths, 1.0)[0].log()
+    assert logs[1] == -math.inf
+    torch.logsumexp(logs, 0).backward()  # the mixture takes the sample that the point is outside of
+    assert y.grad[0] < 0
+    assert y.grad[1] == 0
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_float32_rounds_once(kind: str) -> None:
+    rounded = [part.float() for part in tensors(cases(3, kind, 40))]
+    got = box.triangular_density(*rounded)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), box.triangular_density(*(r.double() for r in rounded)), rtol=1e-7, atol=0)
+
+
+def test_points_and_samples_broadcast_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(Seed(0).fold("broadcast").integer())
+    y, centre = torch.randn(7, 1, generator=random).double(), torch.randn(5, generator=random).double()
+    widths, radius = torch.rand(7, 5, 3, generator=random).double(), torch.rand(7, 1, generator=random).double() + 0.1
+    whole = box.triangular_density(y, centre, widths, radius)
+    assert whole.shape == (7, 5)
+    monkeypatch.setattr(box, "BLOCK", {"cpu": 64})
+    assert torch.equal(box.triangular_density(y, centre, widths, radius), whole)
+    one = box.triangular_density(y[3, 0], centre[2], widths[3, 2], float(radius[3]))
+    torch.testing.assert_close(one, whole[3, 2], rtol=1e-14, atol=0)
+    assert box.triangular_density(y[:0], centre, widths[:0], radius[:0]).shape == (0, 5)
+
+
+def test_monte_carlo_agrees() -> None:
+    """χ² of 30 points, each from its own draws: a false alarm in 1e-6. The control takes widths for half-widths."""
+    random = torch.Generator().manual_seed(Seed(0).fold("monte carlo").integer())
+    widths = torch.rand(30, 3, generator=random, dtype=torch.float64)
+    y = 0.6 * torch.randn(30, generator=random, dtype=torch.float64)
+    radius, centre = 0.5, torch.zeros(30, dtype=torch.float64)
+    uniform = 2 * torch.rand(20_000, 30, 3, generator=random, dtype=torch.float64) - 1
+    draws = (1 / radius - (y - (widths * uniform).sum(-1)).abs() / radius**2).clamp_min(0)
+    spread = draws.std(0) / math.sqrt(len(draws))
+
+    def alarm(density: Tensor) -> bool:
+        return float((((draws.mean(0) - density) / spread) ** 2).sum()) > chi2.isf(1e-6, 30)
+
+    assert not alarm(box.triangular_density(y, centre, widths, radius))
+    assert alarm(box.triangular_density(y, centre, widths / 2, radius))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"radius": 0.0}, "radius must be > 0, got 0.0"),
+        ({"radius": math.nan}, "radius must be finite, got nan"),
+        ({"half_widths": torch.tensor([0.1, -0.5])}, "half_widths must be ≥ 0, got -0.5"),
+        ({"half_widths": torch.tensor([math.inf])}, "half_widths must be finite, got inf"),
+        ({"half_widths": torch.ones(11)}, "half_widths must be at most 10 for a point, got 11"),
+        ({"y": torch.tensor(math.nan)}, "y must be finite, got nan"),
+        ({"centre": torch.tensor(-math.inf)}, "centre must be finite, got -inf"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Tensor | float], message: str) -> None:
+    good = {"y": torch.tensor(0.0), "centre": torch.tensor(0.0), "half_widths": torch.ones(2), "radius": 1.0}
+    with pytest.raises(DataError, match=message):
+        box.triangular_density(**{**good, **change})
