@@ -114,7 +114,15 @@ CAPPED = {"sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
-    ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
+    ("sgd", "regression"): {
+        "network": MLP,
+        "epochs": 3,
+        "keep": 2,
+        "batch": 32,
+        "optimiser": ADAM,
+        "moments": {"count": 3, "every": 1},
+        "variance_floor": 1.0e-3,
+    },
     ("deterministic", "classification"): {},
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},

@@ -25,6 +25,7 @@ from ..artifacts import State, stack, unstack
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
+from ..iterates import snapshots
 from ..method import Inputs, Method, Room
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
@@ -82,9 +83,9 @@ class Moments:
         return self.mean + math.sqrt(scale) * (self.sd * z1 / math.sqrt(2) + low)
 
 
-def moments(snapshots: Float[Tensor, "epoch weight"], rank: int) -> Moments:
+def moments(iterates: Float[Tensor, "epoch weight"], rank: int) -> Moments:
     """Mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
-    exact = snapshots.double()
+    exact = iterates.double()
     mean = exact.mean(0)
     centred = exact - mean
     return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
@@ -100,12 +101,12 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     network = spec.build(Seed(0)).to(data.device)
-    names = [name for name, _ in network.named_parameters()]
-    flat = torch.cat([trajectory.tensors[name].flatten(1) for name in names], dim=1)  # [epoch, weight]
+    names, past = [name for name, _ in network.named_parameters()], snapshots(trajectory)
+    flat = torch.cat([past[name].flatten(1) for name in names], dim=1)  # [epoch, weight]
     require(len(flat) > 1, "methods.sgd.keep", "must leave two or more snapshots for swag", len(flat))
     require(config.rank <= len(flat), "methods.swag.rank", f"must be <= the snapshots ({len(flat)})", config.rank)
     gaussian = moments(flat, config.rank)
-    last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
+    last = {name: epochs[-1] for name, epochs in past.items()}
     rows = _rows(network, data, config, rng)
     saved = report.load()
     drawn = unstack(saved.tensors) if saved is not None else []
