@@ -12,11 +12,14 @@ from bdl_pipe.config import read, to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.iterates import Keep, MomentsConfig, RunningMoments, moments, snapshots
+from bdl_pipe.learner import LearnConfig
 from bdl_pipe.methods import METHODS, posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.start import last_snapshot
+from bdl_pipe.training import OptimiserConfig
 from bdl_pipe.trajectory import SGD, SgdConfig
 from tests.test_conformance import Interrupted, Recorder, same
 from tests.test_learning import table
@@ -167,6 +170,14 @@ def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> No
         torch.testing.assert_close(found.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
         assert found.variance.std() > 1e-3  # of each input, not one number
         assert made.config["spec"]["variance_floor"] == 0.05
+
+
+def test_a_fit_that_starts_there_takes_the_means_of_the_last_snapshot(tiny_table: FitData) -> None:
+    state = trajectory(tiny_table, variance_floor=0.05, moments={"count": 4, "every": 1})
+    how = LearnConfig(1, 16, OptimiserConfig("sgd", 0.1))
+    start = last_snapshot({"trajectory": [state]}, MlpConfig("mlp", (4,)), how, tiny_table)
+    assert start is not None and start.keys() == snapshots(state).keys()
+    assert torch.equal(start["head.weight"], state.tensors["head.weight"][-1][:1])
 
 
 def test_keys_that_are_absent_are_not_written() -> None:
