@@ -114,7 +114,15 @@ CAPPED = {"sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
-    ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
+    ("sgd", "regression"): {
+        "network": MLP,
+        "epochs": 3,
+        "keep": 2,
+        "batch": 32,
+        "optimiser": ADAM,
+        "moments": {"count": 3, "every": 1},
+        "variance_floor": 1.0e-3,
+    },
     ("deterministic", "classification"): {},
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},
@@ -128,6 +136,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
+    ("swa", "classification"): {"batch_norm_rows": 64, "batch_norm_batch": 32},
+    ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
@@ -183,7 +193,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {("deterministic", "student"), ("ensemble", "student"), ("sgld", "student"), ("gp", "student")}
+FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp")}
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD, SWAG
+from .trajectory import SGD, SWA, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -59,6 +59,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             G_VBLL,
             G_VBLL_BNN,
             GP,
+            SWA,
             SWAG,
             SNGP,
             GBLL,
