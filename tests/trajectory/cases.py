@@ -11,7 +11,7 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 
-NOISE, TEMPERATURE, PRIOR_VARIANCE = 0.5, 3.0, 1.5
+NOISE, TEMPERATURE, PRIOR_VARIANCE = 0.5, 4.0, 1.5
 SPEC = NetworkSpec(MlpConfig("mlp", (6,), "tanh"), (4,), 1, "gaussian", NOISE)
 HEAD = 7  # weights of the head, which are the last: outputs are linear in them
 SIGMAS = 5.5  # two-sided: 4e-8 a test, below 4e-7 for the nine of three dimensions

@@ -20,11 +20,11 @@ CONFIG = PcaEssConfig(
     dimension=3,
     temperature=TEMPERATURE,
     prior_variance=PRIOR_VARIANCE,
-    draws=600,
+    draws=500,
     batch_norm_rows=None,
     batch_norm_batch=32,
-    burn_in=20,
-    every=2,
+    burn_in=10,
+    every=1,
     batch=80,
 )
 
@@ -37,11 +37,11 @@ def drawn(data: FitData, seed: int = 3, **changes: float) -> np.ndarray:
 
 
 def test_draws_are_of_the_exact_posterior(tiny_table: FitData) -> None:
-    """False alarms: see ``cases.rejects``. A likelihood used twice and an inverted temperature are refused."""
+    """False alarms: see ``cases.rejects``. A temperature left out or inverted is refused."""
     z = drawn(tiny_table)
     past = linear_trajectory()
     assert not rejects(z, *exact(past, tiny_table, 3, 1 / TEMPERATURE))
-    assert rejects(z, *exact(past, tiny_table, 3, 2 / TEMPERATURE))
+    assert rejects(z, *exact(past, tiny_table, 3, 1.0))
     assert rejects(z, *exact(past, tiny_table, 3, TEMPERATURE))
 
 
@@ -59,20 +59,20 @@ def gaussian(power: float):
 
 
 def test_the_kernel_leaves_a_correlated_gaussian_invariant() -> None:
-    """8,000 steps; false alarms: see ``cases.rejects``. A likelihood used twice in the kernel is refused."""
-    config = dataclasses.replace(CONFIG, draws=8000, every=1)
+    """3,000 steps; false alarms: see ``cases.rejects``. A likelihood used twice in the kernel is refused."""
+    config = dataclasses.replace(CONFIG, draws=3000, every=1)
     log_likelihood, mean, covariance = gaussian(1.0)
     twice, _, _ = gaussian(2.0)
     right = sample(log_likelihood, config, rng=Seed(5), report=Silent()).numpy()
-    wrong = sample(twice, dataclasses.replace(config, draws=4000), rng=Seed(5), report=Silent()).numpy()
+    wrong = sample(twice, dataclasses.replace(config, draws=1000), rng=Seed(5), report=Silent()).numpy()
     assert not rejects(right, mean, covariance)
     assert rejects(wrong, mean, covariance)
 
 
-def test_a_bracket_that_does_not_shrink_to_the_current_point_is_noticed() -> None:
-    """The same test refuses a kernel that takes the first point whatever its likelihood: it samples the prior."""
+def test_a_kernel_that_does_not_look_at_the_likelihood_is_noticed() -> None:
+    """The same test refuses one that takes the first point whatever its likelihood: it samples the prior."""
     _, mean, covariance = gaussian(1.0)
-    prior = sample(lambda z: 0.0, dataclasses.replace(CONFIG, draws=2000), rng=Seed(6), report=Silent()).numpy()
+    prior = sample(lambda z: 0.0, dataclasses.replace(CONFIG, draws=500), rng=Seed(6), report=Silent()).numpy()
     assert rejects(prior, mean, covariance)
 
 
@@ -101,9 +101,9 @@ def test_a_start_without_likelihood_is_an_error() -> None:
 
 
 def test_the_size_of_a_batch_does_not_change_the_posterior(tiny_table: FitData) -> None:
-    one = drawn(tiny_table, draws=5)
-    np.testing.assert_allclose(drawn(tiny_table, draws=5, batch=7), one, atol=1e-4)
-    assert np.abs(drawn(tiny_table, seed=4, draws=5) - one).max() > 0.1
+    one = drawn(tiny_table, draws=3, burn_in=0)
+    np.testing.assert_allclose(drawn(tiny_table, draws=3, burn_in=0, batch=30), one, atol=1e-4)
+    assert np.abs(drawn(tiny_table, seed=4, draws=3, burn_in=0) - one).max() > 0.1
 
 
 def test_more_components_than_there_are_is_refused(tiny_table: FitData) -> None:
