@@ -5,10 +5,13 @@ mean and v_k, s_k the right singular vectors and singular values of the deviatio
 
     w(z) = w̄ + Σ_k z_k p_k,   p_k = s_k v_k / √(T − 1),   k = 1 … K,
 
-so that N(0, I) over z has the leading part of the snapshots' sample covariance: z = 1 is as far as the trajectory
-itself went. The posterior of z is p(z | D) ∝ Π_i p(y_i | x_i, w(z))^(1/temperature) N(z; 0, prior_variance I); the
-published code scales p_k so, too. The noise of regression is the network's own (``posterior.NetworkSpec``): where it
-predicts a log-variance, that is moved with all other weights.
+so that N(0, I) over z has the leading part of the snapshots' sample covariance, that of SWAG's low rank: z = 1 is as
+far as the trajectory itself went. The posterior is
+
+    p(z | D) ∝ Π_i p(y_i | x_i, w(z))^(1/temperature) N(z; 0, prior_variance I).
+
+The noise of regression is the network's own (``posterior.NetworkSpec``): where it predicts a log-variance, that is
+moved with all other weights.
 
 Batch normalisation: within the likelihood each batch is normalised by its own statistics, as in training and in the
 published code; a network that is drawn has statistics refreshed on training rows, as SWAG's.
@@ -28,6 +31,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs
+from ..networks import fastest_order
 from ..networks.normalisation import by_batch_statistics
 from ..posterior import NetworkDraws
 from ..seeds import Seed
@@ -122,8 +126,11 @@ class Target:
         network, device = self._snapshots.network, self._inputs.device
         weights = {name: value.to(device) for name, value in self._snapshots.named(self.plane.point(z)).items()}
         chosen = rows.to(device)
+        inputs = self._inputs[chosen]
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=fastest_order(network))
         with by_batch_statistics(network):
-            outputs = functional_call(network, weights, (self._inputs[chosen],))
+            outputs = functional_call(network, weights, (inputs,))
         logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(_exact(self._targets[chosen]))
         return logs.sum().cpu() / self._temperature
 
