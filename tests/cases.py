@@ -36,6 +36,17 @@ DARK_KNOWLEDGE = {
     "optimiser": ADAM,
 }
 SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
+SUBSPACE = {
+    "dimension": 1,
+    "temperature": 2.0,
+    "prior_variance": 1.0,
+    "draws": 3,
+    "batch": 64,
+    "batch_norm_rows": 64,
+    "batch_norm_batch": 32,
+}
+PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
+PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "rate": 1.0e-2}}
 SNGP = {
     "network": MLP,
     "features": 16,
@@ -140,6 +151,10 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("pca_ess", "classification"): PCA_ESS,
+    ("pca_ess", "regression"): PCA_ESS,
+    ("pca_vi", "classification"): PCA_VI,
+    ("pca_vi", "regression"): PCA_VI,
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,

@@ -37,7 +37,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD, SWA, SWAG
+from .trajectory import PCA_ESS, PCA_VI, SGD, SWA, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -61,6 +61,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             GP,
             SWA,
             SWAG,
+            PCA_ESS,
+            PCA_VI,
             SNGP,
             GBLL,
             LDGBLL,

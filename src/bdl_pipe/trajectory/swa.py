@@ -12,18 +12,16 @@ paper's cycles within the averaged part are not built.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..artifacts import State
-from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import moments, snapshots
 from ..method import Inputs, Method, Room
-from ..networks.normalisation import refresh_batch_norm
-from ..posterior import NetworkDraws, NetworkSpec
+from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
-from .weights import flat, named, parameter_names, statistics_rows
+from .snapshots import Snapshots
 
 
 @dataclass(frozen=True)
@@ -52,25 +50,20 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
         ConfigError: the trajectory has neither moments nor two snapshots.
     """
     (trajectory,) = inputs["trajectory"]
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    network = spec.build(Seed(0)).to(data.device)
-    last = {name: past[-1] for name, past in snapshots(trajectory).items()}
-    network.load_state_dict(last | _mean(trajectory, parameter_names(network), last))
-    rows = statistics_rows(network, data, config.batch_norm_rows, Seed(0).fold("swa"))
-    refresh_batch_norm(network, rows, config.batch_norm_batch)
+    rows, batch = config.batch_norm_rows, config.batch_norm_batch
+    snapshots = Snapshots(trajectory, data, rows, batch, Seed(0).fold("swa"))
+    made = snapshots.state_at(_mean(snapshots))
     report(1, 1)
-    return NetworkDraws.of(spec, [{k: v.detach().cpu() for k, v in network.state_dict().items()}]).state()
+    return NetworkDraws.of(snapshots.spec, [made]).state()
 
 
-def _mean(trajectory: State, names: list[str], last: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The parameters' mean, in the shapes and types of ``last``."""
-    kept, past = moments(trajectory), snapshots(trajectory)
-    if kept is not None:
-        return {name: kept[0][name].to(last[name]) for name in names}
-    weights = flat(past, names)
+def _mean(snapshots: Snapshots) -> Tensor:
+    """The mean of the parameters [weight], in float64."""
+    if snapshots.moments is not None:
+        return snapshots.moments[0]
     rule = "must leave two or more snapshots for swa, where there are no moments"
-    require(len(weights) > 1, "methods.sgd.keep", rule, len(weights))
-    return named(weights.double().mean(0), names, last)
+    require(len(snapshots.flat) > 1, "methods.sgd.keep", rule, len(snapshots.flat))
+    return snapshots.flat.double().mean(0)
 
 
 SWA = Method(

@@ -21,18 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..artifacts import State, stack, unstack
-from ..config import read
+from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import moments as running_moments
-from ..iterates import snapshots
 from ..method import Inputs, Method, Room
-from ..networks.normalisation import refresh_batch_norm
-from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from .weights import flat, named, parameter_names, statistics_rows
+from .snapshots import Snapshots
 
 
 @dataclass(frozen=True)
@@ -101,35 +96,27 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
         ConfigError: the trajectory has fewer snapshots than ``rank``, or, without moments, fewer than two.
     """
     (trajectory,) = inputs["trajectory"]
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    network = spec.build(Seed(0)).to(data.device)
-    names, last = parameter_names(network), {name: past[-1] for name, past in snapshots(trajectory).items()}
-    gaussian = _gaussian(trajectory, names, config.rank)
-    rows = statistics_rows(network, data, config.batch_norm_rows, rng)
-    saved = report.load()
-    drawn = unstack(saved.tensors) if saved is not None else []
-    for number in range(len(drawn), config.draws):
+    snapshots = Snapshots(trajectory, data, config.batch_norm_rows, config.batch_norm_batch, rng)
+    gaussian = _gaussian(snapshots, config.rank)
+
+    def draw(number: int) -> dict[str, Tensor]:
         generator = rng.fold("draw", number).generator()
         z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=torch.float64)
         z2 = torch.randn(config.rank, generator=generator, dtype=torch.float64)
-        network.load_state_dict(last | named(gaussian.draw(z1, z2, config.scale), names, last))
-        refresh_batch_norm(network, rows, config.batch_norm_batch)
-        drawn.append({name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
-        report(number + 1, config.draws)
-        if report.due():
-            report.save(State(stack(drawn)))
-    return NetworkDraws.of(spec, drawn).state()
+        return snapshots.named(gaussian.draw(z1, z2, config.scale))
+
+    return snapshots.draws(draw, config.draws, report=report).state()
 
 
-def _gaussian(trajectory: State, names: list[str], rank: int) -> Moments:
+def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
     """Of the running moments and the last snapshots, or of the snapshots alone."""
-    past, kept = flat(snapshots(trajectory), names), running_moments(trajectory)
+    past, kept = snapshots.flat, snapshots.moments
     enough = len(past) > 1 or kept is not None
     require(enough, "methods.sgd.keep", "must leave two or more snapshots for swag", len(past))
     require(rank <= len(past), "methods.swag.rank", f"must be <= the snapshots ({len(past)})", rank)
     if kept is None:
         return moments(past, rank)
-    mean, variance = (torch.cat([each[name].flatten() for name in names]) for each in kept)
+    mean, variance = kept
     return Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean)
 
 
