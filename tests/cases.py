@@ -36,6 +36,16 @@ DARK_KNOWLEDGE = {
     "optimiser": ADAM,
 }
 SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
+LAPLACE = {
+    "layers": "all",
+    "prior_precision": None,
+    "temperature": 0.1,
+    "rows": 50,
+    "max_factor": 600,
+    "draws": 3,
+    "batch_norm_rows": 64,
+    "batch_norm_batch": 32,
+}
 SNGP = {
     "network": MLP,
     "features": 16,
@@ -130,6 +140,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("kfac_laplace", "classification"): LAPLACE,
+    ("kfac_laplace", "regression"): {**LAPLACE, "layers": "last", "prior_precision": 1.0},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,

@@ -37,7 +37,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD, SWAG
+from .trajectory import KFAC_LAPLACE, SGD, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -60,6 +60,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             G_VBLL_BNN,
             GP,
             SWAG,
+            KFAC_LAPLACE,
             SNGP,
             GBLL,
             LDGBLL,

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..artifacts import State, stack, unstack
+from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, Room
-from ..networks.normalisation import has_batch_norm, refresh_batch_norm
-from ..posterior import NetworkDraws, NetworkSpec
+from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from .drawn import draw_networks, refreshing_rows
 
 
 @dataclass(frozen=True)
@@ -106,35 +106,21 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
     require(config.rank <= len(flat), "methods.swag.rank", f"must be <= the snapshots ({len(flat)})", config.rank)
     gaussian = moments(flat, config.rank)
     last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
-    rows = _rows(network, data, config, rng)
-    saved = report.load()
-    drawn = unstack(saved.tensors) if saved is not None else []
-    for number in range(len(drawn), config.draws):
+
+    def draw(number: int) -> dict[str, Tensor]:
         generator = rng.fold("draw", number).generator()
         z1 = torch.randn(flat.shape[1], generator=generator, dtype=torch.float64)
         z2 = torch.randn(config.rank, generator=generator, dtype=torch.float64)
-        network.load_state_dict(last | _named(gaussian.draw(z1, z2, config.scale), names, last))
-        refresh_batch_norm(network, rows, config.batch_norm_batch)
-        drawn.append({name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
-        report(number + 1, config.draws)
-        if report.due():
-            report.save(State(stack(drawn)))
-    return NetworkDraws.of(spec, drawn).state()
+        return _named(gaussian.draw(z1, z2, config.scale), names, last)
+
+    rows = refreshing_rows(network, data, config.batch_norm_rows, rng)
+    return draw_networks(spec, last, draw, config.draws, rows, config.batch_norm_batch, report=report).state()
 
 
 def _named(flat: Tensor, names: list[str], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A flat vector of weights as named tensors of the shapes and types in ``like``."""
     parts = flat.split([like[name].numel() for name in names])
     return {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(names, parts, strict=True)}
-
-
-def _rows(network: nn.Module, data: FitData, config: SwagConfig, rng: Seed) -> Tensor:
-    """The training rows that refresh statistics, the same for all draws; none where nothing needs them."""
-    inputs, _ = data.tensors("train", data.device)
-    if not has_batch_norm(network):
-        return inputs[:0]
-    order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
-    return inputs[order[: config.batch_norm_rows].to(data.device)]
 
 
 SWAG = Method(
