@@ -37,7 +37,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import KFAC_LAPLACE, SGD, SWAG
+from .trajectory import KFAC_LAPLACE, SGD, SWAG, LinearisedDraws
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -85,6 +85,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         SngpPosterior.key: SngpPosterior,
         ExactLayerPosterior.key: ExactLayerPosterior,
         RandomWeightsPosterior.key: RandomWeightsPosterior,
+        LinearisedDraws.key: LinearisedDraws,
     }
 )
 

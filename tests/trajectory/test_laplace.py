@@ -30,6 +30,7 @@ CONFIG = KfacLaplaceConfig(
     prior_precision=PRECISION,
     temperature=1.0,
     rows=None,
+    predictive="draws",
     max_factor=100,
     draws=2,
     batch_norm_rows=None,
@@ -114,7 +115,7 @@ def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> No
     mean, right = exact(*features_of(tiny_table, weights), PRECISION)
 
     def drawn(**changes: Any) -> np.ndarray:
-        state = make(tiny_table, TABLE, weights, draws=800, **changes).tensors
+        state = make(tiny_table, TABLE, weights, draws=400, **changes).tensors
         assert all(torch.equal(v, weights[k].expand_as(v)) for k, v in state.items() if not k.startswith("head"))
         return torch.cat([state["head.weight"][:, 0], state["head.bias"]], 1).double().numpy()
 
@@ -188,6 +189,17 @@ def test_images_draw_what_was_asked_for(norm: str, chosen: str, tiny_images: Fit
             torch.testing.assert_close(w["trunk.1.running_mean"], convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     made = make(tiny_images, spec, weights, layers=chosen)
     assert posterior_of(made).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
+
+
+def test_the_linearised_predictive_has_the_draws_and_the_trajectorys_statistics(tiny_images: FitData) -> None:
+    weights = weights_of(IMAGES)
+    drawn = make(tiny_images, IMAGES, weights, layers="all").tensors
+    state = make(tiny_images, IMAGES, weights, layers="all", predictive="linearised")
+    assert state.config["posterior"] == "linearised_draws"
+    for name, value in state.tensors.items():
+        assert torch.equal(value[0], weights[name])
+        right = weights[name].expand_as(value[1:]) if "running" in name or "tracked" in name else drawn[name]
+        assert torch.equal(value[1:], right)
 
 
 def test_large_layers_are_refused_by_name(tiny_images: FitData) -> None:

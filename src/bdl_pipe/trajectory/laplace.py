@@ -34,6 +34,7 @@ from ..seeds import Seed
 from .curvature import kronecker_factors, layers_of
 from .drawn import draw_networks, refreshing_rows
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
+from .linearised import LinearisedDraws
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class KfacLaplaceConfig:
         prior_precision: τ; null: that of the largest evidence.
         temperature: factor of the covariance; 1 is the posterior's.
         rows: training rows that the curvature is summed over, scaled up to all; null: all.
+        predictive: ``draws``: of the networks drawn; ``linearised``: of their linearisation at its last weights,
+            with the running statistics there.
         max_factor: the largest side of a Kronecker factor; a layer of a larger one is refused.
         draws: networks drawn at the fit.
         batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
@@ -55,6 +58,7 @@ class KfacLaplaceConfig:
     prior_precision: float | None
     temperature: float
     rows: int | None
+    predictive: Literal["draws", "linearised"]
     max_factor: int
     draws: int
     batch_norm_rows: int | None
@@ -101,11 +105,11 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
         return weights
 
     rows = refreshing_rows(network, data, config.batch_norm_rows, rng)
-    if config.layers == "last":
-        rows = rows[:0]  # the trunk is that of the trajectory, and with it all statistics
+    if config.layers == "last" or config.predictive == "linearised":
+        rows = rows[:0]  # the trunk is that of the trajectory, or linearised there, and with it all statistics
     drawn = draw_networks(spec, last, draw, config.draws, rows, config.batch_norm_batch, report=report)
     report(config.draws, config.draws, {"prior_precision": precision})
-    return drawn.state()
+    return LinearisedDraws.of(drawn, last).state() if config.predictive == "linearised" else drawn.state()
 
 
 @torch.enable_grad()
