@@ -33,9 +33,9 @@ def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec:
     """The factors of every linear and convolutional layer, by its name in ``module``.
 
     Args:
-        module: inputs to outputs as ``spec`` reads them (the network, or its head), in evaluation mode, in the inputs'
-            floating type. Every row's outputs depend on that row alone.
-        inputs: rows that the curvature is summed over.
+        module: inputs to outputs as ``spec`` reads them (the network, or its head), of float64, in evaluation mode. Each
+            row's outputs depend on that row alone.
+        inputs: rows that the curvature is summed over, of any floating type.
 
     Raises:
         UserError: curvlinops is not installed.
@@ -75,7 +75,7 @@ class _Whitened(nn.Module):
         self.module, self._spec = module, spec
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.module(inputs)
+        outputs: Tensor = self.module(inputs.double())  # here, for a batch: all rows may be too many
         if self._spec.likelihood == "categorical":
             return outputs  # curvlinops knows the Hessian of the cross-entropy
         if self._spec.likelihood == "gaussian":

@@ -126,10 +126,10 @@ def posterior(
     _require_factors(network, names, config)
     inputs, _ = data.tensors("train", data.device)
     order = torch.randperm(len(inputs), generator=rng.fold("curvature").generator())
-    rows = inputs[order[: config.rows].to(data.device)].double()
+    rows = inputs[order[: config.rows].to(data.device)]
     if config.layers == "last":
         with torch.no_grad():
-            features = torch.cat([network.trunk(part) for part in rows.split(128)])
+            features = torch.cat([network.trunk(part.double()) for part in rows.split(128)])
         found = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
         found = kronecker_factors(network, rows, spec)
