@@ -33,7 +33,7 @@ def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec:
     """The factors of every linear and convolutional layer, by its name in ``module``.
 
     Args:
-        module: inputs to outputs as ``spec`` reads them (the network, or its head), of float64, in evaluation mode. Each
+        module: inputs to outputs as ``spec`` reads them (a network or its head), of float64, in evaluation mode; each
             row's outputs depend on that row alone.
         inputs: rows that the curvature is summed over, of any floating type.
 
