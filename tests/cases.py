@@ -47,6 +47,17 @@ SUBSPACE = {
 }
 PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
 PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "rate": 1.0e-2}}
+LAPLACE = {
+    "layers": "all",
+    "prior_precision": None,
+    "temperature": 0.1,
+    "rows": 50,
+    "predictive": "draws",
+    "max_factor": 600,
+    "draws": 3,
+    "batch_norm_rows": 64,
+    "batch_norm_batch": 32,
+}
 SNGP = {
     "network": MLP,
     "features": 16,
@@ -155,6 +166,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("pca_ess", "regression"): PCA_ESS,
     ("pca_vi", "classification"): PCA_VI,
     ("pca_vi", "regression"): PCA_VI,
+    ("kfac_laplace", "classification"): LAPLACE,
+    ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,

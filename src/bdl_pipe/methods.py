@@ -37,7 +37,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import PCA_ESS, PCA_VI, SGD, SWA, SWAG
+from .trajectory import KFAC_LAPLACE, PCA_ESS, PCA_VI, SGD, SWA, SWAG, LinearisedDraws
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -63,6 +63,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             SWAG,
             PCA_ESS,
             PCA_VI,
+            KFAC_LAPLACE,
             SNGP,
             GBLL,
             LDGBLL,
@@ -87,6 +88,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         SngpPosterior.key: SngpPosterior,
         ExactLayerPosterior.key: ExactLayerPosterior,
         RandomWeightsPosterior.key: RandomWeightsPosterior,
+        LinearisedDraws.key: LinearisedDraws,
     }
 )
 

@@ -1,5 +1,7 @@
 """Training trajectories: the snapshots that a network leaves on its way down, and what they say of its weights."""
 
+from .laplace import KFAC_LAPLACE, KfacLaplaceConfig
+from .linearised import LinearisedDraws
 from .pca_ess import PCA_ESS, PcaEssConfig
 from .pca_vi import PCA_VI, PcaViConfig
 from .sgd import SGD, SgdConfig
@@ -7,11 +9,14 @@ from .swa import SWA, SwaConfig
 from .swag import SWAG, SwagConfig
 
 __all__ = [
+    "KFAC_LAPLACE",
     "PCA_ESS",
     "PCA_VI",
     "SGD",
     "SWA",
     "SWAG",
+    "KfacLaplaceConfig",
+    "LinearisedDraws",
     "PcaEssConfig",
     "PcaViConfig",
     "SgdConfig",

@@ -1,0 +1,93 @@
+"""Kronecker factors of a network's Gauss–Newton matrix, computed by the package curvlinops.
+
+Martens & Grosse 2015; of convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The matrix is that of
+−log p(y | f(x)) summed over rows: Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no y_n.
+For class probabilities H = diag p − ppᵀ and for a mean of fixed noise H = I/σ²; for a mean and a log-variance, where
+the Hessian itself need not be positive, H = diag(1/σ²(x), ½).
+
+A layer's factors are exact for one row (of a layer without shared weights), and for all rows where the Jacobian from
+the layer's outputs on and H are the same for each: a linear model of Gaussian noise. Else a mean of Kronecker products
+is replaced with the product of means.
+"""
+
+import math
+from typing import Final, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..posterior import NetworkSpec
+from .kronecker import Factors
+
+_BATCH: Final = 128  # rows at once; changes the sums' rounding alone
+
+
+def layers_of(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """The layers that have Kronecker factors, by their name in ``module``."""
+    return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+
+
+def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec: NetworkSpec) -> dict[str, Factors]:
+    """The factors of every linear and convolutional layer, by its name in ``module``.
+
+    Args:
+        module: inputs to outputs as ``spec`` reads them (a network or its head), of float64, in evaluation mode; each
+            row's outputs depend on that row alone.
+        inputs: rows that the curvature is summed over, of any floating type.
+
+    Raises:
+        UserError: curvlinops is not installed.
+    """
+    operator = _operator()
+    whole = _Whitened(module, spec)
+    weights = [p for layer in layers_of(whole).values() for p in layer.parameters(recurse=False)]
+    classes = spec.likelihood == "categorical"
+    parts = inputs.split(_BATCH)
+    # the Fisher information needs no targets, curvlinops their shapes
+    width = spec.outputs * (2 if spec.likelihood == "gaussian_head" else 1)
+    shape = () if classes else (width,)
+    data = [(x, x.new_zeros(len(x), *shape, dtype=torch.long if classes else x.dtype)) for x in parts]
+    kfac = operator(
+        whole,
+        nn.CrossEntropyLoss(reduction="sum") if classes else nn.MSELoss(reduction="sum"),
+        weights,
+        data,
+        check_deterministic=False,
+        fisher_type="type-2",
+        num_data=len(inputs),
+        num_per_example_loss_terms=1,
+        separate_weight_and_bias=False,
+    )
+    kfac.compute_kronecker_factors()
+    found = kfac.state_dict()
+    a, g = found["input_covariances"], found["gradient_covariances"]
+    return {name: Factors(a[inner], g[inner]) for name, inner in zip(layers_of(module), layers_of(whole), strict=True)}
+
+
+@final
+class _Whitened(nn.Module):
+    """Outputs whose squared error has the Hessian of the negative log-likelihood: Sᵀf/√2, SSᵀ = H with S held fixed."""
+
+    def __init__(self, module: nn.Module, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.module, self._spec = module, spec
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.module(inputs.double())  # here, for a batch: all rows may be too many
+        if self._spec.likelihood == "categorical":
+            return outputs  # curvlinops knows the Hessian of the cross-entropy
+        if self._spec.likelihood == "gaussian":
+            return outputs / math.sqrt(2 * self._spec.noise_variance)
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        return torch.cat([mean * (-0.5 * log_variance.detach()).exp() / math.sqrt(2), log_variance / 2], dim=-1)
+
+
+def _operator() -> type:
+    try:
+        from curvlinops import KFACLinearOperator  # half a second, for this method alone
+    except ImportError as error:
+        ways = "pip install 'bdl-pipe[laplace]' && pip install --no-deps curvlinops-for-pytorch==3.0.1"
+        raise UserError(f"kfac_laplace needs the package curvlinops ({error}): {ways}") from None
+    return KFACLinearOperator

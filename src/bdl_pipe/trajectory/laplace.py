@@ -1,0 +1,173 @@
+"""Laplace's approximation at the end of a trajectory, with Kronecker-factored curvature.
+
+Ritter, Botev & Barber 2018: each layer's weights are Gaussian around their trained values, of precision G ⊗ A + τI,
+with the curvature summed over all training rows (over a part of them: scaled up) and τ the precision of the prior
+N(0, I/τ). The layers are independent of each other.
+
+Drawn are the weights and biases of linear and convolutional layers, of all of them or of the head alone; what else is
+trained (normalisation's scales and shifts) stays as it is. The running statistics of batch normalisation are recomputed
+for each draw, as for SWAG; the curvature is that of evaluation, with those of the trajectory.
+
+Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are taken for the
+posterior's mode, which they are only as far as its training reached one and its weight decay was this prior. Where
+``prior_precision`` is null, τ is the maximum of Laplace's evidence on the training rows (Immer et al. 2021); the paper
+searches it on validation rows, with a factor of the number of rows, to which our ``temperature`` comes near.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import ConfigError, require
+from ..method import Inputs, Method, Room
+from ..networks import Network
+from ..networks.convnet import BatchStatistics
+from ..posterior import NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+from .curvature import kronecker_factors, layers_of
+from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
+from .linearised import LinearisedDraws
+from .snapshots import Snapshots
+
+
+@dataclass(frozen=True)
+class KfacLaplaceConfig:
+    """``methods.kfac_laplace``.
+
+    Attributes:
+        layers: ``last``: the head; ``all``: every linear and convolutional layer.
+        prior_precision: τ; null: that of the largest evidence.
+        temperature: factor of the covariance; 1 is the posterior's.
+        rows: training rows that the curvature is summed over, scaled up to all; null: all.
+        predictive: ``draws``: of the networks drawn; ``linearised``: of their linearisation at its last weights,
+            with the running statistics there.
+        max_factor: the largest side of a Kronecker factor; a layer of a larger one is refused.
+        draws: networks drawn at the fit.
+        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
+        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+    """
+
+    layers: Literal["last", "all"]
+    prior_precision: float | None
+    temperature: float
+    rows: int | None
+    predictive: Literal["draws", "linearised"]
+    max_factor: int
+    draws: int
+    batch_norm_rows: int | None
+    batch_norm_batch: int
+
+    def __post_init__(self) -> None:
+        precision = self.prior_precision is None or self.prior_precision > 0
+        require(precision, "prior_precision", "must be > 0 or null", self.prior_precision)
+        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
+        require(self.rows is None or self.rows > 0, "rows", "must be > 0 or null", self.rows)
+        require(self.max_factor > 0, "max_factor", "must be > 0", self.max_factor)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
+        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
+        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
+
+
+def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, report: Report) -> State:
+    """Networks drawn around the last snapshot of the one trajectory in ``inputs``.
+
+    Raises:
+        ConfigError: a layer is too large for its factors; rows depend on each other (``norm: batch_stats``); or no
+            prior precision is best, for weights or curvature that are all zero.
+        UserError: curvlinops is not installed.
+    """
+    (trajectory,) = inputs["trajectory"]
+    refresh = config.layers == "all" and config.predictive == "draws"  # else the trunk is that of the trajectory
+    rows, batch = config.batch_norm_rows, config.batch_norm_batch
+    snapshots = Snapshots(trajectory, data, rows, batch, rng, refresh)
+    spec, last = snapshots.spec, snapshots.last
+    network = spec.build(Seed(0)).to(data.device)
+    network.load_state_dict(last)
+    layers = posterior(network, spec, data, config, rng)
+    precision = config.prior_precision
+    if precision is None:
+        try:
+            precision = evidence_precision(list(layers.values()))
+        except ValueError as error:
+            raise ConfigError("methods.kfac_laplace.prior_precision", f"must be a number: {error}", None) from None
+
+    def draw(number: int) -> dict[str, Tensor]:
+        generator, weights = rng.fold("draw", number).generator(), dict[str, Tensor]()
+        for name, layer in layers.items():
+            z = torch.randn(layer.mean.shape, generator=generator, dtype=torch.float64)
+            weights |= _named(name, layer.draw(z, precision, config.temperature), last)
+        return weights
+
+    drawn = snapshots.draws(draw, config.draws, report=report)
+    report(config.draws, config.draws, {"prior_precision": precision})
+    return LinearisedDraws.of(drawn, last).state() if config.predictive == "linearised" else drawn.state()
+
+
+@torch.enable_grad()
+def posterior(
+    network: Network, spec: NetworkSpec, data: FitData, config: KfacLaplaceConfig, rng: Seed
+) -> dict[str, LayerPosterior]:
+    """Each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes float64, too.
+
+    Raises:
+        ConfigError: as :func:`fit`.
+    """
+    network.eval().double()
+    names = {"head": network.head} if config.layers == "last" else layers_of(network)
+    _require_factors(network, names, config)
+    inputs, _ = data.tensors("train", data.device)
+    order = torch.randperm(len(inputs), generator=rng.fold("curvature").generator())
+    rows = inputs[order[: config.rows].to(data.device)]
+    if config.layers == "last":
+        with torch.no_grad():
+            features = torch.cat([network.trunk(part.double()) for part in rows.split(128)])
+        found = {"head": kronecker_factors(network.head, features, spec)[""]}
+    else:
+        found = kronecker_factors(network, rows, spec)
+    scale = len(inputs) / len(rows)
+    return {name: _decomposed(layer, found[name], scale) for name, layer in names.items()}
+
+
+def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPosterior:
+    return decompose(_matrix(layer).cpu(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
+
+
+def _require_factors(network: Network, layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:
+    rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
+    require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
+    for name, layer in layers.items():
+        rows, columns = _matrix(layer).shape
+        side = max(rows, columns)
+        rule = f"must be >= {side}, for the factors [{columns}, {columns}] and [{rows}, {rows}] of the layer {name}"
+        require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
+
+
+def _matrix(layer: nn.Module) -> Tensor:
+    """Weights [out, in], the bias as their last column."""
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    weight = layer.weight.detach().flatten(1)
+    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], dim=1)
+
+
+def _named(layer: str, matrix: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights [out, in] as the layer's entries of the ``state_dict``, of the shapes in ``like``."""
+    weight = f"{layer}.weight"
+    if f"{layer}.bias" not in like:
+        return {weight: matrix.reshape(like[weight].shape)}
+    return {weight: matrix[:, :-1].reshape(like[weight].shape), f"{layer}.bias": matrix[:, -1]}
+
+
+KFAC_LAPLACE = Method(
+    name="kfac_laplace",
+    config=KfacLaplaceConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    search={"temperature": (1e-3, 1.0, "log")},
+)

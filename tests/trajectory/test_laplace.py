@@ -1,0 +1,231 @@
+"""Laplace's approximation against exact Bayesian linear regression, and what the method does with a trajectory."""
+
+import builtins
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+
+from bdl_pipe.artifacts import State, stack
+from bdl_pipe.config import to_mapping
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.methods import posterior_of
+from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
+from bdl_pipe.trajectory.laplace import KFAC_LAPLACE, KfacLaplaceConfig, posterior
+
+NOISE, PRECISION = 0.3, 2.0
+TABLE = NetworkSpec(MlpConfig("mlp", (5,)), (4,), 1, "gaussian", NOISE)
+IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
+CONFIG = KfacLaplaceConfig(
+    layers="last",
+    prior_precision=PRECISION,
+    temperature=1.0,
+    rows=None,
+    predictive="draws",
+    max_factor=100,
+    draws=2,
+    batch_norm_rows=None,
+    batch_norm_batch=1000,
+)
+
+
+def weights_of(spec: NetworkSpec) -> dict[str, torch.Tensor]:
+    """A network whose biases are not zero."""
+    weights = spec.build(Seed(1)).state_dict()
+    return {k: v + 0.1 if k.endswith("bias") else v for k, v in weights.items()}
+
+
+def trajectory(spec: NetworkSpec, weights: dict[str, torch.Tensor]) -> State:
+    """Two snapshots, the last of which are ``weights``."""
+    return State(stack([spec.build(Seed(9)).state_dict(), weights]), {"spec": to_mapping(spec)})
+
+
+def make(data: FitData, spec: NetworkSpec, weights: dict[str, torch.Tensor], **changes: Any) -> State:
+    config = dataclasses.replace(CONFIG, **changes)
+    inputs = {"trajectory": [trajectory(spec, weights)]}
+    return KFAC_LAPLACE.rooms["student"].make(data, inputs, config, rng=Seed(3), report=Silent())
+
+
+def features_of(data: FitData, weights: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Φ with a column of ones and targets, in float64."""
+    network = TABLE.build(Seed(0))
+    network.load_state_dict(weights)
+    inputs, targets = data.tensors("train")
+    with torch.no_grad():
+        phi = network.double().trunk(inputs.double())
+    return torch.cat([phi, torch.ones(len(phi), 1)], 1).numpy(), targets.double().numpy()
+
+
+def exact(phi: np.ndarray, targets: np.ndarray, precision: float) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and covariance of Bayesian linear regression."""
+    covariance = np.linalg.inv(phi.T @ phi / NOISE + precision * np.eye(phi.shape[1]))
+    return covariance @ phi.T @ targets[:, 0] / NOISE, covariance
+
+
+def at_mode(data: FitData, precision: float) -> dict[str, torch.Tensor]:
+    """A network whose head is the mode of its exact posterior."""
+    weights = weights_of(TABLE)
+    mean, _ = exact(*features_of(data, weights), precision)
+    head = torch.tensor(mean, dtype=torch.float32)
+    return weights | {"head.weight": head[None, :-1], "head.bias": head[-1:]}
+
+
+def layers(
+    data: FitData, spec: NetworkSpec, weights: dict[str, torch.Tensor], **changes: Any
+) -> dict[str, LayerPosterior]:
+    network = spec.build(Seed(0))
+    network.load_state_dict(weights)
+    return posterior(network, spec, data, dataclasses.replace(CONFIG, **changes), Seed(3))
+
+
+def covariance(layer: LayerPosterior, precision: float) -> np.ndarray:
+    size = layer.mean.numel()
+    units = torch.eye(size, dtype=torch.float64).reshape(size, *layer.mean.shape)
+    b = torch.stack([(layer.draw(z, precision, 1.0) - layer.mean).flatten() for z in units], 1).numpy()
+    return b @ b.T
+
+
+def test_the_head_of_a_regression_has_the_exact_posterior(tiny_table: FitData) -> None:
+    weights = at_mode(tiny_table, PRECISION)
+    mean, right = exact(*features_of(tiny_table, weights), PRECISION)
+    (layer,) = layers(tiny_table, TABLE, weights).values()
+    np.testing.assert_allclose(layer.mean[0].numpy(), mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(covariance(layer, PRECISION), right, rtol=0, atol=1e-9)
+    assert np.abs(covariance(layer, 80 * PRECISION) - right).max() > 1e-2  # the prior counted once a row
+
+
+def rejected(drawn: np.ndarray, mean: np.ndarray, right: np.ndarray) -> bool:
+    """χ² test of whitened draws, two-sided: of the right law one in 10⁵ is rejected."""
+    white = np.linalg.solve(np.linalg.cholesky(right), (drawn - mean).T)
+    law = scipy.stats.chi2(white.size)
+    return bool(2 * min(law.cdf((white**2).sum()), law.sf((white**2).sum())) < 1e-5)
+
+
+def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> None:
+    weights = at_mode(tiny_table, PRECISION)
+    mean, right = exact(*features_of(tiny_table, weights), PRECISION)
+
+    def drawn(**changes: Any) -> np.ndarray:
+        state = make(tiny_table, TABLE, weights, draws=400, **changes).tensors
+        assert all(torch.equal(v, weights[k].expand_as(v)) for k, v in state.items() if not k.startswith("head"))
+        return torch.cat([state["head.weight"][:, 0], state["head.bias"]], 1).double().numpy()
+
+    assert not rejected(drawn(), mean, right)
+    assert not rejected(drawn(temperature=0.25), mean, right / 4)
+    assert rejected(drawn(prior_precision=80 * PRECISION), mean, right)  # the prior counted once a row
+    assert rejected(drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right)  # a part not scaled up to all
+
+
+def test_the_evidence_is_largest_where_the_exact_one_is(tiny_table: FitData) -> None:
+    """At the mode for the best τ of the exact evidence that τ is a fixed point: the mode's own change adds no slope."""
+    phi, targets = features_of(tiny_table, weights_of(TABLE))
+
+    def minus_evidence(log_precision: float) -> float:
+        covariance = phi @ phi.T / np.exp(log_precision) + NOISE * np.eye(len(phi))
+        return -float(scipy.stats.multivariate_normal(np.zeros(len(phi)), covariance).logpdf(targets[:, 0]))
+
+    best = scipy.optimize.minimize_scalar(minus_evidence, bounds=(-5, 8), method="bounded", options={"xatol": 1e-9})
+    precision = float(np.exp(best.x))
+    found = layers(tiny_table, TABLE, at_mode(tiny_table, precision))
+    assert evidence_precision(list(found.values())) == pytest.approx(precision, rel=1e-5)
+    other = layers(tiny_table, TABLE, at_mode(tiny_table, 30 * precision))
+    assert evidence_precision(list(other.values())) != pytest.approx(precision, rel=0.01)
+
+
+def test_the_curvature_of_some_rows_is_scaled_up_to_all(tiny_table: FitData) -> None:
+    weights = weights_of(TABLE)
+    phi, _ = features_of(tiny_table, weights)
+    order = torch.randperm(80, generator=Seed(3).fold("curvature").generator())[:20].numpy()
+    (layer,) = layers(tiny_table, TABLE, weights, rows=20).values()
+    right = np.linalg.inv(4 * phi[order].T @ phi[order] / NOISE + PRECISION * np.eye(6))
+    np.testing.assert_allclose(covariance(layer, PRECISION), right, rtol=1e-8, atol=1e-12)
+
+
+class Kept(Report):
+    """Keeps the last metrics."""
+
+    def __call__(self, step: int, total: int, metrics: Any = None) -> None:
+        self.metrics = metrics
+
+
+def test_a_fitted_precision_is_reported_and_used(tiny_table: FitData) -> None:
+    weights, report = at_mode(tiny_table, 1.0), Kept()
+    precision = evidence_precision(list(layers(tiny_table, TABLE, weights).values()))
+    inputs = {"trajectory": [trajectory(TABLE, weights)]}
+    config = dataclasses.replace(CONFIG, prior_precision=None)
+    state = KFAC_LAPLACE.rooms["student"].make(tiny_table, inputs, config, rng=Seed(3), report=report)
+    assert report.metrics == {"prior_precision": precision}
+    given = make(tiny_table, TABLE, weights, prior_precision=precision)
+    assert all(torch.equal(v, given.tensors[k]) for k, v in state.tensors.items())
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+@pytest.mark.parametrize("chosen", ["last", "all"])
+def test_images_draw_what_was_asked_for(norm: str, chosen: str, tiny_images: FitData) -> None:
+    config = ConvNetConfig("convnet", 4, 2, norm=norm, pool="max")  # type: ignore[arg-type]
+    spec = dataclasses.replace(IMAGES, network=config)
+    weights, rows = weights_of(spec), tiny_images.tensors("train")[0]
+    state = make(tiny_images, spec, weights, layers=chosen, prior_precision=None).tensors
+    same = {k for k, v in state.items() if torch.equal(v, weights[k].expand_as(v))}
+    norms = {k for k in state if k.startswith(("trunk.1.", "trunk.5.")) and k.endswith(("weight", "bias"))}
+    assert norms <= same and not any(k.startswith("head") for k in same)
+    if chosen == "last":
+        assert {k for k in state if k.startswith("trunk")} == same
+    else:
+        assert not any(k.startswith(("trunk.0", "trunk.4")) for k in same)
+    if chosen == "all" and norm == "batch":  # each draw has the statistics of its own weights
+        for draw in range(2):
+            w = {k: v[draw] for k, v in state.items()}
+            convolved = torch.nn.functional.conv2d(rows, w["trunk.0.weight"], w["trunk.0.bias"], padding=1)
+            torch.testing.assert_close(w["trunk.1.running_mean"], convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    made = make(tiny_images, spec, weights, layers=chosen)
+    assert posterior_of(made).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
+
+
+def test_the_linearised_predictive_has_the_draws_and_the_trajectorys_statistics(tiny_images: FitData) -> None:
+    weights = weights_of(IMAGES)
+    drawn = make(tiny_images, IMAGES, weights, layers="all").tensors
+    state = make(tiny_images, IMAGES, weights, layers="all", predictive="linearised")
+    assert state.config["posterior"] == "linearised_draws"
+    for name, value in state.tensors.items():
+        assert torch.equal(value[0], weights[name])
+        right = weights[name].expand_as(value[1:]) if "running" in name or "tracked" in name else drawn[name]
+        assert torch.equal(value[1:], right)
+
+
+def test_large_layers_are_refused_by_name(tiny_images: FitData) -> None:
+    rule = r"max_factor must be >= 37, for the factors \[37, 37\] and \[8, 8\] of the layer trunk\.4, got 36$"
+    with pytest.raises(ConfigError, match=rf"^methods\.kfac_laplace\.{rule}"):
+        make(tiny_images, IMAGES, weights_of(IMAGES), layers="all", max_factor=36)
+    make(tiny_images, IMAGES, weights_of(IMAGES), layers="last", max_factor=36)
+
+
+def test_what_cannot_be_is_refused(tiny_images: FitData, tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 4, 2, norm="batch_stats"))
+    with pytest.raises(ConfigError, match=r"^methods\.sgd\.network\.norm must not be batch_stats"):
+        make(tiny_images, spec, weights_of(spec))
+    zero = weights_of(TABLE) | {"head.weight": torch.zeros(1, 5), "head.bias": torch.zeros(1)}
+    with pytest.raises(ConfigError, match=r"^methods\.kfac_laplace\.prior_precision must be a number: .* all zero"):
+        make(tiny_table, TABLE, zero, prior_precision=None)
+    for key, value in {"prior_precision": 0.0, "temperature": 0.0, "rows": 0, "max_factor": 0, "draws": 0}.items():
+        with pytest.raises(ConfigError, match=rf"^{key} must be > 0"):
+            dataclasses.replace(CONFIG, **{key: value})
+    found = builtins.__import__
+
+    def without(name: str, *rest: Any, **others: Any) -> Any:
+        if name == "curvlinops":
+            raise ImportError("No module named 'curvlinops'")
+        return found(name, *rest, **others)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"needs the package curvlinops .*--no-deps curvlinops-for-pytorch==3\.0\.1"):
+        make(tiny_table, TABLE, weights_of(TABLE))
