@@ -8,16 +8,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.posterior import Likelihood, NetworkSpec
+from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.curvature import kronecker_factors, layers_of
 from bdl_pipe.trajectory.kronecker import Factors
 
-LIKELIHOODS: tuple[Likelihood, ...] = ("categorical", "gaussian", "gaussian_head")
+LIKELIHOODS = ("categorical", "gaussian", "gaussian_head", "floored")  # the last: gaussian_head with a floor
 
 
-def spec_of(likelihood: Likelihood, activation: str = "tanh") -> NetworkSpec:
-    return NetworkSpec(MlpConfig("mlp", (5, 3), activation), (4,), 2, likelihood, noise_variance=0.3)  # type: ignore[arg-type]
+def spec_of(name: str, activation: str = "tanh") -> NetworkSpec:
+    network = MlpConfig("mlp", (5, 3), activation)  # type: ignore[arg-type]
+    if name == "floored":
+        return NetworkSpec(network, (4,), 2, "gaussian_head", variance_floor=0.2)
+    return NetworkSpec(network, (4,), 2, name, noise_variance=0.3)  # type: ignore[arg-type]
 
 
 def inputs(count: int, *shape: int) -> Tensor:
@@ -36,13 +39,16 @@ def fisher(spec: NetworkSpec, outputs: Tensor) -> Tensor:
             return -torch.distributions.Categorical(logits=f).log_prob(y)
         if spec.likelihood == "gaussian":
             return -torch.distributions.Normal(f, spec.noise_variance**0.5).log_prob(y).sum()
-        mean, log_variance = f.chunk(2)
-        return -torch.distributions.Normal(mean, (log_variance / 2).exp()).log_prob(y).sum()
+        mean, free = f.chunk(2)
+        return -torch.distributions.Normal(mean, variance(free).sqrt()).log_prob(y).sum()
+
+    def variance(free: Tensor) -> Tensor:
+        return free.exp() if spec.variance_floor is None else spec.variance_floor + torch.log1p(free.exp())
 
     if spec.likelihood == "categorical":
         return sum(p * hessian(loss)(outputs, torch.tensor(y)) for y, p in enumerate(outputs.softmax(0)))  # type: ignore[return-value]
     mean = outputs[: spec.outputs]
-    sd = (outputs[spec.outputs :] / 2).exp() if spec.likelihood == "gaussian_head" else 1.0
+    sd = variance(outputs[spec.outputs :]).sqrt() if spec.likelihood == "gaussian_head" else 1.0
     return (hessian(loss)(outputs, mean + sd) + hessian(loss)(outputs, mean - sd)) / 2  # quadratic in y: exact
 
 
@@ -65,7 +71,7 @@ def dense_block(module: nn.Module, layer: str, spec: NetworkSpec, rows: Tensor) 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("activation", ["tanh", "leaky_relu"])
-def test_one_row_has_the_dense_blocks(likelihood: Likelihood, activation: str) -> None:
+def test_one_row_has_the_dense_blocks(likelihood: str, activation: str) -> None:
     spec, row = spec_of(likelihood, activation), inputs(1, 4)
     network = spec.build(Seed(1)).double().eval()
     found = kronecker_factors(network, row, spec)

@@ -3,7 +3,7 @@
 Martens & Grosse 2015; of convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The matrix is that of
 −log p(y | f(x)) summed over rows: Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no y_n.
 For class probabilities H = diag p − ppᵀ and for a mean of fixed noise H = I/σ²; for a mean and a log-variance, where
-the Hessian itself need not be positive, H = diag(1/σ²(x), ½).
+the Hessian itself need not be positive, H = diag(1/σ²(x), ½); of a variance with a floor, ½(d log σ²/d output)².
 
 A layer's factors are exact for one row (of a layer without shared weights), and for all rows where the Jacobian from
 the layer's outputs on and H are the same for each: a linear model of Gaussian noise. Else a mean of Kronecker products
@@ -14,6 +14,7 @@ import math
 from typing import Final, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -80,8 +81,16 @@ class _Whitened(nn.Module):
             return outputs  # curvlinops knows the Hessian of the cross-entropy
         if self._spec.likelihood == "gaussian":
             return outputs / math.sqrt(2 * self._spec.noise_variance)
-        mean, log_variance = outputs.chunk(2, dim=-1)
-        return torch.cat([mean * (-0.5 * log_variance.detach()).exp() / math.sqrt(2), log_variance / 2], dim=-1)
+        mean, free = outputs.chunk(2, dim=-1)
+        variance, slope = self._variance(free.detach())
+        return torch.cat([mean / (2 * variance).sqrt(), free * slope / 2], dim=-1)
+
+    def _variance(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """σ² and d log σ² / d output."""
+        if self._spec.variance_floor is None:
+            return free.exp(), torch.ones_like(free)
+        variance = self._spec.variance_floor + F.softplus(free)
+        return variance, free.sigmoid() / variance
 
 
 def _operator() -> type:
