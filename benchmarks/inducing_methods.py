@@ -149,11 +149,19 @@ def noises(nets: Sequence[Bayesian], rngs: Sequence[Seed], draws: int) -> Noises
 
 
 def fit(
-    kind: Kind, x: Tensor, y: Tensor, rngs: Sequence[Seed], *, steps: int, rate: float, draws: int
+    kind: Kind,
+    x: Tensor,
+    y: Tensor,
+    rngs: Sequence[Seed],
+    *,
+    steps: int,
+    rate: float,
+    draws: int,
+    falls: bool | None = None,
 ) -> list[Bayesian]:
-    """Fitted networks, one a seed."""
+    """Fitted networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
     nets = [bayesian(kind, rng) for rng in rngs]
-    decayed = steps * DECAYED // STEPS if kind in DECAYING else None
+    decayed = steps * DECAYED // STEPS if (kind in DECAYING if falls is None else falls) else None
     descend([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
     return nets
 
@@ -190,7 +198,15 @@ def of_points(nets: Sequence[nn.Module]) -> Predictive:
     return lambda grid: torch.stack([net(grid.float()[:, None])[:, 0] for net in nets])
 
 
-METHODS = ("ffg_w", "fcg_w", "ensemble_w", "ffg_u", "fcg_u", "ensemble_u", "prior")
+TITLES: Final = {
+    "ffg_w": "FFG-W",
+    "fcg_w": "FCG-W",
+    "ensemble_w": "Ensemble-W",
+    "ffg_u": "FFG-U",
+    "fcg_u": "FCG-U",
+    "ensemble_u": "Ensemble-U",
+}
+METHODS: Final = (*TITLES, "prior")
 
 
 def named(name: str, steps: int) -> Method:
@@ -240,7 +256,7 @@ def main() -> None:
         near = summary([regression.distances(reference.grid, reference.draws, d) for d in draws])
         wide = summary([regression.spreads(reference.grid, reference.draws, d) for d in draws])
         print(json.dumps({"method": name, "wasserstein": near, "spread": wide, "seconds": seconds}), flush=True)
-        shown[name] = draws[0]
+        shown[TITLES.get(name, name)] = draws[0]
     if options.figure:
         shown.pop("prior", None)
         regression.draw(reference, {"NUTS": reference.draws} | shown, options.figure)

@@ -115,30 +115,52 @@ def predict(reference: Reference, method: Method, rngs: Sequence[Seed]) -> list[
 
 
 def draw(reference: Reference, shown: dict[str, np.ndarray], path: Path) -> None:
-    """The paper's figure 2: mean and one to three standard deviations of f, a panel a method; all deviations last."""
+    """The paper's figure 2: mean and one to three standard deviations of f, a panel a method; all deviations in one.
+
+    ``shown``: by title, draws of f [draw, x], NUTS's first; its mean and band are drawn into every other panel, too.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     columns = math.ceil((len(shown) + 1) / 2)
-    figure, axes = pyplot.subplots(2, columns, figsize=(2.5 * columns, 5.2), layout="constrained")
-    for axis, (name, draws) in zip(axes.flat, shown.items(), strict=False):
-        _panel(axis, reference, name, draws)
-    last = axes.flat[len(shown)]
-    for name, draws in shown.items():
-        last.plot(reference.grid, draws.std(0), "k--" if name == "NUTS" else "-", label=name, linewidth=1.2)
-    last.set(title="standard deviation", yscale="log", ylim=(0.005, 20), xlabel="x")
-    last.legend(fontsize=6, ncols=2, loc="upper center")
-    for axis in axes.flat[len(shown) + 1 :]:
-        axis.set_visible(False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, axes = pyplot.subplots(2, columns, figsize=(2.9 * columns, 5.9), layout="constrained")
+        spread, panels = axes[1, 0], [*axes[0], *axes[1, 1:]]
+        for axis, (name, draws) in zip(panels, shown.items(), strict=False):
+            _panel(axis, reference, name, draws)
+        for axis in panels[len(shown) :]:
+            axis.set_visible(False)
+        _deviations(spread, reference, shown)
+        axes[0, 0].set_ylabel("f(x)")
+        axes[1, 1].set_ylabel("f(x)")
+        handles, labels = (panels[1] if len(shown) > 1 else panels[0]).get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
 
 
 def _panel(axis: Any, reference: Reference, name: str, draws: np.ndarray) -> None:
-    mean, sd = draws.mean(0), draws.std(0)
+    grid, mean, sd = reference.grid, draws.mean(0), draws.std(0)
     for k in (3, 2, 1):
-        axis.fill_between(reference.grid, mean - k * sd, mean + k * sd, color="C0", alpha=0.2, linewidth=0)
-    axis.plot(reference.grid, mean, "C0")
-    axis.plot(reference.grid, np.cos(4 * reference.grid + 0.8), "k", linewidth=0.8)
-    axis.plot(reference.x, reference.y, "r.", markersize=2)
-    axis.set(title=name, ylim=(-4, 4), xlabel="x")
+        label = "mean ± 1, 2, 3 standard deviations" if k == 2 else None
+        axis.fill_between(grid, mean - k * sd, mean + k * sd, color="C0", alpha=0.2, linewidth=0, label=label)
+    axis.plot(grid, mean, "C0", linewidth=1.8, label="mean of f(x)")
+    axis.plot(grid, np.cos(4 * grid + 0.8), "k", linewidth=0.8, label="cos(4x + 0.8)")
+    axis.plot(reference.x, reference.y, "r.", markersize=2.5, label="observations")
+    title = name
+    if draws is not reference.draws:
+        middle, wide = reference.draws.mean(0), 3 * reference.draws.std(0)
+        axis.plot(grid, middle, color="0.3", linestyle=":", linewidth=1, label="mean of NUTS")
+        for k, edge in enumerate((middle - wide, middle + wide)):
+            label = None if k else "mean ± 3 standard deviations of NUTS"
+            axis.plot(grid, edge, color="0.3", linestyle="--", linewidth=0.9, label=label)
+        title = f"{name}, W₁ {distances(grid, reference.draws, draws)['all']:.2f}"
+    axis.set(title=title, xlim=(-2, 2), ylim=(-5, 5), xlabel="x")
+
+
+def _deviations(axis: Any, reference: Reference, shown: dict[str, np.ndarray]) -> None:
+    for name, draws in shown.items():
+        own = draws is reference.draws
+        axis.plot(reference.grid, draws.std(0), "k--" if own else "-", label=name, linewidth=1.8 if own else 1.2)
+    axis.set(title="standard deviation of f(x)", yscale="log", xlim=(-2, 2), ylim=(0.01, 40), xlabel="x")
+    axis.legend(fontsize=7.5, ncols=2, loc="upper center", frameon=False)

@@ -14,7 +14,7 @@ from typing import Any
 from bdl_pipe.errors import DataError
 from bdl_pipe.files import write_bytes
 
-from . import params
+from .core import params
 
 
 def main(args: argparse.Namespace) -> int:

@@ -22,9 +22,10 @@ from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Method
 from bdl_pipe.seeds import Seed
 
-from . import places, provenance, stage, tracking
-from .params import Params, Row, nearest
-from .settings import Settings
+from .core import places
+from .core.params import Params, Row, nearest
+from .core.settings import Settings
+from .rows import provenance, stage, tracking
 from .trial import Chain
 
 RECORD: Final = "search.json"
@@ -132,9 +133,9 @@ def finish(folder: Path, identity: str) -> None:
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> list[State]:
     """What the chain is made from, fitted on training rows alone; kept, so that it is made once."""
-    from .executors import Task, choose
-    from .executors.display import Display
-    from .executors.store import Store
+    from .core.executors import Task, choose
+    from .core.executors.display import Display
+    from .core.executors.store import Store
 
     executor, states, verb = choose(settings), list[State](), branch.chain.verb
     prepared = places.artifact("prepare", branch.dataset)

@@ -3,8 +3,8 @@
 import sys
 from argparse import Namespace
 
-from .params import load, unwatched
-from .settings import Settings
+from .core.params import load, unwatched
+from .core.settings import Settings
 
 
 def main(args: Namespace) -> None:

@@ -17,12 +17,13 @@ from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import ImageFolder, Npz, Table, ood_source
 from bdl_pipe.files import write_bytes
 
-from . import places, stage
-from .executors import Executor
-from .params import FIT_KINDS, Params, Row
-from .settings import Settings
+from .core import places
+from .core.executors import Executor
+from .core.params import FIT_KINDS, Params, Row
+from .core.settings import Settings
+from .rows import stage
 
-_SHELLS: Final = ("stage.py", "preparing.py", "evaluating.py")  # what else of our code the artifacts depend on
+_SHELLS: Final = ("rows/stage.py", "preparing.py", "evaluating.py")  # what else of our code the artifacts depend on
 
 
 @dataclass(frozen=True)

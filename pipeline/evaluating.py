@@ -21,11 +21,12 @@ from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places, records, stage
-from .executors import Executor, Task
-from .executors.display import Display
-from .params import Params, Row
-from .settings import Settings
+from .core import places
+from .core.executors import Executor, Task
+from .core.executors.display import Display
+from .core.params import Params, Row
+from .core.settings import Settings
+from .rows import records, stage
 
 COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
 
@@ -52,14 +53,13 @@ class Answer:
 
 def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
-    from . import tracking
+    from .rows import tracking
 
     row = params.row("student", key)
     place = places.artifact("evaluate", key)
     shared, tasks = _plan(row, params, settings)
     deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", row.entry.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
-    light = params.datasets[row.entry.dataset].task == "regression"
     about_run = stage.tags(row, params)
     numbers = {
         **{name: about_run[name] for name in ("dataset", "method", "setting")},
@@ -67,7 +67,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     }
     with tracking.stage_run("evaluate", key, about_run, numbers, deps) as tracked:
         with Display(f"evaluate {key}") as display:
-            done = executor.map(answer, tasks, shared=shared, display=display, light=light)
+            done = executor.map(answer, tasks, shared=shared, display=display, light=None)
         answers = [(task.payload, made.result) for task, made in zip(tasks, done, strict=True)]
         rows = list(_rows(row, answers, params))
         places.sweep(place)
@@ -133,10 +133,14 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             for corruption in (None, *corruptions):
                 question = Question(split, member, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood") if corruption is None else (f"corrupted-{corruption}",)
-                tasks.append(
-                    Task(f"{split}-{member}-{corruption or 'test'}", question, (state, f"transform-{split}", *data))
-                )
+                name, needs = f"{split}-{member}-{corruption or 'test'}", (state, f"transform-{split}", *data)
+                tasks.append(Task(name, question, needs, size=sum(_rows_in(shared[key]) for key in data)))
     return shared, tasks
+
+
+def _rows_in(data: Any) -> int:
+    """Rows of a split, or of several by name."""
+    return sum(len(part.inputs) for part in data.values()) if isinstance(data, dict) else len(data.inputs)
 
 
 def _seed(question: Question, row: Row, params: Params) -> int:

@@ -18,11 +18,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
-from . import current, papers, places, provenance, records, shell
-from .executors import Executor
+from . import current, papers
+from .core import places, shell
+from .core.executors import Executor
+from .core.params import Params, Row, load, nearest
+from .core.settings import Settings
 from .papers import PaperTable, compare, show
-from .params import Params, Row, load, nearest
-from .settings import Settings
+from .rows import provenance, records
 
 PARAMS: Final = Path("params/paper")
 RESULTS: Final = Path("results")
@@ -182,7 +184,7 @@ def _alone(asked: Request) -> Iterator[None]:
 @contextmanager
 def _tracked(asked: Request) -> Iterator[None]:
     """The tracked run that every stage's run belongs to; tagged with the paper's table."""
-    from . import tracking
+    from .rows import tracking
 
     tracking.initialise()
     parent, status = tracking.start_parent(f"paper {asked.name}", {"paper": str(asked.table)}), "FAILED"

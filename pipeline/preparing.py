@@ -12,10 +12,10 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places
-from .executors import Executor, Task
-from .executors.display import Display
-from .params import Params, nearest
+from .core import places
+from .core.executors import Executor, Task
+from .core.executors.display import Display
+from .core.params import Params, nearest
 
 
 def prepare_dataset(key: str, params: Params, executor: Executor) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 from bdl_pipe import artifacts
 
-from . import places, provenance, records, report
-from .params import Params, Row
-from .settings import Settings
+from . import report
+from .core import places
+from .core.params import Params, Row
+from .core.settings import Settings
+from .rows import provenance, records
 
 
 def build(params: Params, settings: Settings) -> None:

@@ -1,23 +1,24 @@
 """``python -m pipeline repro``: what ``dvc repro`` does, several stages at once, on one Ray head.
 
 DVC still decides and records every stage: what is out of date, and what depends on it, is run by
-``dvc --wait-for-lock repro -s STAGE``. A stage that fails stops what depends on it, and nothing else.
+``dvc --wait-for-lock repro -s STAGE``, in processes that need not import anything anew. A stage that
+fails stops what depends on it, and nothing else.
 """
 
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from . import places
-from .params import load, unwatched
-from .scheduler import Graph, Outcome, Plan, ancestors, descendants, run
-from .settings import Settings
+from .core import places
+from .core.params import load, unwatched
+from .core.settings import Settings
+from .scheduler import Command, Graph, Outcome, Plan, Process, ancestors, descendants, run
 
 _LIGHT: Final = ("report",)  # stage kinds that never fan out
 
@@ -39,14 +40,20 @@ def main(args: Namespace) -> int:
         return 0
     print(f"{len(todo)} of {len(graph)} stages to run, {args.jobs} at once", flush=True)
     fans_out = any(name.split("@")[0] not in _LIGHT for name in todo)
+    start = _starter(len(todo))
     with _parent_run() as tell, _ray(settings, fans_out):
-        outcome = run(Plan(graph, frozenset(todo), places.STATE / "seconds.json"), args.jobs, _command)
+        outcome = run(Plan(graph, frozenset(todo), places.STATE / "seconds.json"), args.jobs, start)
         tell(outcome)
     return _close(outcome)
 
 
-def _command(name: str) -> list[str]:
-    return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", name]
+def _starter(stages: int) -> Callable[[str], Process]:
+    """How a stage's process is made: forked from a server, where forks are safe and there is more than one stage."""
+    if sys.platform == "linux" and stages > 1:
+        from .warm import Server
+
+        return Server().start
+    return lambda name: Command([sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", name])
 
 
 def _look(targets: Collection[str]) -> tuple[Graph, set[str]]:
@@ -85,7 +92,7 @@ def _ray(settings: Settings, fans_out: bool) -> Iterator[None]:
     if settings.executor != "ray" or not fans_out:
         yield
         return
-    from .executors.cluster import head
+    from .core.executors.cluster import head
 
     with head(settings) as address:
         os.environ["RAY_ADDRESS"] = address
@@ -95,7 +102,7 @@ def _ray(settings: Settings, fans_out: bool) -> Iterator[None]:
 @contextmanager
 def _parent_run() -> Iterator[Any]:
     """The tracked run that every stage's run belongs to."""
-    from . import tracking
+    from .rows import tracking
 
     tracking.initialise()
     parent, status = tracking.start_parent("repro"), ["KILLED"]

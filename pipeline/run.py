@@ -5,8 +5,8 @@ from argparse import Namespace
 
 from bdl_pipe.errors import UserError
 
-from . import shell
-from .params import FIT_KINDS, Params, load
+from .core import shell
+from .core.params import FIT_KINDS, Params, load
 
 
 def main(args: Namespace) -> None:

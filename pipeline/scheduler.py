@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from bdl_pipe.files import write_bytes
 
@@ -62,6 +62,43 @@ class Outcome:
     seconds: float = 0.0
 
 
+class Process(Protocol):
+    """A stage's process, the leader of a process group of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, until it closes its output."""
+
+    def wait(self) -> int:
+        """Its exit code; minus the number of the signal that ended it."""
+
+
+class Command:
+    """A process that runs a command line."""
+
+    def __init__(self, line: list[str]) -> None:
+        self._process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+
 def descendants(graph: Graph, names: Collection[str]) -> set[str]:
     """Everything that needs one of ``names``, directly or not."""
     found: set[str] = set()
@@ -92,13 +129,13 @@ def priorities(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: length(name) for name in graph}
 
 
-def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
-    """Run ``plan``, at most ``jobs`` stages at once.
+def run(plan: Plan, jobs: int, start: Callable[[str], Process]) -> Outcome:
+    """Run ``plan``, at most ``jobs`` stages at once, each in the process that ``start`` makes for it.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
     """
-    outcome, start = Outcome(), time.monotonic()
+    outcome, began = Outcome(), time.monotonic()
     first = priorities(plan.graph, plan.seconds())
     waiting, again, took = set(plan.todo), set[str](), dict[str, float]()
     ended: queue.Queue[_Child] = queue.Queue()
@@ -111,7 +148,7 @@ def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
                 ready = [n for n in waiting if not any(m in waiting or m in children for m in plan.graph[n])]
                 for name in sorted(ready, key=lambda n: (-first[n], n))[: jobs - len(children)]:
                     waiting.discard(name)
-                    children[name] = _Child(name, command(name), lines, ended)
+                    children[name] = _Child(name, start, lines, ended)
                 child = _next(ended)
                 if child is None:
                     lines.refresh()
@@ -134,27 +171,18 @@ def run(plan: Plan, jobs: int, command: Callable[[str], list[str]]) -> Outcome:
         finally:
             _stop(list(children.values()))
             plan.remember(took)
-    outcome.seconds = time.monotonic() - start
+    outcome.seconds = time.monotonic() - began
     return outcome
 
 
 class _Child:
-    """A stage that is running, in a process group of its own."""
+    """A stage that is running."""
 
-    def __init__(self, name: str, command: list[str], lines: Lines, ended: "queue.Queue[_Child]") -> None:
+    def __init__(self, name: str, start: Callable[[str], Process], lines: Lines, ended: "queue.Queue[_Child]") -> None:
         self.name, self.code, self.seconds = name, 0, 0.0
         self.last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lines, self._ended, self._start = lines, ended, time.monotonic()
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+        self.process = start(name)
         lines.start(name)
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -164,8 +192,7 @@ class _Child:
         return self.code != 0 and any(_CRASH.search(line) for line in [*self.last, f"exited with {self.code}"])
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.process.lines():
             if text := line.rstrip():
                 self.last.append(text)
                 self._lines.say(self.name, text)

@@ -14,9 +14,9 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
-from . import tracking
-from .executors import cluster
-from .settings import Settings
+from .core.executors import cluster
+from .core.settings import Settings
+from .rows import tracking
 from .trial import METRIC, MILESTONES, TIME, rounded, trial
 
 if TYPE_CHECKING:

@@ -22,10 +22,12 @@ from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
-from . import current, places, provenance, records, searching, shell
+from . import current, searching
 from .branch import RECORD, Branch, begin, branch_of, finish, load_data, make_upstream, tracked
-from .params import Params, load, nearest, read_yaml, typed
-from .settings import Settings
+from .core import places, shell
+from .core.params import Params, load, nearest, read_yaml, typed
+from .core.settings import Settings
+from .rows import provenance, records
 from .studies import METRICS, SEED, StudyConfig, Trial, numbers
 
 PARAMS: Final = Path("params.yaml")

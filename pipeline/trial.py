@@ -22,7 +22,7 @@ from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 
-from .params import Row
+from .core.params import Row
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"

@@ -20,10 +20,12 @@ from typing import Any, Final
 from bdl_pipe import artifacts, config
 from bdl_pipe.errors import UserError
 
-from . import apply, places, provenance, searching
+from . import apply, searching
 from .branch import Branch, begin, branch_of, finish, load_data, make_upstream, tracked
-from .params import SECTIONS, Params, load
-from .settings import Settings
+from .core import places
+from .core.params import SECTIONS, Params, load
+from .core.settings import Settings
+from .rows import provenance
 from .trial import DIVERGED, MILESTONES, nested, rounded
 
 OVERLAYS: Final = Path("params/tuned")

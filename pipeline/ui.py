@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from bdl_pipe.errors import UserError
 
-from . import tracking
+from .rows import tracking
 
 
 def main(args: Namespace) -> int:

@@ -2,10 +2,11 @@
 
 import sys
 
-from pipeline import reporting, shell
-from pipeline.executors import Executor
-from pipeline.params import Params
-from pipeline.settings import Settings
+from pipeline import reporting
+from pipeline.core import shell
+from pipeline.core.executors import Executor
+from pipeline.core.params import Params
+from pipeline.core.settings import Settings
 
 
 def run(params: Params, executor: Executor, settings: Settings) -> None:

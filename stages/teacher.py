@@ -2,10 +2,11 @@
 
 import sys
 
-from pipeline import shell, stage
-from pipeline.executors import Executor
-from pipeline.params import Params
-from pipeline.settings import Settings
+from pipeline.core import shell
+from pipeline.core.executors import Executor
+from pipeline.core.params import Params
+from pipeline.core.settings import Settings
+from pipeline.rows import stage
 
 
 def run(key: str, params: Params, executor: Executor, settings: Settings) -> None:

@@ -30,7 +30,19 @@ SECTION = {
     "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
     "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
 }
-SHARED = ("d_vbll", "g_vbll", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp")
+SHARED = (
+    "d_vbll",
+    "g_vbll",
+    "d_vbll_bnn",
+    "g_vbll_bnn",
+    "bnn",
+    "dropout",
+    "sngp",
+    "ffg_u",
+    "fcg_u",
+    "ensemble_u",
+    "ffg_w",
+)
 LEARN = {
     "epochs": 3,
     "batch": 32,

@@ -10,7 +10,7 @@ from bdl_pipe import config
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
-from ..params import nearest, read_yaml
+from ..core.params import nearest, read_yaml
 
 HERE: Final = Path(__file__).parent
 CORRUPTED: Final = {f"sev. {severity}": f"corrupted:*:{severity}" for severity in SEVERITIES}

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from .. import places
-from ..params import Params, Row
+from ..core import places
+from ..core.params import Params, Row
 from . import PaperTable, Printed
 
 FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked

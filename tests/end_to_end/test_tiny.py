@@ -72,7 +72,7 @@ def test_no_stage_but_evaluate_opens_the_holdout(project: Project) -> None:
 import sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from pipeline import shell
+from pipeline.core import shell
 import importlib
 student = "boston-deterministic"
 for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", None)):

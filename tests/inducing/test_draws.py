@@ -33,6 +33,22 @@ def test_draws_are_those_of_a_loop(kind: str, together: int | None) -> None:
     torch.testing.assert_close(ours, one_by_one(net, inputs, 6, Seed(1)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("together", [None, 4])
+def test_draws_do_not_depend_on_the_order_of_memory(together: int | None, channels: int) -> None:
+    """In turn a CPU's convolutions get channels_last, one channel too; group norm of batched draws does not know it."""
+    seen: list[bool] = []
+    plain = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
+    net, inputs = shaken(bayesianize(plain, rows=3, cols=4)).eval(), normal(5, channels, 6, 6)
+    net.network[0].register_forward_hook(lambda _m, given, _o: seen.append(given[0].stride(1) == 1))
+    expected = one_by_one(net, inputs, 4, Seed(1))
+    seen.clear()
+    for each in (inputs, inputs.to(memory_format=torch.channels_last), inputs.clone(memory_format=torch.channels_last)):
+        found = outputs(net, each, 4, Seed(1), rows=2, together=together)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert together is not None or (seen and all(seen))
+
+
 @pytest.mark.parametrize("shared", [None, (2, 3)])
 def test_draws_of_shared_weights_and_of_points(shared: tuple[int, int] | None) -> None:
     inputs = normal(5, 3)

@@ -12,6 +12,7 @@ from bdl_pipe.inducing import Bayesian
 from bdl_pipe.inducing.config import Kind
 from bdl_pipe.seeds import Seed
 from benchmarks import inducing_methods as methods
+from benchmarks import inducing_rates as rates
 from benchmarks import inducing_regression as regression
 from benchmarks.references import inducing_slice
 
@@ -72,6 +73,35 @@ def test_bound_is_of_the_whole_data(problem: tuple[regression.Reference, Tensor,
         fits.append(MultivariateNormal(found, 0.01 * torch.eye(len(x), dtype=x.dtype)).log_prob(y))
     expected = (net.kl() - torch.stack(fits).mean()) / len(x)
     torch.testing.assert_close(methods.Bound(net)(x, y, noise), expected)
+
+
+def test_bound_of_all_rows_is_in_nats(
+    problem: tuple[regression.Reference, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two draws, by torch.distributions; a KL of its own sign, at a network away from the prior."""
+    _, x, y = problem
+    monkeypatch.setattr(rates, "DRAWS", 2)
+    net = methods.bayesian("fcg_w", Seed(0)).double()
+    noise = net.draw(2, Seed(3).fold("bound").generator())
+    fits = [
+        MultivariateNormal(net(x[:, None], {n: v[k] for n, v in noise.items()})[:, 0], 0.01 * torch.eye(100).to(x))
+        for k in range(2)
+    ]
+    expected = float((net.kl() - sum(fit.log_prob(y) for fit in fits) / 2).detach())
+    assert rates.minus_bound(net, x, y, Seed(3)) == pytest.approx(expected, rel=1e-9) and float(net.kl().detach()) > 1
+
+
+@pytest.mark.parametrize(("kind", "paper"), [("ffg_w", False), ("ensemble_u", True)])
+def test_rate_falls_as_in_the_paper_or_as_told(
+    kind: Kind, paper: bool, problem: tuple[regression.Reference, Tensor, Tensor]
+) -> None:
+    """Four updates: the last two are at a tenth of the rate, or not."""
+    _, x, y = problem
+    found = {}
+    for falls in (None, True, False):
+        (net,) = methods.fit(kind, x, y, [Seed(0)], steps=4, rate=0.01, draws=8, falls=falls)
+        found[falls] = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert torch.equal(found[None], found[paper]) and not torch.allclose(found[True], found[False], atol=1e-3)
 
 
 def test_noises_go_on_without_repeating() -> None:

@@ -16,7 +16,7 @@ from bdl_pipe.errors import UserError, require
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
-from pipeline import stage
+from pipeline.rows import stage
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ WALK = Method(
 )
 ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": Room(walk)})
 REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, ONLY_CLASSES)}
+
+
+def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: Report) -> int:
+    """payload[0]² after payload[1] seconds."""
+    time.sleep(payload[1])
+    return payload[0] ** 2
 
 
 def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:

@@ -7,7 +7,7 @@ import yaml
 
 import bdl_pipe.methods
 from pipeline import study
-from pipeline.settings import Settings
+from pipeline.core.settings import Settings
 from pipeline.studies import Trial
 
 SETTINGS = Settings()

@@ -5,7 +5,8 @@ import tune_cases
 
 import bdl_pipe.methods
 from bdl_pipe.errors import UserError
-from pipeline import apply, params
+from pipeline import apply
+from pipeline.core import params
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import torch
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
-from pipeline.executors import Executor, Task, choose
-from pipeline.executors.cluster import check_resources, preflight
-from pipeline.executors.display import Display
-from pipeline.executors.inline import Inline
-from pipeline.executors.store import Store
-from pipeline.settings import Settings
+from pipeline.core.executors import Executor, Task, choose
+from pipeline.core.executors.cluster import check_resources, preflight
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.store import Store
+from pipeline.core.settings import Settings
 from tests.pipeline import fake_work
 
 EAGER = Settings(executor="inline", checkpoint_seconds=0.0)
@@ -122,6 +122,22 @@ def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, t
     assert os.path.exists(fuse), "no worker died"
     assert done.result.tensors["sum"] == 5050
     assert done.result.config["began_at"] >= 50
+
+
+def test_whether_work_is_light_is_found_out_by_its_smallest_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 s at most of it all, by its size: a try of .1 s at size 1 stands for 30 s at 300 and 90 s at 900."""
+    executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
+    sent = RuntimeError("sent to the cluster")
+    monkeypatch.setattr(executor, "_connect", lambda: (_ for _ in ()).throw(sent))
+    for sizes, here in (((300.0, 1.0), True), ((1.0, 900.0), False)):
+        tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
+        with Display("try") as display:
+            if here:
+                made = executor.map(fake_work.slow_square, tasks, shared={}, display=display, light=None)
+                assert [done.result for done in made] == [0, 1]
+            else:
+                with pytest.raises(RuntimeError, match="sent"):
+                    executor.map(fake_work.slow_square, tasks, shared={}, display=display, light=None)
 
 
 def test_light_work_starts_no_ray() -> None:

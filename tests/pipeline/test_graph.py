@@ -44,7 +44,7 @@ def imported(kind: str) -> set[Path]:
     """Files that ``stages/<kind>.py`` imports, directly or not, also inside functions."""
     graph = grimp.build_graph("bdl_pipe", "pipeline", "stages", cache_dir=None)
     for module in CHECK_ONLY.get(kind, ()):
-        graph.remove_import(importer="pipeline.params", imported=module)
+        graph.remove_import(importer="pipeline.core.params", imported=module)
     return {source(m) for m in graph.find_upstream_modules(f"stages.{kind}")} | {source(f"stages.{kind}")}
 
 
@@ -61,7 +61,7 @@ def test_the_stage_kinds_are_these() -> None:
 def test_dependencies_cover_what_is_imported(kind: str) -> None:
     deps = [dep for dep in names(body(kind)["deps"]) if "$" not in dep]
     files = imported(kind)
-    assert source("pipeline.shell") in files, "the import graph is not what it should be"
+    assert source("pipeline.core.shell") in files, "the import graph is not what it should be"
     assert [str(f.relative_to(ROOT)) for f in sorted(files) if has_code(f) and not covered(f, deps)] == []
     assert [dep for dep in deps if not dep.startswith(("work/", "data")) and not (ROOT / dep).exists()] == []
 
@@ -85,8 +85,11 @@ def test_stages_are_thin() -> None:
         assert len(path.read_text().splitlines()) <= 60
 
 
-def test_light_commands_import_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    "code", ["import pipeline.cli as c; c.parser()", "import pipeline.core.executors.hub"], ids=["command line", "hub"]
+)
+def test_light_commands_and_a_stages_hub_import_nothing_heavy(code: str) -> None:
     heavy = ("torch", "ray", "mlflow", "dvc")
-    text = f"import sys; import pipeline.cli as c; c.parser(); print([m for m in {heavy} if m in sys.modules])"
+    text = f"import sys; {code}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

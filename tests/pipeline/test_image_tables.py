@@ -1,7 +1,9 @@
 """The image tables of papers, whole, at toy size: their params files, shrunk, on small archives of the real format."""
 
 import csv
+import re
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.training import learning_rate
-from pipeline import cli, papers, params, tracking
+from pipeline import cli, papers
+from pipeline.core import params
+from pipeline.core.params import Row
+from pipeline.rows import tracking
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +34,7 @@ FILES = {  # params file -> the tables that it is for, in the order of asking; a
     "vbll-table1": (["table1"], "cifar10-g_vbll", DENSITIES | {("ood:cifar100", "auroc_refit_density")}),
     "vbll-table4": (["table4"], "cifar100-g_vbll", DENSITIES | {("ood:cifar10", "auroc_refit_density")}),
     "inducing-table2": (
-        ["table2", "table3", "table11", "table12", "table13", "table14", "table5", "table6"],
+        [f"table{n}" for n in (2, 3, 11, 12, 13, 14, 5, 6, 7, 8, 15, 16, 17, 18)],
         "cifar100-ensemble_u-128",
         {("ood:cifar10", "aupr_in"), ("corrupted:fog:5", "ece"), ("test", "brier"), ("test", "mutual_information")},
     ),
@@ -132,6 +137,9 @@ def test_the_numbers_are_those_of_ritter() -> None:
             continue
         u, name = row.method.name.endswith("_u"), row.method.name
         assert row.config.network.depth == 50 and row.entry.members == 5 and how.batch == 100
+        if row.input_kind == "student":
+            as_in_appendix_k(row, found)
+            continue
         assert how.epochs == (300 if u or (name == "ffg_w" and wide) else 200)
         steps, rate = 500 * how.epochs, how.optimiser.rate
         rates = [learning_rate(how.optimiser, 500 * epoch, steps) / rate for epoch in range(how.epochs)]
@@ -150,3 +158,17 @@ def test_the_numbers_are_those_of_ritter() -> None:
         assert weights.lambda_max == (0.03 if name == "ffg_u" else 0.1) and weights.members == 5
         assert head.get("rows", size) == ((100 if size == 128 else 64) if wide else 10)
         assert head.get("cols", size) == size and head.get("kind", name) == name
+
+
+def as_in_appendix_k(row: Row, found: params.Params) -> None:
+    """A pruned run: 50 epochs of Adam at 1e-4 on its full run's members; what is left stands in its setting, in %."""
+    source = found.row("student", row.input_key)
+    assert row.key.startswith(source.key) and source.input_kind == "prepare" and source.entry.members == 5
+    left = re.fullmatch(r"(.+) \((.+)%\)", row.entry.setting)
+    assert left is not None and left[1] == source.entry.setting
+    assert Fraction(str(row.config.prune)) == 1 - Fraction(left[2]) / 100
+    learn, before = row.config.learn, source.config.learn
+    assert (learn.epochs, learn.optimiser.name, learn.optimiser.rate) == (50, "adam", 1e-4)
+    assert {learning_rate(learn.optimiser, step, 25_000) for step in range(0, 25_000, 500)} == {1e-4}
+    assert (learn.augmentation, learn.batch) == (before.augmentation, before.batch)
+    assert row.config.annealing is None and row.config.kl_weight == 1 and row.config.draws == source.config.draws

@@ -11,14 +11,17 @@ import yaml
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
-from pipeline import apply, cli, params, tracking
+from pipeline import apply, cli
+from pipeline.core import params
+from pipeline.rows import tracking
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
-OVERLAYS = {  # file -> its runs; those of the second make the curves and the scores of other data, too
+OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
     "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag"),
+    "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
     "inducing-fashion_mnist": tuple(
         f"resnet-{name}" for name in ("deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u")
     ),
@@ -31,7 +34,7 @@ def small_networks(value: Any) -> Any:
     return value
 
 
-def small_methods(methods: dict[str, Any]) -> None:
+def small_methods(methods: dict[str, Any], members: int) -> None:
     """Few rows in a batch, few epochs, few draws; in place."""
     for name in ("sgd", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
         section = methods.get(name, {})
@@ -40,14 +43,14 @@ def small_methods(methods: dict[str, Any]) -> None:
     methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
     for name in ("ffg_w", "ffg_u", "ensemble_u"):
         section = methods.get(name, {"learn": {}, "weights": {}})
-        section |= {"draws": 2, "validation_draws": 2, "annealing": {"start": 0.0, "end": 1.0}}
+        section |= {"draws": members, "validation_draws": members, "annealing": {"start": 0.0, "end": 1.0}}
         section["learn"] |= {"epochs": 1, "batch": 10}
-        section["weights"] |= {"members": 2} if name == "ensemble_u" else {}
+        section["weights"] |= {"members": members} if name == "ensemble_u" else {}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shifted = overlay != "images"
+    shifted = overlay == "inducing-fashion_mnist"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tracking, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
@@ -66,7 +69,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     small["trajectories"] = {k: v | {"members": members} for k, v in raw["trajectories"].items() if k in used}
     if shifted:
         small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
-    small_methods(small["methods"])
+    small_methods(small["methods"], members=2 if shifted else 5)
     Path("params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     params.load()
     stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]

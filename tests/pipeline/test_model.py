@@ -19,7 +19,7 @@ from fitted_cases import FEATURES, student
 from bdl_pipe import summary
 from bdl_pipe.methods import load_fitted
 from bdl_pipe.seeds import Seed
-from pipeline import model
+from pipeline.rows import model
 
 ROOT = Path(__file__).parents[2]
 CASES = [("classification", False), ("classification", True), ("regression", False)]

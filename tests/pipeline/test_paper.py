@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from bdl_pipe.errors import UserError
-from pipeline import cli, current, paper, papers, params, places, shell, stage, tracking
-from pipeline.settings import Settings
+from pipeline import cli, current, paper, papers
+from pipeline.core import params, places, shell
+from pipeline.core.settings import Settings
+from pipeline.rows import stage, tracking
 
 TREE = Path("work/paper/vbll-table2")
 SGD = {
@@ -282,7 +284,7 @@ def test_a_users_file_that_changes_is_prepared_again(opened: tuple[params.Params
     table = {"name": "table", "path": "rows.csv", "target": ["y"], "task": "regression"}
     write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
     Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
-    from pipeline.executors.inline import Inline
+    from pipeline.core.executors.inline import Inline
 
     given, step = paper.read("vbll:table2", None, None, None).params, current.Step("prepare", "boston")
     assert current.bring(step, given, Inline(settings), settings)

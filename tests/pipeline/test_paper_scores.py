@@ -16,7 +16,8 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
-from pipeline import papers, params
+from pipeline import papers
+from pipeline.core import params
 from pipeline.report.sections import OOD_SCORES
 
 

@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
-from pipeline import papers, params
+from pipeline import papers
+from pipeline.core import params
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Cell, Line, Mean
 
 ROOT = Path(__file__).parents[2]
+RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
 def cell(ours: Mean | None, value: str, error: str = "") -> Cell:
@@ -86,16 +88,39 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
     found = params.load(ROOT / "params/paper/inducing-table2.yaml")
     shown = {
         name: [row.key for row in compare.runs_of(papers.load(f"inducing:{name}"), dataset, found)]
-        for name, dataset in (("table2", "CIFAR10"), ("table5", "CIFAR10"), ("table3", "CIFAR100"))
+        for name, dataset in (
+            ("table2", "CIFAR10"),
+            ("table5", "CIFAR10"),
+            ("table3", "CIFAR100"),
+            ("table7", "CIFAR100"),
+        )
     }
     own = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
     assert shown["table2"] == [f"cifar10-{key}" for key in own]
     assert shown["table5"] == [f"cifar10-{key}" for key in (*own, "ffg_u-128", "ensemble_u-128")]
     assert shown["table3"] == [f"cifar100-{key}" for key in own]
+    weights, inducing = (50, 10, 1, "0_1"), (75, 50, 25)  # per cent that are left
+    left = [f"ffg_w-left-{n}" for n in weights] + [f"ffg_u-left-{n}" for n in inducing]
+    assert shown["table7"] == [f"cifar100-{key}" for key in ("ffg_w", "ffg_u", *left)]
     assert papers.load("inducing:table6").source == "table2" and papers.load("vbll:table2").alone
 
 
-ALL = [("vbll", n) for n in (1, 2, 3, 4)] + [("inducing", n) for n in (2, 3, 5, 6, 11, 12, 13, 14)]
+def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
+    found, shown = params.load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
+    for table in (papers.load(f"inducing:table{number}") for number in RITTER):
+        assert table.source == "table2"
+        for dataset, figures in table.figures.items():
+            lines = compare.compare(table, dataset, found, evaluated=())
+            assert [line.method for line in lines] == [*figures]
+            keys = [line.run for line in lines if line.run is not None]
+            assert len(keys) == len(set(keys)) == len(figures)
+            for line in lines:
+                assert {m: cell.paper for m, cell in line.cells.items() if cell.paper} == figures[line.method]
+            shown |= {*keys}
+    assert shown == {row.key for row in found.of("student")}
+
+
+ALL = [("vbll", n) for n in (1, 2, 3, 4)] + [("inducing", n) for n in RITTER]
 
 
 @pytest.mark.parametrize(("paper", "number"), ALL)
@@ -137,18 +162,42 @@ def test_figures_of_ritter_by_hand() -> None:
     assert printed(12, "CIFAR10", "FFG-U", "ece:sev. 3") == Printed("7.77")
     assert printed(13, "CIFAR100", "Ensemble-U", "accuracy:sev. 5") == Printed("30.85")
     assert printed(14, "CIFAR100", "FFG-W", "ece:sev. 2") == Printed("11.07")
+    assert printed(7, "CIFAR10", "FFG-W (0.1%)", "accuracy") == Printed("58.59", "0.75")
+    assert printed(7, "CIFAR100", "FFG-U (25%)", "brier") == Printed("0.42", "0.00")
+    assert printed(8, "CIFAR10", "FFG-W (0.1%)", "aupr:SVHN") == Printed(".24", ".03")
+    assert printed(8, "CIFAR100", "FFG-U (75%)", "auroc:SVHN") == Printed(".82", ".01")
+    assert printed(15, "CIFAR10", "FFG-W (0.1%)", "accuracy:sev. 1") == Printed("46.33")
+    assert printed(16, "CIFAR10", "FFG-U (50%)", "ece:sev. 3") == Printed("5.44")
+    assert printed(17, "CIFAR100", "FFG-U (25%)", "accuracy:sev. 5") == Printed("27.93")
+    assert printed(18, "CIFAR100", "FFG-W (1%)", "ece:sev. 2") == Printed("11.99")
     for dataset, number in (("CIFAR10", 5), ("CIFAR100", 6)):
         short, long = papers.load("inducing:table2"), papers.load(f"inducing:table{number}").figures[dataset]
         for method, figures in short.figures[dataset].items():
             name = f"{method} (M=64)" if method.endswith("-U") else method
             assert {metric: p.value for metric, p in figures.items()} == {m: long[name][m].value for m in figures}
-    count = {n: len(papers.load(f"inducing:table{n}").figures) for n in (2, 3, 5, 6, 11, 12, 13, 14)}
-    assert count == {2: 2, 3: 2, 5: 1, 6: 1, 11: 1, 12: 1, 13: 1, 14: 1}
+    count = {n: len(papers.load(f"inducing:table{n}").figures) for n in RITTER}
+    assert count == {n: 2 if n in (2, 3, 7, 8) else 1 for n in RITTER}
+
+
+@pytest.mark.parametrize(("whole", "pruned"), [(5, 7), (6, 7), (3, 8), (11, 15), (12, 16), (13, 17), (14, 18)])
+def test_what_is_not_pruned_is_printed_twice(whole: int, pruned: int) -> None:
+    above = papers.load(f"inducing:table{whole}").figures
+    below = papers.load(f"inducing:table{pruned}").figures
+    for dataset, figures in above.items():
+        assert len(below[dataset]) == 9 and len({frozenset(row) for row in below[dataset].values()}) == 1
+        assert below[dataset]["FFG-W (100%)"] == figures["FFG-W"]
+        assert below[dataset]["FFG-U (100%)"] == figures["FFG-U (M=64)" if whole in (5, 6) else "FFG-U"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
-    "name, dataset", [("vbll:table1", "CIFAR10"), ("vbll:table3", "Yacht"), ("inducing:table11", "CIFAR10")]
+    "name, dataset",
+    [
+        ("vbll:table1", "CIFAR10"),
+        ("vbll:table3", "Yacht"),
+        ("inducing:table11", "CIFAR10"),
+        ("inducing:table7", "CIFAR10"),
+    ],
 )
 def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) -> None:
     table = papers.load(name)

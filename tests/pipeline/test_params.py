@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bdl_pipe.errors import UserError
-from pipeline import params
+from pipeline.core import params
 from tests.pipeline.fake_work import REGISTRY
 
 GOOD: dict[str, Any] = {

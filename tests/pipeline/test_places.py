@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline import places
+from pipeline.core import places
 
 
 def test_places_are_rooted_for_the_block_alone() -> None:

@@ -15,22 +15,11 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
 from bdl_pipe.methods import load_fitted
-from pipeline import (
-    branch,
-    current,
-    evaluating,
-    params,
-    places,
-    preparing,
-    records,
-    reporting,
-    repro,
-    run,
-    stage,
-    tracking,
-)
-from pipeline.executors.inline import Inline
-from pipeline.settings import Settings
+from pipeline import branch, current, evaluating, preparing, reporting, repro, run
+from pipeline.core import params, places
+from pipeline.core.executors.inline import Inline
+from pipeline.core.settings import Settings
+from pipeline.rows import records, stage, tracking
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.scheduler import Plan, ancestors, descendants, priorities, run
+from pipeline.scheduler import Command, Plan, Process, ancestors, descendants, priorities, run
 
 GRAPH = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": []}
 
@@ -21,13 +21,13 @@ def plan(tmp_path: Path, *todo: str) -> Plan:
     return Plan(GRAPH, frozenset(todo or GRAPH), tmp_path / "state" / "seconds.json")
 
 
-def shell(tmp_path: Path, special: dict[str, str] | None = None) -> Callable[[str], list[str]]:
+def shell(tmp_path: Path, special: dict[str, str] | None = None) -> Callable[[str], Process]:
     """A stage writes its name to ``order``, at its end."""
 
-    def command(name: str) -> list[str]:
-        return ["sh", "-c", (special or {}).get(name, f"echo {name} >> {tmp_path}/order")]
+    def start(name: str) -> Process:
+        return Command(["sh", "-c", (special or {}).get(name, f"echo {name} >> {tmp_path}/order")])
 
-    return command
+    return start
 
 
 def test_what_hangs_on_what() -> None:
@@ -93,9 +93,9 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) 
     text = f"""
 import sys
 from pathlib import Path
-from pipeline.scheduler import Plan, run
+from pipeline.scheduler import Command, Plan, run
 sleeper = ["sh", "-c", "sleep 300 & echo $! >> {tmp_path}/pids; echo $$ >> {tmp_path}/pids; wait"]
-run(Plan({{"a": [], "b": []}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 2, lambda name: sleeper)
+run(Plan({{"a": [], "b": []}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 2, lambda name: Command(sleeper))
 """
     started = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -112,9 +112,9 @@ run(Plan({{"a": [], "b": []}}, frozenset("ab"), Path("{tmp_path}/seconds.json"))
 def test_the_work_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     text = f"""
 from pathlib import Path
-from pipeline.scheduler import Plan, run
-command = lambda name: ["sh", "-c", f"echo hello; echo {{name}} >> {tmp_path}/order"]
-print(run(Plan({{"a": [], "b": ["a"]}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 1, command))
+from pipeline.scheduler import Command, Plan, run
+start = lambda name: Command(["sh", "-c", f"echo hello; echo {{name}} >> {tmp_path}/order"])
+print(run(Plan({{"a": [], "b": ["a"]}}, frozenset("ab"), Path("{tmp_path}/seconds.json")), 1, start))
 """
     read, write = os.pipe()
     os.close(read)

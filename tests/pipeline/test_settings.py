@@ -3,7 +3,7 @@
 import pytest
 
 from bdl_pipe.errors import UserError
-from pipeline.settings import Settings, require_device
+from pipeline.core.settings import Settings, require_device
 
 
 def test_defaults_and_gpu_share() -> None:

@@ -20,10 +20,12 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import Room
 from bdl_pipe.seeds import Seed
-from pipeline import params, places, preparing, records, stage, tracking
-from pipeline.executors import Task
-from pipeline.executors.inline import Inline
-from pipeline.settings import Settings
+from pipeline import preparing
+from pipeline.core import params, places
+from pipeline.core.executors import Task
+from pipeline.core.executors.inline import Inline
+from pipeline.core.settings import Settings
+from pipeline.rows import records, stage, tracking
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
 
@@ -175,9 +177,10 @@ DRIVER = """
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from pipeline import params, stage, tracking
-from pipeline.executors import choose
-from pipeline.settings import Settings
+from pipeline.core import params
+from pipeline.rows import stage, tracking
+from pipeline.core.executors import choose
+from pipeline.core.settings import Settings
 from tests.pipeline.fake_work import REGISTRY
 
 @contextmanager

@@ -18,8 +18,9 @@ from study_cases import HERE, PLAIN, SETTINGS, STUDY, planned, written_study
 from bdl_pipe.data import prepare
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
-from pipeline import branch, cli, places, study
-from pipeline.settings import Settings
+from pipeline import branch, cli, study
+from pipeline.core import places
+from pipeline.core.settings import Settings
 from pipeline.studies import keys_of, numbers, point
 
 INLINE = Settings(executor="inline")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import provenance, tracking
+from pipeline.rows import provenance, tracking
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,7 +158,7 @@ def test_the_runs_of_killed_processes_are_ended(project):
 def test_processes_that_begin_at_once_lose_nothing(project):
     """Four at once on a store that is not there yet: without the lock they fail."""
     code = (
-        "from pipeline import tracking\n"
+        "from pipeline.rows import tracking\n"
         "with tracking.stage_run('student', __import__('sys').argv[1], {}, {}) as run: run.metrics({'x': 1.0})"
     )
     places = f"{ROOT}:{ROOT / 'src'}"

@@ -10,13 +10,13 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory import SGD, SgdConfig
-from pipeline.executors import Done, Executor, Task, choose
-from pipeline.executors.display import Display
-from pipeline.executors.inline import Inline
-from pipeline.executors.store import Store
-from pipeline.executors.train import capacity
-from pipeline.settings import Settings
-from pipeline.stage import Member
+from pipeline.core.executors import Done, Executor, Task, choose
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.store import Store
+from pipeline.core.executors.train import capacity
+from pipeline.core.settings import Settings
+from pipeline.rows.stage import Member
 from tests.parallel_ranks import SECTION
 from tests.pipeline import fake_work
 

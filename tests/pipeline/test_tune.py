@@ -19,8 +19,9 @@ from bdl_pipe.data import prepare
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline import branch, params, searching, trial, tune
-from pipeline.settings import Settings
+from pipeline import branch, searching, trial, tune
+from pipeline.core import params
+from pipeline.core.settings import Settings
 
 SETTINGS = Settings()
 HERE = Path(__file__).parent
@@ -105,7 +106,7 @@ def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
     path = toy / "params.yaml"
     path.write_text(path.read_text().replace("validation: 0.25", "validation: 0"))
     from pipeline import preparing
-    from pipeline.executors.inline import Inline
+    from pipeline.core.executors.inline import Inline
 
     preparing.prepare_dataset("toy", params.load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):

@@ -134,9 +134,10 @@ report:
 
 def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
-    from pipeline import params, preparing
-    from pipeline.executors.inline import Inline
-    from pipeline.settings import Settings
+    from pipeline import preparing
+    from pipeline.core import params
+    from pipeline.core.executors.inline import Inline
+    from pipeline.core.settings import Settings
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)

@@ -9,6 +9,7 @@ makes: this is what ``torch.func.vmap`` over draws and ``Learner.noise`` use. ``
 """
 
 import math
+from functools import cache
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -68,6 +69,7 @@ class Bayesian(nn.Module):
         self, network: nn.Module, layers: dict[str, Weights], places: dict[str, Place], shared: Shared | None, rng: Seed
     ) -> None:
         super().__init__()
+        _hide_noise_from_compiler()
         self.network, self.layers, self.shared = network, nn.ModuleDict(layers), shared
         self.places, self._rng, self._calls, self._cache = places, rng, 0, FactorCache()
         self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # of local layers, by an input's shape
@@ -201,7 +203,6 @@ class Bayesian(nn.Module):
         found = {key: cast(Weights, layer).shapes() for key, layer in self.layers.items()}
         return found if self.shared is None else found | {_SHARED: self.shared.weights.shapes()}
 
-    @torch.compiler.disable
     def _fresh(self, inputs: Tensor) -> Noise:
         """The noise of the next call."""
         generator = self._rng.fold("call", self._calls).generator(self.device)
@@ -253,3 +254,9 @@ def _part(key: str, noise: Noise) -> Noise:
     prefix = f"{key}:"
     found = {k.removeprefix(prefix): v for k, v in noise.items() if k.startswith(prefix)}
     return found | ({_MEMBER: noise[_MEMBER]} if _MEMBER in noise else {})
+
+
+@cache
+def _hide_noise_from_compiler() -> None:
+    """torch.compile breaks its graph there; done when a network is made, because the mark imports the compiler: 1 s."""
+    Bayesian._fresh = torch.compiler.disable(Bayesian._fresh)  # type: ignore[method-assign]

@@ -22,6 +22,7 @@ from ..errors import DataError, require
 from ..predictive import Categorical
 from ..seeds import Seed
 from .covariance import Form
+from .fused import Weights, diagonal_loss
 from .layer import LastLayer, full_precision
 from .softmax import CLOSED, Rule, sampled
 
@@ -85,11 +86,16 @@ class Discriminative(LastLayer):
         return features @ self.mean.mT, form.quadratic(features) + self.noise_variance
 
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
-        if tuple(targets.shape) != (len(features),):
-            raise DataError(f"targets must be {len(features)} class numbers, got shape {tuple(targets.shape)}")
         mean, variance = self._moments(features, form)
-        chosen = mean.gather(-1, targets.long()[:, None])[:, 0]
+        chosen = mean.gather(-1, _classes(targets, len(features))[:, None])[:, 0]
         return (chosen - torch.logsumexp(mean + 0.5 * variance, -1)).mean()
+
+    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+        if self.covariance.kind != "diagonal":
+            return super()._loss(features, targets, num_train, kl_weight)
+        weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+        labels = _classes(targets, len(features))
+        return diagonal_loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels, weights)
 
     def logit_moments(
         self, features: Float[Tensor, "batch h"]
@@ -104,3 +110,10 @@ class Discriminative(LastLayer):
         if self.predictive == "sampled":
             return Categorical(sampled(mean, variance, self.draws, rng))
         return Categorical(CLOSED[self.predictive](mean, variance))
+
+
+def _classes(targets: Tensor, rows: int) -> Tensor:
+    """Class numbers [batch] as whole numbers."""
+    if tuple(targets.shape) != (rows,):
+        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
+    return targets.long()

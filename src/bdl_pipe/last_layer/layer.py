@@ -126,10 +126,14 @@ class LastLayer(nn.Module, ABC):
         require(num_train > 0, "num_train", "must be > 0", num_train)
         require(kl_weight >= 0, "kl_weight", "must be >= 0", kl_weight)
         with full_precision(features):
-            form = self.covariance()  # shared by bound and KL
-            bound = self._mean_bound(self._cast(features), targets, form)
-            kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
-            return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
+            return self._loss(self._cast(features), targets, num_train, kl_weight)
+
+    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+        """:meth:`loss` of what has been checked and cast."""
+        form = self.covariance()  # shared by bound and KL
+        bound = self._mean_bound(features, targets, form)
+        kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
+        return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
 
     def _cast(self, features: Tensor) -> Tensor:
         """Features of half precision, as autocast makes them, at the parameters' precision."""

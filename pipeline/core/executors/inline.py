@@ -24,7 +24,7 @@ class Inline:
         shared: Mapping[str, Any],
         display: Display,
         store: Store | None = None,
-        light: bool = False,
+        light: bool | None = False,
     ) -> list[Done]:
         require_device(self._settings.device)
         display.expect(len(tasks))

@@ -21,10 +21,10 @@ from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
 from .hub import RETRIES, Nowhere, ToHub, first_line, get, make_hub
-from .inline import Inline
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
+_FEW_SECONDS: Final = 60.0  # of one core: two workers need ten to start, and each their share of the data
 _STORE_BYTES: Final = 2 * 1024**3  # an embedded object store's limit; it is taken only as it fills
 _QUIET: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,9 +50,11 @@ class Cluster:
         shared: Mapping[str, Any],
         display: Display,
         store: Store | None = None,
-        light: bool = False,
+        light: bool | None = False,
     ) -> list[Done]:
-        if light and self._settings.device == "cpu":
+        if self._settings.device == "cpu" and (self._is_light(work, tasks, shared) if light is None else light):
+            from .inline import Inline
+
             return Inline(self._settings).map(work, tasks, shared=shared, display=display, store=store)
         from .worker import finished
 
@@ -69,6 +71,14 @@ class Cluster:
             self._connect()
             results |= self._run(work, left, shared, display, store)
         return [results[task.name] for task in tasks]
+
+    def _is_light(self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
+        """Whether all tasks, one after the other, take a few seconds; the smallest is run to know, and thrown away."""
+        from .worker import attempt
+
+        task = min(tasks, key=lambda t: t.size)
+        done = attempt(work, task, {key: shared[key] for key in task.needs}, Nowhere(), self._settings, keeps=False)
+        return done.seconds * sum(t.size for t in tasks) <= _FEW_SECONDS * task.size
 
     def close(self) -> None:
         if self._connected:
@@ -179,7 +189,7 @@ def prepare_environment() -> None:
     """Before ray is imported: switches, and where workers find our code."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     places = [str(root), str(root / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     absolute = dict.fromkeys(str(Path(place).absolute()) for place in places if place)
     os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
@@ -220,7 +230,7 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float
 
 def _code(address: str) -> dict[str, Any]:
     """Workers on other machines are sent our code; on this one they find it by PYTHONPATH."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     host = address.rpartition(":")[0]
     with contextlib.suppress(OSError):
         if host in ("localhost", "127.0.0.1", socket.gethostbyname(socket.gethostname())):

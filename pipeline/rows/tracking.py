@@ -136,6 +136,12 @@ def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
         _attempt(lambda: _client().set_terminated(run_id, status))
 
 
+def quiet() -> None:
+    """Before mlflow is imported: no telemetry, no bars, no minutes of retries."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
 def store_uri() -> str:
     """Where runs are kept: ``MLFLOW_TRACKING_URI``, or the project's own SQLite file."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(FOLDER).absolute()}/mlflow.db"
@@ -232,8 +238,7 @@ def _bury() -> None:
 
 @cache
 def _client() -> Any:
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    quiet()
     _preflight(store_uri())
     import logging
 

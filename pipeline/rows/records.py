@@ -11,10 +11,11 @@ from typing import Any
 
 from bdl_pipe.files import write_bytes
 
-from . import places, provenance
-from .executors import Done
-from .params import Row
-from .settings import Settings
+from ..core import places
+from ..core.executors import Done
+from ..core.params import Row
+from ..core.settings import Settings
+from . import provenance
 
 
 def write(

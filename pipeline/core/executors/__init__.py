@@ -6,15 +6,16 @@ them, on one thread: every executor gives the same bits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from bdl_pipe.progress import Report
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..settings import Settings
 from .display import Display
 from .store import Store
 
-Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
+if TYPE_CHECKING:
+    from bdl_pipe.progress import Report  # brings torch, which the hub of a stage does without
+
+Work = Callable[[Any, Mapping[str, Any], "Report"], Any]  # (payload, shared, report) -> result
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Task:
         payload: small, sent with the task.
         needs: keys of the shared data that it reads.
         shares: its work may be run by several processes that share its batches.
+        size: how much work it is, beside the other tasks of the call.
     """
 
     name: str
     payload: Any
     needs: tuple[str, ...] = ()
     shares: bool = False
+    size: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Executor(Protocol):
         shared: Mapping[str, Any],
         display: Display,
         store: Store | None = None,
-        light: bool = False,
+        light: bool | None = False,
     ) -> list[Done]:
         """The results in the order of the tasks.
 
@@ -68,7 +71,8 @@ class Executor(Protocol):
             shared: read-only; sent to each worker at most once.
             display: told of every step.
             store: with it, results are States, checkpoints are kept and gone on from.
-            light: the work takes less time than a worker takes to start: do it in this process.
+            light: the work is worth no worker's start: do it in this process, on the CPU; None: find out, by
+                trying the smallest task here.
 
         Raises:
             UserError: no node can ever run such a task, or the cluster does not answer.

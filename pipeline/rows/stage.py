@@ -20,12 +20,13 @@ from bdl_pipe.method import Make, MakeTogether
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
-from . import places, records
-from .executors import Done, Executor, Task
-from .executors.display import Display
-from .executors.store import Store
-from .params import Params, Row
-from .settings import Settings
+from ..core import places
+from ..core.executors import Done, Executor, Task
+from ..core.executors.display import Display
+from ..core.executors.store import Store
+from ..core.params import Params, Row
+from ..core.settings import Settings
+from . import records
 
 TOGETHER: Final = 10  # members of one task, where they are made together; a result's bits depend on it
 FEW_ROWS: Final = 20_000  # of all members of a single task together: it is done here, not by a worker

@@ -1,0 +1,1 @@
+"""What every stage stands on: checked params, machine settings, places of artifacts, executors, the shell."""
