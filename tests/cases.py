@@ -130,6 +130,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("ciber", "classification"): {"form": {"name": "cubic", "weights": 2, "pieces": 1}},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,
@@ -183,7 +184,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {("deterministic", "student"), ("ensemble", "student"), ("sgld", "student"), ("gp", "student")}
+FIXED = {(name, "student") for name in ("deterministic", "ensemble", "sgld", "gp", "ciber")}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .baselines import (
 )
 from .baselines.gp import GpPosterior
 from .baselines.sngp import SngpPosterior
+from .collapsed.classes import CIBER, CiberPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -60,6 +61,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             G_VBLL_BNN,
             GP,
             SWAG,
+            CIBER,
             SNGP,
             GBLL,
             LDGBLL,
@@ -84,6 +86,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         SngpPosterior.key: SngpPosterior,
         ExactLayerPosterior.key: ExactLayerPosterior,
         RandomWeightsPosterior.key: RandomWeightsPosterior,
+        CiberPosterior.key: CiberPosterior,
     }
 )
 

@@ -1,0 +1,215 @@
+"""CIBER for classes: some weights of the last layer are integrated out exactly, the others are a trajectory's snapshots.
+
+For each snapshot, the probability of class k is that of its log-odds a_k = l_k − log Σ_{j≠k} exp l_j, averaged over the
+box of the weights of logit k that are collapsed (:mod:`.head`), the other logits the snapshot's:
+
+    p_k ∝ E[σ(a_k + shift_k + Σ_i h_iU_i)],    p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s)
+
+    cubic    any number of weights of each class, σ by piecewise cubics: the paper's text, one cubic
+    softmax  one weight of each class, σ itself: the published code
+
+The probabilities of one snapshot come from different integrals, so they are divided by their sum. Weights: the paper
+has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each class, for each
+input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
+
+Deviations. The cubics are 0 and 1 in the tails, and the log of it no score: p_k is moved into what is known of the
+exact average, for a symmetric box about c
+
+    σ(c)/2 ≤ E[σ] ≤ 1 − σ(−c)/2,    σ(c) ≤ E[σ] where all of it is ≤ 0 (convex),    E[σ] ≤ σ(c) where it is ≥ 0,
+
+which brings it nearer in all cases. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k)
+itself, so that one snapshot, or snapshots with one last layer, are their ensemble.
+
+The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x], a lower bound on that with
+all weights, since what is left of the disagreement inside of the box is in each draw's entropy (the mixture as one draw
+would have none at all); and the joint over inputs takes the collapsed weights as independent between them. Statistics
+of batch normalisation are those that each snapshot was trained with: its weights are its own, not an average's.
+
+Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from .. import networks
+from ..artifacts import State, unstack
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkSpec
+from ..predictive import Categorical
+from ..progress import Report
+from ..seeds import Seed
+from . import box
+from .head import Collapsed, Head
+from .piecewise import Piecewise, cubic_sigmoid
+
+
+@dataclass(frozen=True)
+class CubicConfig:
+    """Piecewise-cubic sigmoid.
+
+    Attributes:
+        weights: collapsed weights of each class (1); null: all, which a last layer of at most 9 inputs allows.
+        pieces: cubics in the sigmoid (1); its largest error is .028 for 1, .0029 for 8 and 4e-5 for 32.
+    """
+
+    weights: int | None
+    pieces: int
+    name: Literal["cubic"] = "cubic"
+
+    def __post_init__(self) -> None:
+        good = self.weights is None or 0 < self.weights <= box.MOST
+        require(good, "weights", f"must be 1 … {box.MOST}, or null for all", self.weights)
+        require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
+
+    def count(self, inputs: int) -> int:
+        """Collapsed weights of each class, of ``inputs`` with the bias."""
+        return inputs if self.weights is None else self.weights
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig:
+    """One weight of each class, its softmax averaged without approximation."""
+
+    name: Literal["softmax"] = "softmax"
+
+    def count(self, inputs: int) -> int:
+        return 1
+
+
+Form = CubicConfig | SoftmaxConfig
+
+
+@dataclass(frozen=True)
+class CiberConfig:
+    """``methods.ciber``.
+
+    Attributes:
+        form: ``cubic`` or ``softmax``.
+    """
+
+    form: Form
+
+
+@final
+class CiberPosterior:
+    """The snapshots' networks, and how their last layers are collapsed."""
+
+    key = "ciber"
+
+    def __init__(self, spec: NetworkSpec, config: CiberConfig, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        self.spec, self.config, self.weights = spec, config, weights
+        self._head = Head.of(weights["head.weight"], weights["head.bias"])
+        network = spec.build(Seed(0)).eval().to(self._head.weights.device)
+        self._trunk, self._order = network.trunk, networks.fastest_order(network)
+        self._count = config.form.count(self._head.weights.shape[-1])
+        cubic = _cubics(config.form.pieces) if isinstance(config.form, CubicConfig) else None
+        self._sigmoid = cubic and cubic.to(box.wide(self._head.weights))
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
+        each = []
+        for number, weights in enumerate(unstack(self.weights)):
+            features = functional_call(self._trunk, self._trunk_weights(weights), (inputs,))
+            logits = F.linear(features, weights["head.weight"], weights["head.bias"])
+            collapsed = self._head.collapse(number, features, self._count)
+            each.append(log_probs(logits, collapsed, self._sigmoid))
+        return Categorical(torch.stack(each))
+
+    def _trunk_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Filters in the memory order that the network computes fastest in."""
+        trunk = {k.removeprefix("trunk."): v for k, v in weights.items() if k.startswith("trunk.")}
+        return {k: v.contiguous(memory_format=self._order) if v.ndim == 4 else v for k, v in trunk.items()}
+
+    def state(self) -> State:
+        config = {"posterior": self.key, "spec": to_mapping(self.spec), "ciber": to_mapping(self.config)}
+        return State(dict(self.weights), config)
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":
+        spec, config = read(NetworkSpec, state.config["spec"], "spec"), read(CiberConfig, state.config["ciber"], "ciber")
+        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+_cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
+
+
+def log_probs(
+    logits: Float[Tensor, "batch class"], collapsed: Collapsed, sigmoid: Piecewise | None
+) -> Float[Tensor, "batch class"]:
+    """log p of one snapshot, of its own logits.
+
+    Args:
+        sigmoid: the stand-in; None: the sigmoid itself, for one collapsed weight.
+    """
+    odds, half_widths = log_odds(logits), collapsed.half_widths
+    centre = odds + collapsed.shift
+    if sigmoid is None:
+        half = half_widths[..., 0]
+        pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
+        average = box.softmax_one(pair, 0, -half, half, torch.ones_like(half))[..., 0]
+    else:
+        average = box.expect(sigmoid, centre, half_widths)
+    reach = half_widths.sum(-1)
+    logs = average.clamp_min(torch.finfo(average.dtype).tiny).log()
+    logs = torch.minimum(torch.maximum(logs, _least(centre, reach)), _most(centre, reach))
+    logs = torch.where(reach > 0, logs, F.logsigmoid(odds))
+    return logs - logs.logsumexp(-1, keepdim=True)
+
+
+def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
+    """log p_k − log(1 − p_k) of the softmax, to the last digits of either."""
+    logs = logits.log_softmax(-1)
+    top = logits.argmax(-1, keepdim=True)
+    rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ but for the top one, whose 1 − p would cancel
+    return odds.scatter(-1, top, logits.gather(-1, top) - rest)
+
+
+def _least(centre: Tensor, reach: Tensor) -> Tensor:
+    """A lower bound on log E[σ], which the exact average obeys [batch, class]."""
+    return F.logsigmoid(centre) - torch.where(centre + reach <= 0, 0.0, math.log(2))
+
+
+def _most(centre: Tensor, reach: Tensor) -> Tensor:
+    """An upper bound on log E[σ]: one, less the lower bound on the other side."""
+    return torch.where(centre - reach >= 0, F.logsigmoid(centre), torch.log1p(-(-centre).sigmoid() / 2))
+
+
+def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report: Report) -> State:
+    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: more collapsed weights than the last layer has for a class, or than can be integrated.
+    """
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    assert spec.likelihood == "categorical"
+    width = trajectory.tensors["head.weight"].shape[-1] + 1
+    most = min(box.MOST, width)
+    rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
+    count = config.form.count(width)
+    require(count <= most, "methods.ciber.form.weights", rule, count)
+    state = CiberPosterior(spec, config, dict(trajectory.tensors)).state()
+    report(1, 1)
+    return state
+
+
+CIBER = Method(
+    name="ciber",
+    config=CiberConfig,
+    tasks=("classification",),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+)
