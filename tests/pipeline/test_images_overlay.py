@@ -21,6 +21,7 @@ CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
     "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag"),
+    "ciber": ("ciber", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
     "inducing-fashion_mnist": tuple(
         f"resnet-{name}" for name in ("deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u")

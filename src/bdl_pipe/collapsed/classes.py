@@ -1,4 +1,4 @@
-"""CIBER for classes: some weights of the last layer are integrated out exactly, the others are a trajectory's snapshots.
+"""CIBER for classes: some weights of the last layer are integrated out, the others are a trajectory's snapshots.
 
 For each snapshot, the probability of class k is that of its log-odds a_k = l_k − log Σ_{j≠k} exp l_j, averaged over the
 box of the weights of logit k that are collapsed (:mod:`.head`), the other logits the snapshot's:
@@ -12,13 +12,10 @@ The probabilities of one snapshot come from different integrals, so they are div
 has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each class, for each
 input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
 
-Deviations. The cubics are 0 and 1 in the tails, and the log of it no score: p_k is moved into what is known of the
-exact average, for a symmetric box about c
-
-    σ(c)/2 ≤ E[σ] ≤ 1 − σ(−c)/2,    σ(c) ≤ E[σ] where all of it is ≤ 0 (convex),    E[σ] ≤ σ(c) where it is ≥ 0,
-
-which brings it nearer in all cases. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k)
-itself, so that one snapshot, or snapshots with one last layer, are their ensemble.
+Deviations. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log 0 is no score. So
+p_k is moved into bounds that the exact average keeps (:mod:`.tails`), which brings it nearer wherever it moves. And
+where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one snapshot, or snapshots
+with one last layer, are their ensemble.
 
 The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x], a lower bound on that with
 all weights, since what is left of the disagreement inside of the box is in each draw's entropy (the mixture as one draw
@@ -28,7 +25,6 @@ of batch normalisation are those that each snapshot was trained with: its weight
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, final
@@ -52,6 +48,7 @@ from ..seeds import Seed
 from . import box
 from .head import Collapsed, Head
 from .piecewise import Piecewise, cubic_sigmoid
+from .tails import within
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,10 @@ class CiberPosterior:
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":
-        spec, config = read(NetworkSpec, state.config["spec"], "spec"), read(CiberConfig, state.config["ciber"], "ciber")
+        spec, config = (
+            read(NetworkSpec, state.config["spec"], "spec"),
+            read(CiberConfig, state.config["ciber"], "ciber"),
+        )
         return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
 
 
@@ -154,18 +154,16 @@ def log_probs(
     Args:
         sigmoid: the stand-in; None: the sigmoid itself, for one collapsed weight.
     """
-    odds, half_widths = log_odds(logits), collapsed.half_widths
-    centre = odds + collapsed.shift
+    odds, half_widths = log_odds(logits), box.wide(collapsed.half_widths)
+    centre = box.wide(odds + collapsed.shift)
     if sigmoid is None:
         half = half_widths[..., 0]
         pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
         average = box.softmax_one(pair, 0, -half, half, torch.ones_like(half))[..., 0]
     else:
         average = box.expect(sigmoid, centre, half_widths)
-    reach = half_widths.sum(-1)
-    logs = average.clamp_min(torch.finfo(average.dtype).tiny).log()
-    logs = torch.minimum(torch.maximum(logs, _least(centre, reach)), _most(centre, reach))
-    logs = torch.where(reach > 0, logs, F.logsigmoid(odds))
+    logs = within(average, centre, half_widths).to(logits)
+    logs = torch.where((half_widths > 0).any(-1), logs, F.logsigmoid(odds))
     return logs - logs.logsumexp(-1, keepdim=True)
 
 
@@ -176,16 +174,6 @@ def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class
     rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
     odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ but for the top one, whose 1 − p would cancel
     return odds.scatter(-1, top, logits.gather(-1, top) - rest)
-
-
-def _least(centre: Tensor, reach: Tensor) -> Tensor:
-    """A lower bound on log E[σ], which the exact average obeys [batch, class]."""
-    return F.logsigmoid(centre) - torch.where(centre + reach <= 0, 0.0, math.log(2))
-
-
-def _most(centre: Tensor, reach: Tensor) -> Tensor:
-    """An upper bound on log E[σ]: one, less the lower bound on the other side."""
-    return torch.where(centre - reach >= 0, F.logsigmoid(centre), torch.log1p(-(-centre).sigmoid() / 2))
 
 
 def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report: Report) -> State:
