@@ -1,4 +1,4 @@
-"""CIBER for classes, against draws and dense sums over the box of actual last-layer weights, and by hand."""
+"""CIBER for classes, against draws and quadrature over the box of actual last-layer weights, and by hand."""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from scipy.stats import chi2
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.collapsed import box
-from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, log_odds
+from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds
 from bdl_pipe.collapsed.classes import CubicConfig as Cubic
 from bdl_pipe.collapsed.classes import SoftmaxConfig as Softmax
 from bdl_pipe.collapsed.head import SCORES, Head
-from bdl_pipe.collapsed.piecewise import cubic_sigmoid, sigmoid_error
+from bdl_pipe.collapsed.piecewise import sigmoid_error
 from bdl_pipe.collapsed.tails import within
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.errors import ConfigError
@@ -84,26 +84,23 @@ class Box:
         return np.exp(log_softmax(head @ features, -1))[:, k]
 
 
-def midpoints(count: int, dimensions: int) -> np.ndarray:
-    axis = (np.arange(count) + 0.5) / count
-    return np.stack(np.meshgrid(*[axis] * dimensions), -1).reshape(-1, dimensions)
-
-
-def by_sums(exact: Box, dimensions: int, count: int) -> np.ndarray:
-    """Each class's own average over the box [snapshot, row, class], not divided by their sum."""
-    grid = midpoints(count, dimensions)
+def by_quadrature(exact: Box, dimensions: int, nodes: int = 40) -> np.ndarray:
+    """Each class's own average over the box [snapshot, row, class], not divided by their sum; a Gauss rule a weight."""
+    axis, shares = np.polynomial.legendre.leggauss(nodes)
+    grid = np.stack(np.meshgrid(*[(axis + 1) / 2] * dimensions), -1).reshape(-1, dimensions)
+    weight = np.stack(np.meshgrid(*[shares / 2] * dimensions), -1).reshape(-1, dimensions).prod(-1)
     s, rows, k = len(exact.heads), exact.features.shape[1], exact.heads.shape[1]
-    each = [exact.likelihood(i, r, c, dimensions, grid).mean() for i in range(s) for r in range(rows) for c in range(k)]
-    return np.array(each).reshape(s, rows, k)
+    cells = np.ndindex(s, rows, k)
+    return np.array([weight @ exact.likelihood(*cell, dimensions, grid) for cell in cells]).reshape(s, rows, k)
 
 
-def test_one_exact_weight_is_a_dense_sum_over_its_range() -> None:
+def test_one_exact_weight_is_a_quadrature_over_its_range() -> None:
     weights, rows = snapshots(), inputs()
-    averages = by_sums(Box.of(weights, rows), 1, 1000)  # the midpoint rule's error is about 1e-7
+    averages = by_quadrature(Box.of(weights, rows), 1)
     expected = averages / averages.sum(-1, keepdims=True)
     got = predicted(Softmax(), weights, rows)
-    np.testing.assert_allclose(got.draw_log_probs.exp().numpy(), expected, rtol=1e-6)
-    np.testing.assert_allclose(got.mean.numpy(), expected.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(got.draw_log_probs.exp().numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(got.mean.numpy(), expected.mean(0), rtol=1e-9)
     # renormalising is felt, and so is the choice of one weight
     assert np.abs(averages.sum(-1) - 1).max() > 0.01
     assert np.abs(expected - predicted(Cubic(2, 4), weights, rows).draw_log_probs.exp().numpy()).max() > 0.01
@@ -114,13 +111,13 @@ def test_one_exact_weight_is_a_dense_sum_over_its_range() -> None:
 def test_cubics_are_as_near_the_exact_softmax_as_their_sigmoid(weights: int, pieces: int, error: float) -> None:
     """Each average is off by at most the sigmoid's error e: p_k by e(1 + 3p_k)/(Σ − 3e), Σ the sum of 3 averages."""
     state, rows = snapshots(), inputs()
-    averages = by_sums(Box.of(state, rows), weights, 2000 if weights == 1 else 60)
+    averages = by_quadrature(Box.of(state, rows), weights)
     total = averages.sum(-1, keepdims=True)
     exact = averages / total
     got = predicted(Cubic(weights, pieces), state, rows).draw_log_probs.exp().numpy()
-    assert sigmoid_error(cubic_sigmoid(pieces)) < error
+    assert sigmoid_error(cubics(pieces)) < error
     off = np.abs(got - exact)
-    assert (off <= (error * (1 + 3 * exact)) / (total - 3 * error) + 1e-4 * (weights == 2)).all()
+    assert (off <= (error * (1 + 3 * exact)) / (total - 3 * error)).all()
     assert off.max() < error
     if pieces == 1:
         assert off.max() > 1e-3  # it is an approximation
@@ -235,19 +232,26 @@ def test_bounds_keep_the_scores_of_the_tails(pieces: int) -> None:
     assert (lowest <= exact + 1e-12).all() and (exact <= highest + 1e-12).all()
     deep = centre + half < -5
     assert (highest - lowest)[deep].max() < 0.007
-    cubic = within(box.expect(cubic_sigmoid(pieces), centre, widths), centre, widths)
+    cubic = within(box.expect(cubics(pieces), centre, widths), centre, widths)
     assert (cubic - exact).abs().max() < {1: 0.18, 8: 0.04}[pieces]
-    assert (box.expect(cubic_sigmoid(pieces), centre, widths) <= 0).any()  # whose log is no score
+    assert (box.expect(cubics(pieces), centre, widths) <= 0).any()  # whose log is no score
 
 
-def test_blocks_of_rows_change_nothing() -> None:
-    random = numbers("classes", "blocks")
-    head = Head(torch.tensor(random.normal(size=(3, 4, SCORES // 8))))
-    features = torch.tensor(random.normal(size=(5, SCORES // 8 - 1)))
-    together = head.collapse(1, features, 2)
-    for row in range(5):
-        for whole, alone in zip(together, head.collapse(1, features[row : row + 1], 2), strict=True):
-            torch.testing.assert_close(whole[row : row + 1], alone, rtol=0, atol=0)
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("width", [6, 31, 64, SCORES // 8])
+def test_the_weights_with_the_largest_reach_are_chosen(width: int, count: int) -> None:
+    """Against a sort of each row and class, in blocks of rows and in groups of inputs; some features are 0."""
+    random = numbers("classes", "blocks", width)
+    weights = random.normal(size=(3, 4, width + 1))
+    features = random.normal(size=(5, width)) * (random.random(width) < 0.7)
+    got = Head(torch.tensor(weights)).collapse(1, torch.tensor(features), count)
+    ones = np.concatenate([features, np.ones((5, 1))], 1)
+    low, high = weights.min(0), weights.max(0)
+    reach = (high - low) / 2 * np.abs(ones[:, None])
+    order = np.argsort(-reach, -1)[..., :count]
+    np.testing.assert_allclose(got.half_widths.numpy(), np.take_along_axis(reach, order, -1), rtol=1e-14)
+    shift = np.take_along_axis(((low + high) / 2 - weights[1]) * ones[:, None], order, -1).sum(-1)
+    np.testing.assert_allclose(got.shift.numpy(), shift, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("network", [ConvNetConfig("convnet", 4, 2, norm="batch")], ids=["batch norm"])

@@ -111,18 +111,17 @@ class CiberPosterior:
         network = spec.build(Seed(0)).eval().to(self._head.weights.device)
         self._trunk, self._order = network.trunk, networks.fastest_order(network)
         self._count = config.form.count(self._head.weights.shape[-1])
-        cubic = _cubics(config.form.pieces) if isinstance(config.form, CubicConfig) else None
-        self._sigmoid = cubic and cubic.to(box.wide(self._head.weights))
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
-        each = []
+        form, each = self.config.form, []
+        sigmoid = cubics(form.pieces).to(box.wide(inputs)) if isinstance(form, CubicConfig) else None
         for number, weights in enumerate(unstack(self.weights)):
             features = functional_call(self._trunk, self._trunk_weights(weights), (inputs,))
             logits = F.linear(features, weights["head.weight"], weights["head.bias"])
             collapsed = self._head.collapse(number, features, self._count)
-            each.append(log_probs(logits, collapsed, self._sigmoid))
+            each.append(log_probs(logits, collapsed, sigmoid))
         return Categorical(torch.stack(each))
 
     def _trunk_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -143,7 +142,7 @@ class CiberPosterior:
         return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
 
 
-_cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
+cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
 
 
 def log_probs(
