@@ -17,7 +17,7 @@ import time
 import torch
 
 from bdl_pipe.collapsed.classes import CubicConfig, Form, SoftmaxConfig, cubics, log_probs
-from bdl_pipe.collapsed.head import Head
+from bdl_pipe.collapsed.head import Collapsed, Head
 from bdl_pipe.seeds import Seed
 
 FORMS: tuple[Form, ...] = (SoftmaxConfig(), CubicConfig(1, 1), CubicConfig(1, 8), CubicConfig(3, 8))
@@ -49,16 +49,17 @@ def timed(form: Form, options: argparse.Namespace) -> tuple[float, float, float]
     weight = base + 0.02 * torch.randn(shape, generator=generator)
     head = Head.of(weight.to(options.device), torch.zeros(shape[:2], device=options.device))
     features = torch.randn((options.batch, options.width), generator=generator).relu().to(options.device)
-    sigmoid = cubics(form.pieces) if isinstance(form, CubicConfig) else None
+    if isinstance(form, CubicConfig):
+        cubics(form.pieces)  # fitted once in a process
     count, choosing = form.count(options.width), 0.0
+    logits = 3 * features @ head.weights[:, :, :-1].mT  # [snapshot, image, class]
     start, processor = time.perf_counter(), time.process_time()
     for _ in range(-(-options.images // options.batch)):
-        for number in range(options.snapshots):
-            logits = 3 * features @ head.weights[number, :, :-1].T
-            before = time.perf_counter()
-            collapsed = head.collapse(number, features, count)
-            choosing += time.perf_counter() - before
-            log_probs(logits, collapsed, sigmoid)
+        before = time.perf_counter()
+        chosen = [head.collapse(number, features, count) for number in range(options.snapshots)]
+        collapsed = Collapsed(*(torch.stack(parts) for parts in zip(*chosen, strict=True)))
+        choosing += time.perf_counter() - before
+        log_probs(logits, collapsed, form)
     _wait(options.device)
     return time.perf_counter() - start, time.process_time() - processor, choosing
 

@@ -27,7 +27,7 @@ Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", 
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,8 @@ from . import box
 from .head import Collapsed, Head
 from .piecewise import Piecewise, cubic_sigmoid
 from .tails import within
+
+POINTS: Final = 1 << 15  # averages at a time
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,13 @@ class CiberPosterior:
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
-        form, each = self.config.form, []
-        sigmoid = cubics(form.pieces).to(box.wide(inputs)) if isinstance(form, CubicConfig) else None
+        logits, collapsed = [], []
         for number, weights in enumerate(unstack(self.weights)):
             features = functional_call(self._trunk, self._trunk_weights(weights), (inputs,))
-            logits = F.linear(features, weights["head.weight"], weights["head.bias"])
-            collapsed = self._head.collapse(number, features, self._count)
-            each.append(log_probs(logits, collapsed, sigmoid))
-        return Categorical(torch.stack(each))
+            logits.append(F.linear(features, weights["head.weight"], weights["head.bias"]))
+            collapsed.append(self._head.collapse(number, features, self._count))
+        together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
+        return Categorical(log_probs(torch.stack(logits), together, self.config.form))
 
     def _trunk_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Filters in the memory order that the network computes fastest in."""
@@ -145,16 +146,19 @@ class CiberPosterior:
 cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
 
 
-def log_probs(
-    logits: Float[Tensor, "batch class"], collapsed: Collapsed, sigmoid: Piecewise | None
-) -> Float[Tensor, "batch class"]:
-    """log p of one snapshot, of its own logits.
+def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
+    """log p of snapshots with logits of their own, in blocks of points."""
+    sigmoid = cubics(form.pieces).to(box.wide(logits)) if isinstance(form, CubicConfig) else None
+    rows = max(1, POINTS // logits.shape[-1])
+    parts = (logits.flatten(0, -2), collapsed.shift.flatten(0, -2), collapsed.half_widths.flatten(0, -3))
+    blocks = zip(*(part.split(rows) for part in parts), strict=True)
+    return torch.cat([_log_probs(*block, sigmoid) for block in blocks]).reshape(logits.shape)
 
-    Args:
-        sigmoid: the stand-in; None: the sigmoid itself, for one collapsed weight.
-    """
-    odds, half_widths = log_odds(logits), box.wide(collapsed.half_widths)
-    centre = box.wide(odds + collapsed.shift)
+
+def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
+    """Of [row, class]; without a stand-in for the sigmoid, by the sigmoid itself over one collapsed weight."""
+    odds, half_widths = log_odds(logits), box.wide(half_widths)
+    centre = box.wide(odds + shift)
     if sigmoid is None:
         half = half_widths[..., 0]
         pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two

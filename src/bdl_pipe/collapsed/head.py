@@ -68,7 +68,13 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` largest [..., d] of [..., input], and where: in the ``count`` groups of the largest maxima."""
     grouped = values.unflatten(-1, (-1, GROUP))
     peaks = grouped.amax(-1)  # [..., group]
-    groups = peaks.topk(min(count, peaks.shape[-1]), -1).indices
+    groups = _top(peaks, min(count, peaks.shape[-1]))[1]
     candidates = grouped.gather(-2, groups[..., None].expand(*groups.shape, GROUP)).flatten(-2)
-    largest, place = candidates.topk(count, -1)
+    largest, place = _top(candidates, count)
     return largest, groups.gather(-1, place // GROUP) * GROUP + place % GROUP
+
+
+def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``topk`` over the last dimension, which takes longer than a maximum."""
+    largest, index = values.max(-1, keepdim=True) if count == 1 else values.topk(count, -1)
+    return largest, index
