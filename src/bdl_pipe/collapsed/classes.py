@@ -136,10 +136,8 @@ class CiberPosterior:
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":
-        spec, config = (
-            read(NetworkSpec, state.config["spec"], "spec"),
-            read(CiberConfig, state.config["ciber"], "ciber"),
-        )
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        config = read(CiberConfig, state.config["ciber"], "ciber")
         return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
 
 
@@ -150,9 +148,9 @@ def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form:
     """log p of snapshots with logits of their own, in blocks of points."""
     sigmoid = cubics(form.pieces).to(box.wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
-    parts = (logits.flatten(0, -2), collapsed.shift.flatten(0, -2), collapsed.half_widths.flatten(0, -3))
-    blocks = zip(*(part.split(rows) for part in parts), strict=True)
-    return torch.cat([_log_probs(*block, sigmoid) for block in blocks]).reshape(logits.shape)
+    shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
+    blocks = zip(logits.flatten(0, -2).split(rows), shifts, half_widths, strict=True)
+    return torch.cat([_log_probs(own, shift, half, sigmoid) for own, shift, half in blocks]).reshape(logits.shape)
 
 
 def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:

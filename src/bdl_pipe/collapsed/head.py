@@ -28,8 +28,8 @@ class Collapsed(NamedTuple):
         half_widths: h_i, the largest first.
     """
 
-    shift: Float[Tensor, "batch class"]
-    half_widths: Float[Tensor, "batch class d"]
+    shift: Float[Tensor, "*batch class"]
+    half_widths: Float[Tensor, "*batch class d"]
 
 
 @dataclass(frozen=True)
