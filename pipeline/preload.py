@@ -1,11 +1,11 @@
-"""What the stages import, imported once by the server that :mod:`pipeline.warm` forks them from."""
+"""What the stages import, imported once by the server that :mod:`pipeline.warm` forks them from.
+
+Whatever cannot be imported here is left to the stage that needs it, which says why.
+"""
 
 import contextlib
 import importlib
 from typing import Final
-
-from .core.executors import cluster
-from .rows import tracking
 
 _MODULES: Final = (
     "dvc.cli",
@@ -21,8 +21,12 @@ _MODULES: Final = (
     "ray",
 )
 
-tracking.quiet()
-cluster.prepare_environment()
+with contextlib.suppress(Exception):  # before mlflow and ray are imported
+    from .core.executors import cluster
+    from .rows import tracking
+
+    tracking.quiet()
+    cluster.prepare_environment()
 for module in _MODULES:
-    with contextlib.suppress(ImportError):  # mlflow and ray may be missing
+    with contextlib.suppress(Exception):
         importlib.import_module(module)

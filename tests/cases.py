@@ -36,6 +36,17 @@ DARK_KNOWLEDGE = {
     "optimiser": ADAM,
 }
 SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
+SUBSPACE = {
+    "dimension": 1,
+    "temperature": 2.0,
+    "prior_variance": 1.0,
+    "draws": 3,
+    "batch": 64,
+    "batch_norm_rows": 64,
+    "batch_norm_batch": 32,
+}
+PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
+PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "rate": 1.0e-2}}
 SNGP = {
     "network": MLP,
     "features": 16,
@@ -114,7 +125,15 @@ CAPPED = {"sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
-    ("sgd", "regression"): {"network": MLP, "epochs": 3, "keep": 2, "batch": 32, "optimiser": ADAM},
+    ("sgd", "regression"): {
+        "network": MLP,
+        "epochs": 3,
+        "keep": 2,
+        "batch": 32,
+        "optimiser": ADAM,
+        "moments": {"count": 3, "every": 1},
+        "variance_floor": 1.0e-3,
+    },
     ("deterministic", "classification"): {},
     ("deterministic", "regression"): {},
     ("ensemble", "classification"): {},
@@ -128,8 +147,14 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
+    ("swa", "classification"): {"batch_norm_rows": 64, "batch_norm_batch": 32},
+    ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("pca_ess", "classification"): PCA_ESS,
+    ("pca_ess", "regression"): PCA_ESS,
+    ("pca_vi", "classification"): PCA_VI,
+    ("pca_vi", "regression"): PCA_VI,
     ("ciber", "classification"): {"form": {"name": "cubic", "weights": 2, "pieces": 1}},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
@@ -184,7 +209,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {(name, "student") for name in ("deterministic", "ensemble", "sgld", "gp", "ciber")}
+FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", "ciber")}
 
 
 @dataclass(frozen=True)

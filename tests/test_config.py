@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from bdl_pipe.config import merge, read, to_mapping
+from bdl_pipe.config import LATER, merge, read, to_mapping
 from bdl_pipe.errors import ConfigError, require
 
 
@@ -58,6 +58,33 @@ def test_to_mapping_is_the_inverse() -> None:
     config = Outer(3, 0.5, inner=Inner((4, 5), 2.0), rule=Sgd("sgd", 0.9), extra={"a": 1.0})
     assert read(Outer, to_mapping(config), "m") == config
     assert to_mapping(config)["inner"] == {"widths": [4, 5], "clip": 2.0}
+
+
+@dataclass(frozen=True)
+class Newer:
+    steps: int
+    rest: int = 0
+    late: Inner | None = field(default=None, metadata=LATER)
+    floor: float = field(default=0.5, metadata=LATER)
+
+
+@dataclass(frozen=True)
+class Holder:
+    inner: Newer
+    more: dict[str, Newer] = field(default_factory=dict)
+
+
+def test_a_later_key_is_written_where_it_is_not_its_default() -> None:
+    assert to_mapping(Newer(3)) == {"steps": 3, "rest": 0}
+    assert to_mapping(Newer(3, late=Inner(), floor=0.0)) == {
+        "steps": 3,
+        "rest": 0,
+        "late": {"widths": [1, 2], "clip": None},
+        "floor": 0.0,
+    }
+    nested = Holder(Newer(1), {"a": Newer(2, floor=1.0)})
+    plain = {"inner": {"steps": 1, "rest": 0}, "more": {"a": {"steps": 2, "rest": 0, "floor": 1.0}}}
+    assert to_mapping(nested) == plain and read(Holder, plain, "m") == nested
 
 
 REFUSED = [

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData, Split
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.iterates import Keep
 from bdl_pipe.learner import ChooseConfig, LearnConfig, Learned, Learner
 from bdl_pipe.learning import learn
 from bdl_pipe.predictive import Gaussian, Predictive
@@ -66,7 +67,7 @@ def config(epochs: int = 6, choose: ChooseConfig | None = None, optimiser: Optim
 def fit(
     data: list[FitData], rngs: list[Seed], how: LearnConfig, report: Report | None = None, keep: int = 1
 ) -> list[Learned]:
-    return learn(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=keep)
+    return learn(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=Keep(keep))
 
 
 def same(one: Learned, other: Learned, **tolerance: float) -> None:

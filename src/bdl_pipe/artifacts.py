@@ -191,6 +191,11 @@ def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{name: t[i] for name, t in tensors.items()} for i in range(count)]
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def pack(states: Sequence[State]) -> State:
     """Several states as one."""
     tensors = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors.items()}

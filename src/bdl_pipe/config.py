@@ -11,11 +11,15 @@ import difflib
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
 
 T = TypeVar("T")
+
+# metadata of a field that came later: ``to_mapping`` leaves it out where it has its default, so that what was
+# written of a config without the key keeps its bytes
+LATER: Final = types.MappingProxyType({"later": True})
 
 
 def read(cls: type[T], mapping: object, path: str) -> T:
@@ -64,10 +68,17 @@ def _same_variant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """The inverse of ``read``: nested dicts, lists and numbers that JSON can hold."""
-    return {k: _plain(v) for k, v in dataclasses.asdict(config).items()}
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not _left_out(config, f)}
+    return {k: _plain(v) for k, v in values.items()}
+
+
+def _left_out(config: Any, field: "dataclasses.Field[Any]") -> bool:
+    return "later" in field.metadata and bool(getattr(config, field.name) == field.default)
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_mapping(value)
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

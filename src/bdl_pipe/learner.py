@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .artifacts import State
 from .data.augment import AugmentConfig
 from .errors import require
+from .iterates import RunningMoments
 from .networks import fastest_order
 from .predictive import Predictive
 from .seeds import Seed
@@ -121,11 +122,13 @@ class Learned:
         snapshots: the ``state_dict`` at the ends of the last epochs, oldest first; the last is the fit.
         epochs: how many were run.
         loss: the mean training loss of the last epoch.
+        moments: of the parameters over the iterates that counted; of count 0 where none did.
     """
 
     snapshots: list[dict[str, Tensor]]
     epochs: int
     loss: float
+    moments: RunningMoments = field(default_factory=RunningMoments)
 
     @property
     def state(self) -> dict[str, Tensor]:

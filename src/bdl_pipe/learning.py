@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from . import parallel
-from .artifacts import State, stack, unstack
+from .artifacts import State, stack, under, unstack
 from .data.fitdata import FitData
+from .iterates import Keep, RunningMoments
 from .learner import LearnConfig, Learned, Learner
 from .members import One, Stacked
 from .progress import Report
@@ -27,7 +28,7 @@ from .seeds import Seed
 from .training import Descent, descend
 
 _SCORED: Final = 1000  # validation rows in one forward pass
-
+_LAST: Final = Keep()  # the last weights alone
 
 Build = Callable[[FitData, Seed], Learner]
 
@@ -39,14 +40,14 @@ def learn(
     *,
     rngs: Sequence[Seed],
     report: Report,
-    keep: int = 1,
+    keep: Keep = _LAST,
 ) -> list[Learned]:
     """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
 
     Args:
         build: a freshly initialised learner for a data set, from the address of its weights; or one for each member.
         rngs: each member's own address.
-        keep: how many snapshots, at the ends of the last epochs.
+        keep: what is left of the epochs' ends, and how many epochs are run beyond the chosen number.
 
     Raises:
         FloatingPointError: a loss became NaN or infinite.
@@ -61,13 +62,14 @@ def learn(
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
         else:
-            search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=0, scored=True)
+            search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=Keep(0), scored=True)
             descend(search, config.optimiser, search.steps, _Phase(report, "search", 0.5, {}))
             epochs = search.best_epochs()
-    run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
     carried = {"chosen": torch.tensor(epochs)}
+    epochs = [chosen + keep.after for chosen in epochs]
+    run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
     descend(run, config.optimiser, run.steps, _Phase(report, "final", 0.5 if choosing else 1.0, carried))
-    return [Learned(run.snapshots[m], epochs[m], run.losses[m]) for m in members]
+    return [Learned(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
 
 
 @final
@@ -104,7 +106,7 @@ class _Run(Descent):
         rngs: Sequence[Seed],
         epochs: Sequence[int],
         *,
-        keep: int,
+        keep: Keep,
         scored: bool,
     ) -> None:
         self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
@@ -121,6 +123,7 @@ class _Run(Descent):
         one = len(data) == 1
         self._members = One(learners[0], rows[0], config.augmentation, rngs[0]) if one else Stacked(learners, rows)
         self.snapshots: list[list[dict[str, Tensor]]] = [[] for _ in data]
+        self.moments = [RunningMoments() for _ in data]
         self.losses = [0.0] * len(data)
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
@@ -170,6 +173,8 @@ class _Run(Descent):
         found = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
         for m, past in enumerate(self.snapshots):
             found |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
+            if self.moments[m].count:
+                found |= {f"moments.{m}.{k}": v for k, v in self.moments[m].state().items()}
         if self._score is not None:
             found["score"] = torch.tensor(self._score, dtype=torch.float64)
         return found | {
@@ -182,9 +187,11 @@ class _Run(Descent):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         for m in range(len(self._data)):
-            self._members.put(m, _under(f"live.{m}.", state))
-            past = _under(f"snapshots.{m}.", state)
+            self._members.put(m, under(f"live.{m}.", state))
+            past = under(f"snapshots.{m}.", state)
             self.snapshots[m] = unstack(past) if past else []
+            if sums := under(f"moments.{m}.", state):
+                self.moments[m].restore(sums)
         self._sum, self._best = state["sum"].clone(), state["best"].clone()
         self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
         self._score = float(state["score"]) if "score" in state else None
@@ -221,8 +228,11 @@ class _Run(Descent):
         self._members.agree()
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
-            if stop - self._keep < done <= stop:
+            if self._keep.snapshot(stop - done):
                 self.snapshots[m].append(self._members.get(m))
+            if self._keep.counts(stop - done):
+                weights = self._members.get(m)
+                self.moments[m].update({name: weights[name] for name in self._members.named})
             if done == stop:
                 self.losses[m] = mean[m]
         choose = self._config.choose
@@ -242,7 +252,3 @@ class _Run(Descent):
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
         parts = zip(inputs.split(_SCORED), targets.split(_SCORED), strict=True)
         return -float(torch.cat([self._probe.validate(x, rng=rng).log_prob(y).double() for x, y in parts]).mean())
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

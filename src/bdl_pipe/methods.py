@@ -38,7 +38,7 @@ from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VB
 from .method import Method
 from .posterior import Fitted, NetworkDraws, Posterior
 from .sgmcmc.chains import SGLD
-from .trajectory import SGD, SWAG
+from .trajectory import PCA_ESS, PCA_VI, SGD, SWA, SWAG
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
@@ -60,7 +60,10 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             G_VBLL,
             G_VBLL_BNN,
             GP,
+            SWA,
             SWAG,
+            PCA_ESS,
+            PCA_VI,
             CIBER,
             SNGP,
             GBLL,

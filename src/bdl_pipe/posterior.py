@@ -4,7 +4,7 @@ A posterior's state is named tensors plus a JSON-able config; it is read back on
 training data at hand. Regression posteriors answer in *standardised* units: ``Fitted`` undoes that.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from . import networks
 from .artifacts import State, stack, unstack
-from .config import read, to_mapping
+from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
@@ -46,8 +46,11 @@ class NetworkSpec:
         network: the architecture.
         input_shape, outputs: the network's interface (outputs counts classes or target columns).
         likelihood: ``categorical``: softmax; ``gaussian``: outputs are means, of fixed
-            ``noise_variance``; ``gaussian_head``: twice the outputs, means then log-variances.
+            ``noise_variance``; ``gaussian_head``: twice the outputs, means then log-variances, or, with a
+            ``variance_floor``, what the softplus of is the variance above it.
         noise_variance: in standardised units, for ``gaussian``.
+        variance_floor: in standardised units, for ``gaussian_head``: the variance is floor + log(1 + exp(output)),
+            bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1); null: exp(output).
     """
 
     network: networks.NetworkConfig
@@ -55,6 +58,7 @@ class NetworkSpec:
     outputs: int
     likelihood: Likelihood
     noise_variance: float = 1.0
+    variance_floor: float | None = field(default=None, metadata=LATER)
 
     def build(self, rng: Seed) -> networks.Network:
         width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
@@ -66,8 +70,10 @@ class NetworkSpec:
             return Categorical(F.log_softmax(outputs, dim=-1))
         if self.likelihood == "gaussian":
             return Gaussian(outputs, torch.full_like(outputs, self.noise_variance))
-        mean, log_variance = outputs.chunk(2, dim=-1)
-        return Gaussian(mean, log_variance.exp())
+        mean, free = outputs.chunk(2, dim=-1)
+        if self.variance_floor is None:
+            return Gaussian(mean, free.exp())
+        return Gaussian(mean, self.variance_floor + F.softplus(free))
 
 
 @final

@@ -8,6 +8,7 @@ from torch import Tensor
 from .config import read
 from .data.fitdata import FitData
 from .errors import require
+from .iterates import snapshots
 from .learner import LearnConfig, Learned, Learner
 from .learning import learn
 from .method import Inputs
@@ -61,7 +62,7 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, learn: LearnConfig, da
     rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
     require(learn.choose is None, "learn.choose", rule, learn.choose)
     assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
+    last = {name: past[-1] for name, past in snapshots(trajectory).items()}
     means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
     return last | means
 

@@ -11,14 +11,15 @@ from scipy.stats import chi2
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.collapsed import box
-from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds
+from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds, log_probs
 from bdl_pipe.collapsed.classes import CubicConfig as Cubic
 from bdl_pipe.collapsed.classes import SoftmaxConfig as Softmax
-from bdl_pipe.collapsed.head import SCORES, Head
+from bdl_pipe.collapsed.head import SCORES, Collapsed, Head
 from bdl_pipe.collapsed.piecewise import sigmoid_error
 from bdl_pipe.collapsed.tails import within
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.iterates import RunningMoments, with_moments
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Categorical
@@ -214,6 +215,17 @@ def test_a_confident_network_has_finite_scores(form: Form, double: bool) -> None
     assert got.isfinite().all() and got.max() <= 1e-6
 
 
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_boxes_that_reach_no_cubic_are_not_integrated(far: float) -> None:
+    """The same as with all boxes integrated, some of them or none in reach."""
+    random = numbers("classes", "reach")
+    logits = torch.tensor(6 * random.normal(size=(40, 3)) + far * np.eye(3)[np.arange(40) % 3])
+    widths = torch.tensor(random.uniform(0, 1, (40, 3, 2)))
+    got = log_probs(logits, Collapsed(torch.zeros(40, 3).double(), widths), Cubic(2, 1))
+    every = within(box.expect(cubics(1), log_odds(logits), widths), log_odds(logits), widths)
+    torch.testing.assert_close(got, every - every.logsumexp(-1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+
 def test_log_odds_keep_the_digits_of_either_side() -> None:
     logits = torch.tensor([[40.0, 0.0, -3.0], [0.0, 0.0, -900.0]]).double()
     rest = [[-math.log(1 + math.exp(-3)) + 40, -40.0, -43.0], [0.0, 0.0, -900 - math.log(2)]]
@@ -291,3 +303,14 @@ def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: i
         make = CIBER.rooms["student"].make
         config = CiberConfig(Cubic(weights, 1))
         make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
+
+
+def test_the_moments_of_a_trajectory_are_no_weights() -> None:
+    found = RunningMoments()
+    for number in range(2):
+        found.update({k: v[number] for k, v in snapshots(2).items()})
+    trajectory = with_moments(State(snapshots(2), {"spec": to_mapping(SPEC)}), found, "")
+    make, config = CIBER.rooms["student"].make, CiberConfig(Softmax())
+    state = make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
+    assert state.tensors.keys() == snapshots(2).keys() < trajectory.tensors.keys()
+    assert state.config["posterior"] == "ciber"

@@ -148,3 +148,18 @@ def test_bad_piecewise_is_named(breaks: list[float], pieces: list[list[float]], 
 def test_bad_box_is_named(centre: float, widths: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
         box.expect(triangular(double(1.0)), double(centre), double(widths))
+
+
+def test_gradients_are_finite_where_another_form_is_used() -> None:
+    """No width, far away, a box far narrower and far wider than the pieces: what is not chosen must not reach back."""
+    g = Piecewise(double([0.0, 1.0, 1e12]), double([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [2.0, 0.0]]))
+    centre = double([0.5, 1e20, -1e20, 0.0, 0.3, 0.0, 1.0]).requires_grad_()
+    widths = double(
+        [[0.0] * 3, [1.0, 0, 0], [1.0, 0, 0], [1e-20, 1e-24, 0], [1e8, 1e-8, 1e-3], [1e-30] * 3, [1e15] * 3]
+    )
+    widths.requires_grad_()
+    value = box.expect(g, centre, widths)
+    value.sum().backward()
+    for tensor in (value, centre.grad, widths.grad):
+        assert bool(tensor.isfinite().all())
+    torch.testing.assert_close(value[:4], double([0.5, 2.0, 0.0, 2.5e-21]), rtol=1e-6, atol=0)

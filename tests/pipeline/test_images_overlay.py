@@ -21,6 +21,7 @@ CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
     "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag"),
+    "subspace": ("pca_ess", "pca_vi"),
     "ciber": ("ciber", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
     "inducing-fashion_mnist": tuple(
@@ -42,6 +43,10 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
         section.get("learn", section)["batch"] = 10
     methods["sngp"] |= {"features": 16}
     methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
+    for name in ("pca_ess", "pca_vi"):
+        few = {"burn_in": 1, "every": 1} if name == "pca_ess" else {"steps": 2}
+        if name in methods:
+            methods[name] |= few | {"draws": 2, "batch_norm_rows": 20}
     for name in ("ffg_w", "ffg_u", "ensemble_u"):
         section = methods.get(name, {"learn": {}, "weights": {}})
         section |= {"draws": members, "validation_draws": members, "annealing": {"start": 0.0, "end": 1.0}}

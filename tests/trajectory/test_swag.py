@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from bdl_pipe.artifacts import State, stack
+from bdl_pipe.artifacts import State, stack, unstack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.iterates import RunningMoments, with_moments
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.networks.normalisation import refresh_batch_norm
@@ -148,6 +149,26 @@ def test_each_draw_has_the_statistics_of_its_own_weights(tiny_images: FitData) -
         torch.testing.assert_close(weights["trunk.1.running_var"], convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
     assert not torch.equal(state.tensors["trunk.1.running_mean"][0], state.tensors["trunk.1.running_mean"][1])
     assert posterior_of(state).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
+
+
+def test_running_moments_take_the_place_of_the_snapshots(tiny_table: FitData) -> None:
+    """Moments of 8 iterates, of which 3 left a snapshot: the mean and D of all, the columns of those."""
+    whole = trajectory(TABLE, 8)
+    running = RunningMoments()
+    for weights in unstack(whole.tensors):
+        running.update(weights)
+    short = State({k: v[-3:] for k, v in whole.tensors.items()}, whole.config)
+    names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
+
+    def draws(past: State, rank: int) -> torch.Tensor:
+        config = dataclasses.replace(CONFIG, rank=rank)
+        state = SWAG.rooms["student"].make(tiny_table, {"trajectory": [past]}, config, rng=Seed(3), report=Silent())
+        return torch.cat([state.tensors[n].flatten(1) for n in names], 1)
+
+    for rank in (0, 3):
+        found = draws(with_moments(short, running, ""), rank)
+        torch.testing.assert_close(found, draws(whole, rank), atol=1e-6, rtol=1e-6)
+        assert not torch.allclose(found, draws(short, rank), atol=1e-3)
 
 
 def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:

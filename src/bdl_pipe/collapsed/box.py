@@ -33,7 +33,7 @@ from .spline import NEGLIGIBLE, Box, horner, one_sided
 __all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_density"]
 
 MOST: Final = 10  # collapsed weights of one output: the work doubles with each
-BLOCK: Final = {"cpu": 1 << 15}  # nodes at a time: in the cache, and torch calls no other thread, which costs more here
+BLOCK: Final = {"cpu": 1 << 16}  # nodes at a time: what stays in a cache
 LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
 
 
@@ -117,22 +117,45 @@ def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> 
 def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
     """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
     half_widths, unit = _kept(half_widths)
-    order = coefficients.shape[1]
-    scale = torch.stack([math.factorial(i) * unit**i for i in range(order)])  # [terms, point]
-    flip = torch.tensor([(-1.0) ** i for i in range(order)], dtype=scale.dtype, device=scale.device)[:, None]
-    box, tail = Box((half_widths / unit).sort(0, descending=True).values, order - 1), list(half_widths)
-    left = one_sided(_sum(-centre, breaks[0], *tail) / unit, box, list(flip * scale * coefficients[0]), 0)
-    right = one_sided(_sum(centre, -breaks[-1], *tail) / unit, box, list(scale * coefficients[-1]), 0)
-    total = left[0][0] + right[0][0]
-    for start, end, piece in zip(breaks[:-1], breaks[1:], coefficients[1:-1], strict=True):
-        at_start, at_end = scale * piece, scale * _shifted(piece, end - start)
-        mirrored = centre - start > end - centre  # an end in reach is then the near one
-        side = torch.where(mirrored, -1.0, 1.0).to(centre)
-        edge = _sum(centre * side, -torch.where(mirrored, end, start) * side, *tail) / unit
-        near = torch.where(mirrored, flip * at_end, at_start)
-        far = torch.where(mirrored, flip * at_start, at_end)
-        total = total + one_piece(edge, (end - start) / unit, box, list(near), list(far))
-    return total
+    order, inner = coefficients.shape[1], len(breaks) - 1
+    box = Box((half_widths / unit).sort(0, descending=True).values, order - 1)
+    derivatives = _factorials(coefficients.movedim(1, 0)).movedim(0, 1)  # of each piece at its breakpoint
+    scale = torch.stack([unit**i for i in range(order)])  # [terms, point]
+    first, last = list(_mirrored(scale * derivatives[0])), list(scale * derivatives[-1])
+    left = one_sided(_sum(-centre, breaks[0], *half_widths) / unit, box, first, 0)[0][0]
+    right = one_sided(_sum(centre, -breaks[-1], *half_widths) / unit, box, last, 0)[0][0]
+    if inner == 0:
+        return left + right
+    # the pieces between, side by side as more points
+    ends, pieces = (breaks[:-1].flatten(), breaks[1:].flatten()), coefficients[1:-1].movedim(0, 1).flatten(1)
+    wider = Box(box.widths.repeat(1, inner), order - 1)
+    between = _between(centre.repeat(inner), half_widths.repeat(1, inner), unit.repeat(inner), wider, ends, pieces)
+    return left + right + between.unflatten(0, (inner, -1)).sum(0)
+
+
+def _between(
+    centre: Tensor, half_widths: Tensor, unit: Tensor, box: Box, ends: tuple[Tensor, Tensor], piece: Tensor
+) -> Tensor:
+    """The part of E[g] from a piece [terms, point] with two ends, one for each point."""
+    start, end = ends
+    scale = torch.stack([unit**i for i in range(len(piece))])
+    at_start, at_end = scale * _factorials(piece), scale * _factorials(_shifted(piece, end - start))
+    mirrored = centre - start > end - centre  # an end in reach is then the near one
+    side = torch.where(mirrored, -1.0, 1.0).to(centre)
+    edge = _sum(centre * side, -torch.where(mirrored, end, start) * side, *half_widths)
+    near = torch.where(mirrored, _mirrored(at_end), at_start)
+    far = torch.where(mirrored, _mirrored(at_start), at_end)
+    return one_piece(edge / unit, (end - start) / unit, box, list(near), list(far))
+
+
+def _factorials(coefficients: Tensor) -> Tensor:
+    """Derivatives i!·c_i of a polynomial's coefficients [terms, ...]."""
+    return torch.stack([math.factorial(i) * c for i, c in enumerate(coefficients)])
+
+
+def _mirrored(derivatives: Tensor) -> Tensor:
+    """Those of p(−u) [terms, ...]."""
+    return torch.stack([-d if i % 2 else d for i, d in enumerate(derivatives)])
 
 
 def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:

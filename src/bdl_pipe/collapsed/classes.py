@@ -40,6 +40,7 @@ from ..artifacts import State, unstack
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
+from ..iterates import snapshots
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
@@ -162,10 +163,18 @@ def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piec
         pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
         average = box.softmax_one(pair, 0, -half, half, torch.ones_like(half))[..., 0]
     else:
-        average = box.expect(sigmoid, centre, half_widths)
+        average = _expected(sigmoid, centre, half_widths)
     logs = within(average, centre, half_widths).to(logits)
     logs = torch.where((half_widths > 0).any(-1), logs, F.logsigmoid(odds))
     return logs - logs.logsumexp(-1, keepdim=True)
+
+
+def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
+    """E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
+    average = (centre > 0).to(centre)
+    reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # those of a sigmoid are symmetric
+    average[reached] = box.expect(sigmoid, centre[reached], half_widths[reached])
+    return average
 
 
 def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
@@ -186,12 +195,13 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     assert spec.likelihood == "categorical"
-    width = trajectory.tensors["head.weight"].shape[-1] + 1
+    weights = snapshots(trajectory)
+    width = weights["head.weight"].shape[-1] + 1
     most = min(box.MOST, width)
     rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
     count = config.form.count(width)
     require(count <= most, "methods.ciber.form.weights", rule, count)
-    state = CiberPosterior(spec, config, dict(trajectory.tensors)).state()
+    state = CiberPosterior(spec, config, weights).state()
     report(1, 1)
     return state
 

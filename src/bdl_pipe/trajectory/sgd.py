@@ -6,22 +6,29 @@ in the units of the transformed targets). Every epoch visits the rows in a fresh
 is dropped where there are others, so that all steps weigh the same. In a process group each rank takes its
 share of every batch, with its own dropout masks; ``parallel`` says what is averaged.
 
-State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], the last
-``keep`` epochs; config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many were run) and ``loss``
-(the last epoch's mean training loss).
+State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], at the ends of
+the ``keep`` last epochs, or of every ``every``-th; beside them the running moments of the parameters, where
+they are asked for (``iterates``); config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many were run),
+``loss`` (the last epoch's mean training loss) and with moments ``iterates`` (how many counted).
+
+Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``choose`` the number of epochs is that of
+the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` = ``after``
+the snapshots are the iterates of those. Their images' protocol, epochs 165 to 300 every 5, is ``epochs`` 300,
+``keep`` 28, ``every`` 5.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field
+from typing import Final, final
 
 from torch import Tensor
 
 from ..artifacts import State, stack
-from ..config import to_mapping
+from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
+from ..iterates import Keep, MomentsConfig, with_moments
 from ..learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
@@ -32,6 +39,8 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training import OptimiserConfig
 
+_PREFIX: Final = "network."  # of the learner's names
+
 
 @dataclass(frozen=True)
 class SgdConfig:
@@ -40,11 +49,16 @@ class SgdConfig:
     Attributes:
         network: the architecture.
         epochs: passes over the training rows; with ``choose`` the most there may be.
-        keep: how many of the last epochs leave a snapshot.
+        keep: how many snapshots, the last one at the end of the last epoch.
         batch: rows a step.
         optimiser: the update rule and its schedule over all steps.
         augmentation: of each batch of images; null: none.
         choose: how the number of epochs is chosen on validation rows; null: all of them.
+        every: epochs from one snapshot to the next.
+        after: epochs run beyond the chosen number; only with ``choose``.
+        moments: running moments of the parameters; null: none.
+        variance_floor: of regression, in standardised units: the variance is this + softplus of an output; null: exp
+            of it, not bounded.
     """
 
     network: NetworkConfig
@@ -54,12 +68,21 @@ class SgdConfig:
     optimiser: OptimiserConfig
     augmentation: AugmentConfig | None = None
     choose: ChooseConfig | None = None
+    every: int = field(default=1, metadata=LATER)
+    after: int = field(default=0, metadata=LATER)
+    moments: MomentsConfig | None = field(default=None, metadata=LATER)
+    variance_floor: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.keep > 0, "keep", "must be > 0", self.keep)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require_constant_rate(self.choose, self.optimiser)
+        require(self.every > 0, "every", "must be > 0", self.every)
+        require(self.after >= 0, "after", "must be >= 0", self.after)
+        require(self.after == 0 or self.choose is not None, "after", "must be 0 where choose is null", self.after)
+        bounded = self.variance_floor is None or self.variance_floor > 0
+        require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
 
 
 @final
@@ -83,7 +106,7 @@ def fit(
     """A trajectory on each of ``data``, from random weights; ``inputs`` are not used.
 
     Raises:
-        ConfigError: augmentation of rows that are not images.
+        ConfigError: augmentation of rows that are not images, or a variance of classes.
         FloatingPointError: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
@@ -93,15 +116,25 @@ def fit(
         "must be null: the rows are not images",
         config.augmentation,
     )
-    likelihood: Likelihood = "categorical" if data[0].task == "classification" else "gaussian_head"
-    spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood)
+    spec = _spec(data[0], config)
     how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose, config.augmentation)
-    fitted = learn(lambda _, rng: _Network(spec, rng), data, how, rngs=rngs, report=report, keep=config.keep)
+    keep = Keep(config.keep, config.every, config.after, config.moments)
+    fitted = learn(lambda _, rng: _Network(spec, rng), data, how, rngs=rngs, report=report, keep=keep)
     states = []
     for member in fitted:
-        snapshots = [{k.removeprefix("network."): v for k, v in s.items()} for s in member.snapshots]
-        states.append(State(stack(snapshots), {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}))
+        snapshots = stack([{k.removeprefix(_PREFIX): v for k, v in s.items()} for s in member.snapshots])
+        about = {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}
+        states.append(with_moments(State(snapshots, about), member.moments, _PREFIX))
     return states
+
+
+def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
+    """The network, and how its outputs are read."""
+    classes = data.task == "classification"
+    floor = config.variance_floor
+    require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
+    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
+    return NetworkSpec(config.network, data.input_shape, data.outputs, likelihood, variance_floor=floor)
 
 
 SGD = Method(

@@ -5,7 +5,8 @@ mean, D = diag of (1/T) Σ (w_t − w̄)² and D̂ the last K deviations w_t −
 
     w = w̄ + √scale · (D^½ z₁/√2 + D̂ z₂/√(2(K−1))),   z₁, z₂ standard normal,
 
-of covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁.
+of covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁. Where the
+trajectory keeps running moments, w̄ and D are those, of more iterates than leave a snapshot, as in the paper.
 
 Deviations: those in D̂ are from the final mean, where the paper has the running one, a means to store less that a
 stored trajectory does not need; and D is formed from centred differences in float64, where the paper's E[w²] − E[w]²
@@ -14,22 +15,19 @@ rows for each draw, as in the paper; all other buffers are the last snapshot's.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..artifacts import State, stack, unstack
-from ..config import read
+from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, Room
-from ..networks.normalisation import has_batch_norm, refresh_batch_norm
-from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from .snapshots import Snapshots
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,9 @@ class Moments:
         return self.mean + math.sqrt(scale) * (self.sd * z1 / math.sqrt(2) + low)
 
 
-def moments(snapshots: Float[Tensor, "epoch weight"], rank: int) -> Moments:
+def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
     """Mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
-    exact = snapshots.double()
+    exact = past.double()
     mean = exact.mean(0)
     centred = exact - mean
     return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
@@ -95,46 +93,31 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
     """Draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
 
     Raises:
-        ConfigError: the trajectory has fewer than two snapshots, or fewer than ``rank``.
+        ConfigError: the trajectory has fewer snapshots than ``rank``, or, without moments, fewer than two.
     """
     (trajectory,) = inputs["trajectory"]
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    network = spec.build(Seed(0)).to(data.device)
-    names = [name for name, _ in network.named_parameters()]
-    flat = torch.cat([trajectory.tensors[name].flatten(1) for name in names], dim=1)  # [epoch, weight]
-    require(len(flat) > 1, "methods.sgd.keep", "must leave two or more snapshots for swag", len(flat))
-    require(config.rank <= len(flat), "methods.swag.rank", f"must be <= the snapshots ({len(flat)})", config.rank)
-    gaussian = moments(flat, config.rank)
-    last = {name: snapshots[-1] for name, snapshots in trajectory.tensors.items()}
-    rows = _rows(network, data, config, rng)
-    saved = report.load()
-    drawn = unstack(saved.tensors) if saved is not None else []
-    for number in range(len(drawn), config.draws):
+    snapshots = Snapshots(trajectory, data, config.batch_norm_rows, config.batch_norm_batch, rng)
+    gaussian = _gaussian(snapshots, config.rank)
+
+    def draw(number: int) -> dict[str, Tensor]:
         generator = rng.fold("draw", number).generator()
-        z1 = torch.randn(flat.shape[1], generator=generator, dtype=torch.float64)
+        z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=torch.float64)
         z2 = torch.randn(config.rank, generator=generator, dtype=torch.float64)
-        network.load_state_dict(last | _named(gaussian.draw(z1, z2, config.scale), names, last))
-        refresh_batch_norm(network, rows, config.batch_norm_batch)
-        drawn.append({name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
-        report(number + 1, config.draws)
-        if report.due():
-            report.save(State(stack(drawn)))
-    return NetworkDraws.of(spec, drawn).state()
+        return snapshots.named(gaussian.draw(z1, z2, config.scale))
+
+    return snapshots.draws(draw, config.draws, report=report).state()
 
 
-def _named(flat: Tensor, names: list[str], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A flat vector of weights as named tensors of the shapes and types in ``like``."""
-    parts = flat.split([like[name].numel() for name in names])
-    return {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(names, parts, strict=True)}
-
-
-def _rows(network: nn.Module, data: FitData, config: SwagConfig, rng: Seed) -> Tensor:
-    """The training rows that refresh statistics, the same for all draws; none where nothing needs them."""
-    inputs, _ = data.tensors("train", data.device)
-    if not has_batch_norm(network):
-        return inputs[:0]
-    order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
-    return inputs[order[: config.batch_norm_rows].to(data.device)]
+def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
+    """Of the running moments and the last snapshots, or of the snapshots alone."""
+    past, kept = snapshots.flat, snapshots.moments
+    enough = len(past) > 1 or kept is not None
+    require(enough, "methods.sgd.keep", "must leave two or more snapshots for swag", len(past))
+    require(rank <= len(past), "methods.swag.rank", f"must be <= the snapshots ({len(past)})", rank)
+    if kept is None:
+        return moments(past, rank)
+    mean, variance = kept
+    return Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean)
 
 
 SWAG = Method(

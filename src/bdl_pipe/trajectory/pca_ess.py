@@ -1,0 +1,138 @@
+"""Elliptical slice sampling in the subspace of a trajectory's principal components.
+
+The sampler: Murray, Adams & MacKay 2010, figure 2. The subspace: Izmailov et al. 2019, see ``subspace``. It has no
+number to be set: each step draws an ellipse through the current point and a draw from the prior, a level below the
+current likelihood, and shrinks an interval of angles around the current one until a point is above that level.
+
+The chain starts at z = 0, the trajectory's mean. Step t draws all its numbers at the address ``step, t``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..progress import Report
+from ..seeds import Seed
+from .subspace import SubspaceConfig, Target
+
+LogLikelihood = Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class PcaEssConfig(SubspaceConfig):
+    """``methods.pca_ess``: also the chain.
+
+    Attributes:
+        burn_in: steps before the first draw.
+        every: steps from draw to draw.
+        batch: rows of one forward pass; changes the result where the network has batch normalisation alone.
+    """
+
+    burn_in: int
+    every: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.burn_in >= 0, "burn_in", "must be >= 0", self.burn_in)
+        require(self.every > 0, "every", "must be > 0", self.every)
+        require(self.batch > 1, "batch", "must be > 1", self.batch)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chain is: coordinates in float64 and their log-likelihood."""
+
+    z: Float[Tensor, " dimension"]
+    log_likelihood: float
+
+
+def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, generator: torch.Generator) -> Place:
+    """One step, which leaves exp(log_likelihood(z)) N(z; 0, prior_variance I) invariant.
+
+    A point whose log-likelihood is NaN counts as one of likelihood 0.
+    """
+    other = math.sqrt(prior_variance) * torch.randn(len(place.z), generator=generator, dtype=torch.float64)
+    level = place.log_likelihood + math.log(1 - _uniform(generator))
+    angle = 2 * math.pi * _uniform(generator)
+    low, high = angle - 2 * math.pi, angle
+    while True:
+        z = place.z * math.cos(angle) + other * math.sin(angle)
+        found = log_likelihood(z)
+        if found >= level:
+            return Place(z, found)
+        low, high = (angle, high) if angle < 0 else (low, angle)
+        angle = low + (high - low) * _uniform(generator)
+
+
+def sample(
+    log_likelihood: LogLikelihood, config: PcaEssConfig, *, rng: Seed, report: Report
+) -> Float[Tensor, "draw dimension"]:
+    """Draws of z; ``log_likelihood`` is the tempered one.
+
+    Raises:
+        FloatingPointError: the log-likelihood at z = 0 is not finite.
+    """
+    saved, first = report.load(), 0
+    if saved is None:
+        place, kept = _start(log_likelihood, config.dimension), []
+    else:
+        place = Place(saved.tensors["z"], saved.tensors["log_likelihood"].item())
+        kept, first = list(saved.tensors["kept"]), int(saved.config["step"])
+    steps = config.burn_in + config.every * config.draws
+    for number in range(first, steps):
+        place = step(place, log_likelihood, config.prior_variance, rng.fold("step", number).generator())
+        done = number + 1
+        if done > config.burn_in and (done - config.burn_in) % config.every == 0:
+            kept.append(place.z)
+        report(done, steps, {"log_likelihood": place.log_likelihood})
+        if report.due():
+            report.save(_checkpoint(place, kept, done))
+    return torch.stack(kept)
+
+
+def _start(log_likelihood: LogLikelihood, dimension: int) -> Place:
+    z = torch.zeros(dimension, dtype=torch.float64)
+    found = log_likelihood(z)
+    if not math.isfinite(found):
+        raise FloatingPointError(f"the log-likelihood at the trajectory's mean is {found}")
+    return Place(z, found)
+
+
+def _checkpoint(place: Place, kept: list[Tensor], done: int) -> State:
+    drawn = torch.stack(kept) if kept else place.z.new_zeros(0, len(place.z))
+    level = torch.tensor(place.log_likelihood, dtype=torch.float64)
+    return State({"z": place.z, "log_likelihood": level, "kept": drawn}, {"step": done})
+
+
+def _uniform(generator: torch.Generator) -> float:
+    """A number in [0, 1)."""
+    return torch.rand((), generator=generator, dtype=torch.float64).item()
+
+
+def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, report: Report) -> State:
+    """The networks of a chain in the subspace of the one trajectory in ``inputs``.
+
+    Raises:
+        ConfigError: the dimension is more than the trajectory's snapshots less one.
+        FloatingPointError: the log-likelihood at the trajectory's mean is not finite.
+    """
+    target = Target(data, inputs, config, "pca_ess", rng)
+    return target.posterior(sample(lambda z: target.total(z, config.batch), config, rng=rng, report=report))
+
+
+PCA_ESS = Method(
+    name="pca_ess",
+    config=PcaEssConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
+)

@@ -1,0 +1,95 @@
+"""A stored trajectory as points in the space of weights, and the network at any point of that space.
+
+A point is all parameters, one after the other, in one vector. Parameters alone are coordinates: at each point the
+running statistics of batch normalisation are recomputed on training rows; all other buffers are the last snapshot's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .. import iterates
+from ..artifacts import State, stack, unstack
+from ..config import read
+from ..data.fitdata import FitData
+from ..networks.normalisation import has_batch_norm, refresh_batch_norm
+from ..posterior import NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+
+
+@final
+class Snapshots:
+    """The snapshots of one trajectory, and its network.
+
+    Attributes:
+        spec: how the network is built and its outputs are read.
+        network: on the data's device, with whatever weights it was last given.
+        flat: the snapshots, on the CPU, of the type they were stored in [epoch, weight].
+        last: every entry of the last one's ``state_dict``.
+        moments: mean and population variance of the iterates, in float64 [weight]; None where none were kept.
+    """
+
+    flat: Float[Tensor, "epoch weight"]
+
+    def __init__(
+        self, trajectory: State, data: FitData, rows: int | None, batch: int, rng: Seed, refresh: bool = True
+    ) -> None:
+        """
+        Args:
+            rows: training rows that refresh running statistics, the same at all points; None: all.
+            batch: rows in one batch of that pass.
+            rng: where the choice of rows is drawn.
+            refresh: False: running statistics stay those of the last snapshot.
+        """
+        self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+        self.network = self.spec.build(Seed(0)).to(data.device)
+        stored, kept = iterates.snapshots(trajectory), iterates.moments(trajectory)
+        self._names = [name for name, _ in self.network.named_parameters()]
+        self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
+        self.last = {name: past[-1] for name, past in stored.items()}
+        self.moments = None if kept is None else (self._point(kept[0]), self._point(kept[1]))
+        self._rows, self._batch = self._choose(data, rows, rng) if refresh else None, batch
+
+    def named(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
+        """The parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""
+        like = [self.last[name] for name in self._names]
+        parts = point.split([stored.numel() for stored in like])
+        return {n: p.reshape(s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
+
+    def state_at(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
+        """The ``state_dict`` at a point, on the CPU, its running statistics refreshed."""
+        return self.state_with(self.named(point))
+
+    @torch.no_grad()
+    def state_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same, of the last snapshot with some of its weights replaced, of any floating type."""
+        self.network.load_state_dict(self.last | {name: value.to(self.last[name]) for name, value in weights.items()})
+        if self._rows is not None:
+            refresh_batch_norm(self.network, self._rows, self._batch)
+        return {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
+
+    def draws(self, draw: Callable[[int], Mapping[str, Tensor]], count: int, *, report: Report) -> NetworkDraws:
+        """``count`` networks with the weights ``draw(number)``; may be resumed after any of them."""
+        saved = report.load()
+        drawn = unstack(saved.tensors) if saved is not None else []
+        for number in range(len(drawn), count):
+            drawn.append(self.state_with(draw(number)))
+            report(number + 1, count)
+            if report.due():
+                report.save(State(stack(drawn)))
+        return NetworkDraws.of(self.spec, drawn)
+
+    def _point(self, named: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([named[name].flatten() for name in self._names])
+
+    def _choose(self, data: FitData, rows: int | None, rng: Seed) -> Tensor:
+        """The rows that refresh statistics; none where nothing needs them."""
+        inputs, _ = data.tensors("train", data.device)
+        if not has_batch_norm(self.network):
+            return inputs[:0]
+        order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
+        return inputs[order[:rows].to(data.device)]

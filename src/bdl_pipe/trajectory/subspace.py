@@ -1,0 +1,151 @@
+"""The affine subspace of a trajectory's principal components, and the tempered posterior of its coordinates.
+
+Izmailov, Maddox, Kirichenko, Garipov, Vetrov & Wilson 2019, sections 3 and 4. With w_1 … w_T the snapshots, w̄ their
+mean and v_k, s_k the right singular vectors and singular values of the deviations w_t − w̄, weights are
+
+    w(z) = w̄ + Σ_k z_k p_k,   p_k = s_k v_k / √(T − 1),   k = 1 … K,
+
+so that N(0, I) over z has the leading part of the snapshots' sample covariance, that of SWAG's low rank: z = 1 is as
+far as the trajectory itself went. The posterior is
+
+    p(z | D) ∝ Π_i p(y_i | x_i, w(z))^(1/temperature) N(z; 0, prior_variance I).
+
+The noise of regression is the network's own (``posterior.NetworkSpec``): where it predicts a log-variance, that is
+moved with all other weights.
+
+Batch normalisation: within the likelihood each batch is normalised by its own statistics, as in training and in the
+published code; a network that is drawn has statistics refreshed on training rows, as SWAG's.
+
+Deviation: snapshots are the trajectory's last epochs and w̄ their mean, where the paper has SWAG's running ones.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import functional_call
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs
+from ..networks import fastest_order
+from ..networks.normalisation import by_batch_statistics
+from ..posterior import NetworkDraws
+from ..seeds import Seed
+from .snapshots import Snapshots
+
+
+@dataclass(frozen=True)
+class SubspaceConfig:
+    """What the methods of a subspace have in common.
+
+    Attributes:
+        dimension: K, the principal components.
+        temperature: the likelihood enters to the power 1/temperature; 1: the posterior, infinite: the prior.
+        prior_variance: of each coordinate; a coordinate's unit is the trajectory's deviation along its component.
+        draws: networks in the predictive.
+        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
+        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+    """
+
+    dimension: int
+    temperature: float
+    prior_variance: float
+    draws: int
+    batch_norm_rows: int | None
+    batch_norm_batch: int
+
+    def __post_init__(self) -> None:
+        require(self.dimension > 0, "dimension", "must be > 0", self.dimension)
+        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
+        require(self.prior_variance > 0, "prior_variance", "must be > 0", self.prior_variance)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
+        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
+        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """w̄ and the scaled components p_k, in float64."""
+
+    mean: Float[Tensor, " weight"]
+    components: Float[Tensor, "dimension weight"]
+
+    def point(self, z: Float[Tensor, " dimension"]) -> Float[Tensor, " weight"]:
+        """w(z)."""
+        return self.mean + z @ self.components
+
+
+def principal(snapshots: Float[Tensor, "epoch weight"], dimension: int) -> Plane:
+    """The plane of the leading components, of signs that the eigensolver chose.
+
+    From the Gram matrix of the deviations: with A = USVᵀ its eigenvectors are U and UᵀA = SVᵀ, so that nothing is
+    divided by a small singular value, and no more than [epoch, epoch] is decomposed.
+    """
+    exact = snapshots.double()
+    mean = exact.mean(0)
+    centred = exact - mean
+    _, vectors = torch.linalg.eigh(centred @ centred.T)  # eigenvalues ascend
+    leading = vectors.flip(1)[:, :dimension]
+    return Plane(mean, leading.T @ centred / (len(exact) - 1) ** 0.5)
+
+
+@final
+class Target:
+    """The likelihood of a subspace's coordinates on training rows.
+
+    Attributes:
+        plane: where the coordinates lie.
+    """
+
+    def __init__(self, data: FitData, inputs: Inputs, config: SubspaceConfig, method: str, rng: Seed) -> None:
+        """Of the one trajectory in ``inputs``.
+
+        Raises:
+            ConfigError: the dimension is more than snapshots less one, which have no more components.
+        """
+        (trajectory,) = inputs["trajectory"]
+        self._snapshots = Snapshots(trajectory, data, config.batch_norm_rows, config.batch_norm_batch, rng)
+        most = len(self._snapshots.flat) - 1
+        key, rule = f"methods.{method}.dimension", f"must be <= the trajectory's snapshots less one ({most})"
+        require(config.dimension <= most, key, rule, config.dimension)
+        self.plane = principal(self._snapshots.flat, config.dimension)
+        self._inputs, self._targets = data.tensors("train", data.device)
+        self._temperature = config.temperature
+
+    def __len__(self) -> int:
+        """Training rows."""
+        return len(self._inputs)
+
+    def tempered(self, z: Float[Tensor, " dimension"], rows: Int[Tensor, " row"]) -> Float[Tensor, ""]:
+        """(1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows``, one batch, in float64; differentiable."""
+        network, device = self._snapshots.network, self._inputs.device
+        weights = {name: value.to(device) for name, value in self._snapshots.named(self.plane.point(z)).items()}
+        chosen = rows.to(device)
+        inputs = self._inputs[chosen]
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=fastest_order(network))
+        with by_batch_statistics(network):
+            outputs = functional_call(network, weights, (inputs,))
+        logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(_exact(self._targets[chosen]))
+        return logs.sum().cpu() / self._temperature
+
+    @torch.no_grad()
+    def total(self, z: Float[Tensor, " dimension"], batch: int) -> float:
+        """The same over all rows, in order, in batches whose sizes differ by at most 1."""
+        parts = torch.arange(len(self)).tensor_split(-(-len(self) // batch))
+        return sum(self.tempered(z, part).item() for part in parts)
+
+    def posterior(self, coordinates: Float[Tensor, "draw dimension"]) -> State:
+        """The networks at these coordinates, as a posterior's state."""
+        drawn = [self._snapshots.state_at(self.plane.point(z)) for z in coordinates]
+        return NetworkDraws.of(self._snapshots.spec, drawn).state()
+
+
+def _exact(targets: Tensor) -> Tensor:
+    """Regression targets in float64, labels as they are."""
+    return targets.double() if targets.is_floating_point() else targets

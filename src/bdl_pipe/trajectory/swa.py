@@ -1,0 +1,74 @@
+"""SWA: one network at the mean of its trajectory's weights.
+
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, algorithm 1: w_SWA = (1/n) Σ w_t over the iterates that counted,
+the running statistics of batch normalisation then recomputed in a pass over training rows (section 3.2).
+
+The mean is that of the trajectory's running moments, or, where none were kept, of its snapshots; both in float64, so
+that it is rounded once. Every parameter is averaged; all other buffers are the last snapshot's. Deviation: which
+iterates count, and their rate, are the trajectory's to say (``methods.sgd``), so that other methods share them; the
+paper's cycles within the averaged part are not built.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkDraws
+from ..progress import Report
+from ..seeds import Seed
+from .snapshots import Snapshots
+
+
+@dataclass(frozen=True)
+class SwaConfig:
+    """``methods.swa``.
+
+    Attributes:
+        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
+        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+    """
+
+    batch_norm_rows: int | None
+    batch_norm_batch: int
+
+    def __post_init__(self) -> None:
+        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
+        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
+        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
+
+
+@torch.no_grad()
+def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: Report) -> State:
+    """The mean of the one trajectory in ``inputs``; data only refresh batch normalisation, in an order of one address.
+
+    Raises:
+        ConfigError: the trajectory has neither moments nor two snapshots.
+    """
+    (trajectory,) = inputs["trajectory"]
+    rows, batch = config.batch_norm_rows, config.batch_norm_batch
+    snapshots = Snapshots(trajectory, data, rows, batch, Seed(0).fold("swa"))
+    made = snapshots.state_at(_mean(snapshots))
+    report(1, 1)
+    return NetworkDraws.of(snapshots.spec, [made]).state()
+
+
+def _mean(snapshots: Snapshots) -> Tensor:
+    """The mean of the parameters [weight], in float64."""
+    if snapshots.moments is not None:
+        return snapshots.moments[0]
+    rule = "must leave two or more snapshots for swa, where there are no moments"
+    require(len(snapshots.flat) > 1, "methods.sgd.keep", rule, len(snapshots.flat))
+    return snapshots.flat.double().mean(0)
+
+
+SWA = Method(
+    name="swa",
+    config=SwaConfig,
+    tasks=("classification", "regression"),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+)

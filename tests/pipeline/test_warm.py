@@ -1,0 +1,65 @@
+"""Stages in forks of a server that has imported everything."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import warm
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
+STAGES = {
+    "good": {"cmd": "echo made > made; echo $ADDED", "outs": ["made"]},
+    "bad": {"cmd": "echo no such thing >&2; exit 3"},
+    "long": {"cmd": "sleep 300"},
+    "ours": {"cmd": "python -m stages.evaluate nothing"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project."""
+    made = tmp_path_factory.mktemp("warm")
+    (made / "dvc.yaml").write_text(yaml.safe_dump({"stages": STAGES}))
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm"], cwd=made, check=True)
+    return made
+
+
+@pytest.fixture
+def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> warm.Server:
+    """Its forks work where this process does."""
+    monkeypatch.chdir(folder)
+    return warm.Server()
+
+
+def test_dvc_runs_and_records(server: warm.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is that of the moment at which a stage starts."""
+    for value, words in (("early", "early"), ("later", "didn't change")):
+        monkeypatch.setenv("ADDED", value)
+        stage = server.start("good")
+        assert words in "".join(stage.lines()) and stage.wait() == 0
+    stage = server.start("bad")
+    said = "".join(stage.lines())
+    assert stage.wait() == 255 and "no such thing" in said and "exited with 3" in said
+
+
+def test_ours_is_called_where_dvc_is(server: warm.Server) -> None:
+    """One line says what is wrong, and DVC sees the exit code; no interpreter was started for it."""
+    stage = server.start("ours")
+    said = "\n".join(stage.lines())
+    assert stage.wait() == 255 and "exited with 2" in said and "evaluate nothing: " in said
+
+
+def test_a_signal_is_the_exit_code(server: warm.Server) -> None:
+    stage = server.start("long")
+    deadline = time.monotonic() + 60
+    while os.getpgid(stage.pid) != stage.pid:  # it leads its group
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(stage.pid, signal.SIGKILL)
+    assert list(stage.lines()) is not None and stage.wait() == -signal.SIGKILL

@@ -1,0 +1,122 @@
+"""The plane against scikit-learn's principal components, and its likelihood against the network's own."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import nn
+
+from bdl_pipe.artifacts import State, stack
+from bdl_pipe.config import to_mapping
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.networks.normalisation import by_batch_statistics, refresh_batch_norm
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.subspace import SubspaceConfig, Target, principal
+
+from .cases import flat, linear_trajectory, plane
+
+CONFIG = SubspaceConfig(
+    dimension=2, temperature=4.0, prior_variance=1.0, draws=2, batch_norm_rows=None, batch_norm_batch=1000
+)
+HEADS = NetworkSpec(MlpConfig("mlp", (5,), dropout=0.3), (4,), 1, "gaussian_head")
+IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
+Z = torch.tensor([0.7, -1.2], dtype=torch.float64)
+
+
+def trajectory(spec: NetworkSpec, epochs: int = 4) -> State:
+    """Snapshots around one network."""
+    base, past = spec.build(Seed(1)).state_dict(), []
+    for epoch in range(epochs):
+        generator = Seed(2).fold(epoch).generator()
+        noisy = {
+            k: v + 0.2 * torch.rand(v.shape, generator=generator) for k, v in base.items() if v.is_floating_point()
+        }
+        past.append(base | noisy)
+    return State(stack(past), {"spec": to_mapping(spec)})
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.parametrize("dimension", [1, 3, 5])
+def test_components_are_those_of_scikit_learn(dimension: int, offset: float) -> None:
+    past = linear_trajectory()
+    w = torch.tensor(flat(past.tensors) + offset, dtype=torch.float32)
+    found, theirs = principal(w, dimension), PCA(dimension, svd_solver="full").fit(w.double().numpy())
+    expected = theirs.components_ * np.sqrt(theirs.explained_variance_)[:, None]
+    signs = np.sign((found.components.numpy() * expected).sum(1))[:, None]
+    np.testing.assert_allclose(found.mean.numpy(), theirs.mean_, rtol=1e-12)
+    np.testing.assert_allclose(found.components.numpy(), signs * expected, atol=1e-9)
+    assert not np.allclose(found.components.numpy(), signs * theirs.components_, atol=1e-2)  # without the scale
+
+
+def test_components_are_numpys_on_the_stored_trajectory() -> None:
+    past = linear_trajectory()
+    mean, expected = plane(past, 3)
+    found = principal(torch.tensor(flat(past.tensors)), 3)
+    turn = found.components.numpy() @ np.linalg.pinv(expected)
+    np.testing.assert_allclose(np.abs(turn), np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(found.mean.numpy(), mean, rtol=1e-12)
+
+
+def test_all_components_have_the_sample_covariance() -> None:
+    w = flat(linear_trajectory().tensors)
+    components = principal(torch.tensor(w), 5).components.numpy()
+    np.testing.assert_allclose(components.T @ components, np.cov(w.T), atol=1e-12)
+
+
+def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
+    """Predicted log-variances move, too; dropout is off."""
+    past = trajectory(HEADS)
+    target = Target(tiny_table, {"trajectory": [past]}, CONFIG, "pca_ess", Seed(0))
+    state = target.posterior(Z[None])
+    network = HEADS.build(Seed(0)).eval()
+    network.load_state_dict({k: v[0] for k, v in state.tensors.items()})
+    inputs, targets = tiny_table.tensors("train")
+    mean, log_variance = network(inputs).double().chunk(2, dim=-1)
+    expected = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).log_prob(targets).sum().item() / 4
+    assert target.total(Z, 1000) == pytest.approx(expected, rel=1e-6)
+    assert target.total(Z, 7) == pytest.approx(expected, rel=1e-6)
+    assert target.total(0 * Z, 1000) != pytest.approx(expected, rel=1e-3)
+    still = torch.stack([past.tensors["head.bias"][:, 1]]).std()
+    assert still > 0  # the bias of the log-variance is among what moves
+
+
+def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
+    """Through batch statistics; central differences of float32 outputs, good to some 1 %."""
+    target = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_vi", Seed(0))
+    rows, z = torch.arange(160), Z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(target.tempered(z, rows), z)
+    for axis in range(2):
+        away = torch.zeros(2, dtype=torch.float64)
+        away[axis] = 1e-2
+        slope = (target.total(Z + away, 160) - target.total(Z - away, 160)) / 2e-2
+        assert gradient[axis].item() == pytest.approx(slope, rel=1e-2, abs=1e-2)
+
+
+def test_batches_are_normalised_by_their_own_statistics(tiny_images: FitData) -> None:
+    """Of all rows in one batch a drawn network has the same ones, but for the variance's n − 1."""
+    target = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_ess", Seed(0))
+    before = target.total(Z, 160)
+    state = target.posterior(torch.stack([Z, -Z]))
+    assert target.total(Z, 160) == before  # whatever statistics the network had
+    network = IMAGES.build(Seed(0)).eval()
+    inputs, labels = tiny_images.tensors("train")
+    for number, point in enumerate([Z, -Z]):
+        network.load_state_dict({k: v[number] for k, v in state.tensors.items()})
+        logs = network(inputs).double().log_softmax(-1)
+        expected = logs[torch.arange(160), labels].sum().item() / 4
+        assert target.total(point, 160) == pytest.approx(expected, rel=1e-3)
+    assert not torch.equal(state.tensors["trunk.1.running_mean"][0], state.tensors["trunk.1.running_mean"][1])
+
+
+def test_dropout_is_off_while_statistics_are_refreshed() -> None:
+    network = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Dropout(0.5)).eval()
+    x = torch.randn(40, 3, generator=Seed(0).generator())
+    state = torch.get_rng_state()
+    refresh_batch_norm(network, x, 1000)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(network[1].running_mean, x.mean(0))
+    with by_batch_statistics(network.train()):
+        assert [m.training for m in network] == [False, True, False]
+    assert all(m.training for m in network)
