@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-SCORES: Final = 1 << 18  # half-widths at a time, out of which the largest are chosen
+SCORES: Final = 1 << 15  # half-widths at a time; for more torch calls other threads, which costs more here
 GROUP: Final = 32  # inputs whose largest is found first, since where it lies takes five times as long as what it is
 
 
@@ -49,29 +49,38 @@ class Head:
         """
         own, low, high = self.weights[snapshot], self.weights.amin(0), self.weights.amax(0)
         spare = -own.shape[-1] % GROUP
-        half = F.pad((high - low) / 2, (0, spare))  # [class, input]
-        offset = F.pad(((low - own) + (high - own)) / 2, (0, spare))  # 0 where nothing moved
-        padded = F.pad(F.pad(features, (0, 1), value=1.0), (0, spare))
-        parts = [_chosen(part, half, offset, count) for part in padded.split(max(1, SCORES // half.numel()))]
+        half = _grouped((high - low) / 2, spare)  # [class, group, GROUP]
+        offset = _grouped(((low - own) + (high - own)) / 2, spare)  # 0 where nothing moved
+        grouped = _grouped(F.pad(features, (0, 1), value=1.0), spare)  # [row, group, GROUP]
+        rows = max(1, SCORES // half.numel())
+        peaks = torch.cat([(half * part.abs()[:, None]).amax(-1) for part in grouped.split(rows)])
+        rows = max(1, SCORES // (len(half) * GROUP * count))
+        blocks = zip(grouped.split(rows), peaks.split(rows), strict=True)
+        parts = [_chosen(part, peak, half, offset, count) for part, peak in blocks]
         return Collapsed(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
-def _chosen(features: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:
-    """Of features [row, input], half the ranges [class, input] and m − w [class, input]."""
-    widths = half * features.abs()[:, None]  # [row, class, input]
-    largest, index = _largest(widths, count)
-    at = features[:, None].expand_as(widths).gather(-1, index)  # [row, class, d]
-    return Collapsed((offset.expand_as(widths).gather(-1, index) * at).sum(-1), largest)
+def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:
+    """The ``count`` largest half-widths, which lie in the ``count`` groups of largest maxima.
+
+    Args:
+        features: φ [row, group, GROUP].
+        peaks: the largest half-width of each group [row, class, group].
+        half: half the ranges [class, group, GROUP].
+        offset: m − w [class, group, GROUP].
+    """
+    groups = _top(peaks, min(count, peaks.shape[-1]))[1]  # [row, class, chosen]
+    each = torch.arange(len(features), device=features.device)[:, None, None]
+    own = torch.arange(len(half), device=half.device)[:, None]
+    inputs = features[each, groups].flatten(-2)  # [row, class, candidate]
+    largest, place = _top(half[own, groups].flatten(-2) * inputs.abs(), count)
+    shift = offset[own, groups].flatten(-2).gather(-1, place) * inputs.gather(-1, place)
+    return Collapsed(shift.sum(-1), largest)
 
 
-def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest [..., d] of [..., input], and where: in the ``count`` groups of the largest maxima."""
-    grouped = values.unflatten(-1, (-1, GROUP))
-    peaks = grouped.amax(-1)  # [..., group]
-    groups = _top(peaks, min(count, peaks.shape[-1]))[1]
-    candidates = grouped.gather(-2, groups[..., None].expand(*groups.shape, GROUP)).flatten(-2)
-    largest, place = _top(candidates, count)
-    return largest, groups.gather(-1, place // GROUP) * GROUP + place % GROUP
+def _grouped(values: Tensor, spare: int) -> Tensor:
+    """[..., group, GROUP] of [..., input], with zeros at the end."""
+    return F.pad(values, (0, spare)).unflatten(-1, (-1, GROUP))
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
