@@ -45,7 +45,7 @@ class Head:
     def collapse(self, snapshot: int, features: Float[Tensor, "batch width"], count: int) -> Collapsed:
         """The ``count`` weights of each class with the largest range·|φ|, for each input by itself.
 
-        Memory: that of the result, and SCORES numbers.
+        Memory: that of the result, a 32nd of all half-widths, and blocks of SCORES numbers.
         """
         own, low, high = self.weights[snapshot], self.weights.amin(0), self.weights.amax(0)
         spare = -own.shape[-1] % GROUP
