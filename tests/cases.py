@@ -168,6 +168,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("pca_vi", "regression"): PCA_VI,
     ("kfac_laplace", "classification"): LAPLACE,
     ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
+    ("ciber", "classification"): {"form": {"name": "cubic", "weights": 2, "pieces": 1}},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,
@@ -221,7 +222,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp")}
+FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", "ciber")}
 
 
 @dataclass(frozen=True)

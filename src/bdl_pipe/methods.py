@@ -25,6 +25,7 @@ from .baselines import (
 )
 from .baselines.gp import GpPosterior
 from .baselines.sngp import SngpPosterior
+from .collapsed.classes import CIBER, CiberPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -64,6 +65,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             PCA_ESS,
             PCA_VI,
             KFAC_LAPLACE,
+            CIBER,
             SNGP,
             GBLL,
             LDGBLL,
@@ -89,6 +91,7 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         ExactLayerPosterior.key: ExactLayerPosterior,
         RandomWeightsPosterior.key: RandomWeightsPosterior,
         LinearisedDraws.key: LinearisedDraws,
+        CiberPosterior.key: CiberPosterior,
     }
 )
 

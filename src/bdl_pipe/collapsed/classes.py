@@ -1,0 +1,214 @@
+"""CIBER for classes: some weights of the last layer are integrated out, the others are a trajectory's snapshots.
+
+For each snapshot, the probability of class k is that of its log-odds a_k = l_k − log Σ_{j≠k} exp l_j, averaged over the
+box of the weights of logit k that are collapsed (:mod:`.head`), the other logits the snapshot's:
+
+    p_k ∝ E[σ(a_k + shift_k + Σ_i h_iU_i)],    p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s)
+
+    cubic    any number of weights of each class, σ by piecewise cubics: the paper's text, one cubic
+    softmax  one weight of each class, σ itself: the published code
+
+The probabilities of one snapshot come from different integrals, so they are divided by their sum. Weights: the paper
+has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each class, for each
+input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
+
+Deviations. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log 0 is no score. So
+p_k is moved into bounds that the exact average keeps (:mod:`.tails`), which brings it nearer wherever it moves. And
+where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one snapshot, or snapshots
+with one last layer, are their ensemble.
+
+The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x], a lower bound on that with
+all weights, since what is left of the disagreement inside of the box is in each draw's entropy (the mixture as one draw
+would have none at all); and the joint over inputs takes the collapsed weights as independent between them. Statistics
+of batch normalisation are those that each snapshot was trained with: its weights are its own, not an average's.
+
+Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from .. import networks
+from ..artifacts import State, unstack
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..iterates import snapshots
+from ..method import Inputs, Method, Room
+from ..posterior import NetworkSpec
+from ..predictive import Categorical
+from ..progress import Report
+from ..seeds import Seed
+from . import box
+from .head import Collapsed, Head
+from .piecewise import Piecewise, cubic_sigmoid
+from .tails import within
+
+POINTS: Final = 1 << 15  # averages at a time
+
+
+@dataclass(frozen=True)
+class CubicConfig:
+    """Piecewise-cubic sigmoid.
+
+    Attributes:
+        weights: collapsed weights of each class (1); null: all, which a last layer of at most 9 inputs allows.
+        pieces: cubics in the sigmoid (1); its largest error is .028 for 1, .0029 for 8 and 4e-5 for 32.
+    """
+
+    weights: int | None
+    pieces: int
+    name: Literal["cubic"] = "cubic"
+
+    def __post_init__(self) -> None:
+        good = self.weights is None or 0 < self.weights <= box.MOST
+        require(good, "weights", f"must be 1 … {box.MOST}, or null for all", self.weights)
+        require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
+
+    def count(self, inputs: int) -> int:
+        """Collapsed weights of each class, of ``inputs`` with the bias."""
+        return inputs if self.weights is None else self.weights
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig:
+    """One weight of each class, its softmax averaged without approximation."""
+
+    name: Literal["softmax"] = "softmax"
+
+    def count(self, inputs: int) -> int:
+        return 1
+
+
+Form = CubicConfig | SoftmaxConfig
+
+
+@dataclass(frozen=True)
+class CiberConfig:
+    """``methods.ciber``.
+
+    Attributes:
+        form: ``cubic`` or ``softmax``.
+    """
+
+    form: Form
+
+
+@final
+class CiberPosterior:
+    """The snapshots' networks, and how their last layers are collapsed."""
+
+    key = "ciber"
+
+    def __init__(self, spec: NetworkSpec, config: CiberConfig, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        self.spec, self.config, self.weights = spec, config, weights
+        self._head = Head.of(weights["head.weight"], weights["head.bias"])
+        network = spec.build(Seed(0)).eval().to(self._head.weights.device)
+        self._trunk, self._order = network.trunk, networks.fastest_order(network)
+        self._count = config.form.count(self._head.weights.shape[-1])
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
+        logits, collapsed = [], []
+        for number, weights in enumerate(unstack(self.weights)):
+            features = functional_call(self._trunk, self._trunk_weights(weights), (inputs,))
+            logits.append(F.linear(features, weights["head.weight"], weights["head.bias"]))
+            collapsed.append(self._head.collapse(number, features, self._count))
+        together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
+        return Categorical(log_probs(torch.stack(logits), together, self.config.form))
+
+    def _trunk_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Filters in the memory order that the network computes fastest in."""
+        trunk = {k.removeprefix("trunk."): v for k, v in weights.items() if k.startswith("trunk.")}
+        return {k: v.contiguous(memory_format=self._order) if v.ndim == 4 else v for k, v in trunk.items()}
+
+    def state(self) -> State:
+        config = {"posterior": self.key, "spec": to_mapping(self.spec), "ciber": to_mapping(self.config)}
+        return State(dict(self.weights), config)
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        config = read(CiberConfig, state.config["ciber"], "ciber")
+        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
+
+
+def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
+    """log p of snapshots with logits of their own, in blocks of points."""
+    sigmoid = cubics(form.pieces).to(box.wide(logits)) if isinstance(form, CubicConfig) else None
+    rows = max(1, POINTS // logits.shape[-1])
+    shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
+    blocks = zip(logits.flatten(0, -2).split(rows), shifts, half_widths, strict=True)
+    return torch.cat([_log_probs(own, shift, half, sigmoid) for own, shift, half in blocks]).reshape(logits.shape)
+
+
+def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
+    """Of [row, class]; without a stand-in for the sigmoid, by the sigmoid itself over one collapsed weight."""
+    odds, half_widths = log_odds(logits), box.wide(half_widths)
+    centre = box.wide(odds + shift)
+    if sigmoid is None:
+        half = half_widths[..., 0]
+        pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
+        average = box.softmax_one(pair, 0, -half, half, torch.ones_like(half))[..., 0]
+    else:
+        average = _expected(sigmoid, centre, half_widths)
+    logs = within(average, centre, half_widths).to(logits)
+    logs = torch.where((half_widths > 0).any(-1), logs, F.logsigmoid(odds))
+    return logs - logs.logsumexp(-1, keepdim=True)
+
+
+def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
+    """E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
+    average = (centre > 0).to(centre)
+    reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # those of a sigmoid are symmetric
+    average[reached] = box.expect(sigmoid, centre[reached], half_widths[reached])
+    return average
+
+
+def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
+    """log p_k − log(1 − p_k) of the softmax, to the last digits of either."""
+    logs = logits.log_softmax(-1)
+    top = logits.argmax(-1, keepdim=True)
+    rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ but for the top one, whose 1 − p would cancel
+    return odds.scatter(-1, top, logits.gather(-1, top) - rest)
+
+
+def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report: Report) -> State:
+    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: more collapsed weights than the last layer has for a class, or than can be integrated.
+    """
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    assert spec.likelihood == "categorical"
+    weights = snapshots(trajectory)
+    width = weights["head.weight"].shape[-1] + 1
+    most = min(box.MOST, width)
+    rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
+    count = config.form.count(width)
+    require(count <= most, "methods.ciber.form.weights", rule, count)
+    state = CiberPosterior(spec, config, weights).state()
+    report(1, 1)
+    return state
+
+
+CIBER = Method(
+    name="ciber",
+    config=CiberConfig,
+    tasks=("classification",),
+    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+)

@@ -1,0 +1,89 @@
+"""The last layer of a trajectory's snapshots, and the box that its weights span.
+
+q is uniform on [min, max] of each weight over the snapshots (Zeng and Van den Broeck 2023, section 4.2). For one
+snapshot and class k, the logit with the weights in C collapsed and the others the snapshot's is
+
+    l_k + Σ_{i ∈ C} (W_i − w_i)φ_i = l_k + Σ_{i ∈ C} (m_i − w_i)φ_i + Σ_{i ∈ C} h_iU_i,    U_i uniform on [−1, 1],
+
+m_i the middle of the range of W_i, h_i half the range times |φ_i|. The bias is the weight of an input that is one.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+SCORES: Final = 1 << 15  # half-widths at a time; for more torch calls other threads, which costs more here
+GROUP: Final = 32  # inputs whose largest is found first, since where it lies takes five times as long as what it is
+
+
+class Collapsed(NamedTuple):
+    """What the chosen weights add to each logit.
+
+    Attributes:
+        shift: Σ (m_i − w_i)φ_i, from the snapshot's weights to the middle of the box.
+        half_widths: h_i, the largest first.
+    """
+
+    shift: Float[Tensor, "*batch class"]
+    half_widths: Float[Tensor, "*batch class d"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """Weights, biases last, of all snapshots."""
+
+    weights: Float[Tensor, "snapshot class input"]
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "snapshot class width"], bias: Float[Tensor, "snapshot class"]) -> "Head":
+        return cls(torch.cat([weight, bias[..., None]], -1))
+
+    def collapse(self, snapshot: int, features: Float[Tensor, "batch width"], count: int) -> Collapsed:
+        """The ``count`` weights of each class with the largest range·|φ|, for each input by itself.
+
+        Memory: that of the result, a 32nd of all half-widths, and blocks of SCORES numbers.
+        """
+        own, low, high = self.weights[snapshot], self.weights.amin(0), self.weights.amax(0)
+        spare = -own.shape[-1] % GROUP
+        half = _grouped((high - low) / 2, spare)  # [class, group, GROUP]
+        offset = _grouped(((low - own) + (high - own)) / 2, spare)  # 0 where nothing moved
+        grouped = _grouped(F.pad(features, (0, 1), value=1.0), spare)  # [row, group, GROUP]
+        rows = max(1, SCORES // half.numel())
+        peaks = torch.cat([(half * part.abs()[:, None]).amax(-1) for part in grouped.split(rows)])
+        rows = max(1, SCORES // (len(half) * GROUP * count))
+        blocks = zip(grouped.split(rows), peaks.split(rows), strict=True)
+        parts = [_chosen(part, peak, half, offset, count) for part, peak in blocks]
+        return Collapsed(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:
+    """The ``count`` largest half-widths, which lie in the ``count`` groups of largest maxima.
+
+    Args:
+        features: φ [row, group, GROUP].
+        peaks: the largest half-width of each group [row, class, group].
+        half: half the ranges [class, group, GROUP].
+        offset: m − w [class, group, GROUP].
+    """
+    groups = _top(peaks, min(count, peaks.shape[-1]))[1]  # [row, class, chosen]
+    each = torch.arange(len(features), device=features.device)[:, None, None]
+    own = torch.arange(len(half), device=half.device)[:, None]
+    inputs = features[each, groups].flatten(-2)  # [row, class, candidate]
+    largest, place = _top(half[own, groups].flatten(-2) * inputs.abs(), count)
+    shift = offset[own, groups].flatten(-2).gather(-1, place) * inputs.gather(-1, place)
+    return Collapsed(shift.sum(-1), largest)
+
+
+def _grouped(values: Tensor, spare: int) -> Tensor:
+    """[..., group, GROUP] of [..., input], with zeros at the end."""
+    return F.pad(values, (0, spare)).unflatten(-1, (-1, GROUP))
+
+
+def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``topk`` over the last dimension, which takes longer than a maximum."""
+    largest, index = values.max(-1, keepdim=True) if count == 1 else values.topk(count, -1)
+    return largest, index

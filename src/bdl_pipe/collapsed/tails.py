@@ -1,0 +1,44 @@
+"""What is known of E[σ(c + Σ_i h_iU_i)], U_i uniform on [−1, 1], without integrating it: tight in the tails.
+
+With r = Σ h_i and M(c) = E[exp(c + ΣhU)] = e^c Π sinh(h_i)/h_i,
+
+    E[σ] ≥ σ(c)/2              half of the box is above c
+    E[σ] ≥ σ(c)                c + r ≤ 0, where σ is convex
+    E[σ] ≥ M(c)(1 − e^{c+r})   σ(z) ≥ e^z(1 − e^z)
+    E[σ] ≤ M(c)                σ(z) ≤ e^z
+
+and 1 − E[σ] is the same of −c. Where c + r ≪ 0 the last two differ by the factor 1 − e^{c+r} alone.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def within(
+    average: Float[Tensor, "*batch"], centre: Float[Tensor, "*batch"], half_widths: Float[Tensor, "*batch d"]
+) -> Float[Tensor, "*batch"]:
+    """The log of an approximate E[σ], moved between the bounds; ≤ 0 averages are taken as the lower one."""
+    rise = _log_sinhc(half_widths).sum(-1)
+    reach = half_widths.sum(-1)
+    least = _least(centre, reach, rise)
+    most = torch.minimum(torch.log1p(-_least(-centre, reach, rise).exp()), centre + rise)
+    logs = torch.where(average > 0, average, 0).log()
+    return torch.minimum(torch.maximum(logs, least), most)
+
+
+def _least(centre: Tensor, reach: Tensor, rise: Tensor) -> Tensor:
+    """The largest of the lower bounds on log E[σ]; ``rise`` is log M(0)."""
+    above = centre + reach
+    convex = F.logsigmoid(centre) - torch.where(above <= 0, 0.0, math.log(2))
+    tail = centre + rise + torch.log1p(-above.clamp_max(0).exp())  # −∞ from 0 on
+    return torch.maximum(convex, tail)
+
+
+def _log_sinhc(half: Tensor) -> Tensor:
+    """log (sinh h)/h, 0 at 0; off by rounding of h."""
+    safe = torch.where(half > 0, half, 1)
+    return torch.where(half > 0, safe + torch.log(-torch.expm1(-2 * safe) / (2 * safe)), 0)

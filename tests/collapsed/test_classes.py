@@ -1,0 +1,316 @@
+"""CIBER for classes, against draws and quadrature over the box of actual last-layer weights, and by hand."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+from scipy.stats import chi2
+
+from bdl_pipe.artifacts import State, stack
+from bdl_pipe.collapsed import box
+from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds, log_probs
+from bdl_pipe.collapsed.classes import CubicConfig as Cubic
+from bdl_pipe.collapsed.classes import SoftmaxConfig as Softmax
+from bdl_pipe.collapsed.head import SCORES, Collapsed, Head
+from bdl_pipe.collapsed.piecewise import sigmoid_error
+from bdl_pipe.collapsed.tails import within
+from bdl_pipe.config import read, to_mapping
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.iterates import RunningMoments, with_moments
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Categorical
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from tests.conftest import make_tiny_images
+
+from .cases import numbers
+
+SPEC = NetworkSpec(MlpConfig("mlp", (5,)), (3,), 3, "categorical")
+FORMS: list[Form] = [Softmax(), Cubic(1, 1), Cubic(2, 8), Cubic(3, 4), Cubic(None, 1)]
+Weights = dict[str, torch.Tensor]
+
+
+def snapshots(count: int = 3, spread: float = 0.6, spec: NetworkSpec = SPEC, double: bool = True) -> Weights:
+    """Weights around one network's, biases too."""
+    base, past = spec.build(Seed(1)).state_dict(), []
+    for number in range(count):
+        generator = Seed(2).fold(number).generator()
+        moved = {k: v.double() + spread * torch.randn(v.shape, generator=generator) for k, v in base.items()}
+        past.append(moved if double else {k: v.float() for k, v in moved.items()})
+    return stack(past)
+
+
+def inputs(count: int = 6, double: bool = True) -> torch.Tensor:
+    rows = torch.tensor(1.5 * numbers("classes", "inputs").normal(size=(count, 3)))
+    return rows if double else rows.float()
+
+
+def posterior(form: Form, weights: Weights, spec: NetworkSpec = SPEC) -> CiberPosterior:
+    return CiberPosterior(spec, CiberConfig(form), weights)
+
+
+def predicted(form: Form, weights: Weights, rows: torch.Tensor, spec: NetworkSpec = SPEC) -> Categorical:
+    return posterior(form, weights, spec).predict(rows)
+
+
+@dataclass(frozen=True)
+class Box:
+    """The snapshots' last layers [snapshot, class, input], biases last, and the features [snapshot, row, input]."""
+
+    heads: np.ndarray
+    features: np.ndarray
+
+    @classmethod
+    def of(cls, weights: Weights, rows: torch.Tensor) -> "Box":
+        heads = torch.cat([weights["head.weight"], weights["head.bias"][..., None]], -1)
+        first, bias = weights["trunk.1.weight"], weights["trunk.1.bias"]
+        hidden = [np.maximum(rows.numpy() @ w.numpy().T + b.numpy(), 0) for w, b in zip(first, bias, strict=True)]
+        return cls(heads.numpy(), np.stack([np.concatenate([h, np.ones((len(h), 1))], 1) for h in hidden]))
+
+    def chosen(self, features: np.ndarray, k: int, count: int) -> list[int]:
+        scores = [(self.heads[:, k, i].max() - self.heads[:, k, i].min()) * abs(f) for i, f in enumerate(features)]
+        return sorted(range(len(scores)), key=lambda i: -scores[i])[:count]
+
+    def likelihood(self, s: int, row: int, k: int, count: int, unit: np.ndarray, widen: float = 1.0) -> np.ndarray:
+        """p(class k) of the softmax for each point in the unit box [draw, count], all logits computed anew."""
+        features = self.features[s, row]
+        head = np.repeat(self.heads[s][None], len(unit), 0)  # [draw, class, input]
+        for column, i in enumerate(self.chosen(features, k, count)):
+            low, high = self.heads[:, k, i].min(), self.heads[:, k, i].max()
+            head[:, k, i] = (low + high) / 2 + widen * (high - low) * (unit[:, column] - 0.5)
+        return np.exp(log_softmax(head @ features, -1))[:, k]
+
+
+def by_quadrature(exact: Box, dimensions: int, nodes: int = 40) -> np.ndarray:
+    """Each class's own average over the box [snapshot, row, class], not divided by their sum; a Gauss rule a weight."""
+    axis, shares = np.polynomial.legendre.leggauss(nodes)
+    grid = np.stack(np.meshgrid(*[(axis + 1) / 2] * dimensions), -1).reshape(-1, dimensions)
+    weight = np.stack(np.meshgrid(*[shares / 2] * dimensions), -1).reshape(-1, dimensions).prod(-1)
+    s, rows, k = len(exact.heads), exact.features.shape[1], exact.heads.shape[1]
+    cells = np.ndindex(s, rows, k)
+    return np.array([weight @ exact.likelihood(*cell, dimensions, grid) for cell in cells]).reshape(s, rows, k)
+
+
+def test_one_exact_weight_is_a_quadrature_over_its_range() -> None:
+    weights, rows = snapshots(), inputs()
+    averages = by_quadrature(Box.of(weights, rows), 1)
+    expected = averages / averages.sum(-1, keepdims=True)
+    got = predicted(Softmax(), weights, rows)
+    np.testing.assert_allclose(got.draw_log_probs.exp().numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(got.mean.numpy(), expected.mean(0), rtol=1e-9)
+    # renormalising is felt, and so is the choice of one weight
+    assert np.abs(averages.sum(-1) - 1).max() > 0.01
+    assert np.abs(expected - predicted(Cubic(2, 4), weights, rows).draw_log_probs.exp().numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize(("pieces", "error"), [(1, 0.0285), (8, 0.003), (32, 5e-5)])
+@pytest.mark.parametrize("weights", [1, 2])
+def test_cubics_are_as_near_the_exact_softmax_as_their_sigmoid(weights: int, pieces: int, error: float) -> None:
+    """Each average is off by at most the sigmoid's error e: p_k by e(1 + 3p_k)/(Σ − 3e), Σ the sum of 3 averages."""
+    state, rows = snapshots(), inputs()
+    averages = by_quadrature(Box.of(state, rows), weights)
+    total = averages.sum(-1, keepdims=True)
+    exact = averages / total
+    got = predicted(Cubic(weights, pieces), state, rows).draw_log_probs.exp().numpy()
+    assert sigmoid_error(cubics(pieces)) < error
+    off = np.abs(got - exact)
+    assert (off <= (error * (1 + 3 * exact)) / (total - 3 * error)).all()
+    assert off.max() < error
+    if pieces == 1:
+        assert off.max() > 1e-3  # it is an approximation
+
+
+def z_squared(exact: Box, got: np.ndarray, count: int, draws: int, widen: float = 1.0, divide: bool = True) -> float:
+    """Σ z² of class 0's probability over snapshots and rows, by the delta method from each class's own draws."""
+    random, total = numbers("classes", "draws", count), 0.0
+    for s, row in np.ndindex(got.shape[:2]):
+        drawn = [exact.likelihood(s, row, k, count, random.uniform(size=(draws, count)), widen) for k in range(3)]
+        mean, variance = np.array([d.mean() for d in drawn]), np.array([d.var() / draws for d in drawn])
+        share = mean[0] / mean.sum() if divide else mean[0]
+        slope = ((np.arange(3) == 0) - (share if divide else 0)) / (mean.sum() if divide else 1)
+        total += (got[s, row, 0] - share) ** 2 / (slope**2 @ variance)
+    return total
+
+
+@pytest.mark.parametrize("form", [Softmax(), Cubic(3, 32)], ids=str)
+def test_draws_from_the_box_agree(form: Form) -> None:
+    """χ² over 2 snapshots × 4 rows: a false alarm in 1e-6. A range taken for a half-width, and averages that are not
+    divided by their sum, are found."""
+    weights, rows = snapshots(2), inputs(4)
+    got = predicted(form, weights, rows).draw_log_probs.exp().numpy()
+    exact, count, limit = Box.of(weights, rows), form.count(6), chi2.isf(1e-6, 8)
+    assert z_squared(exact, got, count, 20_000) < limit
+    assert z_squared(exact, got, count, 20_000, widen=2.0) > limit
+    assert z_squared(exact, got, count, 20_000, divide=False) > limit
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def by_hand(snapshot: float) -> list[float]:
+    """Logit 0 is w with w in {1, 3}, on [1, 3] where collapsed; logit 1 is 0 and has no range."""
+    own, other = (softplus(3) - softplus(1)) / 2, 1 / (1 + math.exp(snapshot))
+    return [own / (own + other), other / (own + other)]
+
+
+def test_one_weight_by_hand() -> None:
+    spec = NetworkSpec(MlpConfig("mlp", (1,)), (1,), 2, "categorical")
+    weights = {
+        "trunk.1.weight": torch.ones(2, 1, 1).double(),
+        "trunk.1.bias": torch.zeros(2, 1).double(),
+        "head.weight": torch.tensor([[[1.0], [0.0]], [[3.0], [0.0]]]).double(),
+        "head.bias": torch.zeros(2, 2).double(),
+    }
+    got = predicted(Softmax(), weights, torch.ones(1, 1).double(), spec).draw_log_probs.exp()[:, 0]
+    torch.testing.assert_close(got, torch.tensor([by_hand(1), by_hand(3)], dtype=torch.float64), rtol=1e-13, atol=0)
+    assert by_hand(1)[0] == pytest.approx(0.7634, abs=1e-4)  # σ averaged over [1, 3] is .8677, beside σ(−1) = .2689
+    all_of_them = predicted(Cubic(None, 32), weights, torch.ones(1, 1).double(), spec).draw_log_probs.exp()[:, 0]
+    torch.testing.assert_close(all_of_them, got, rtol=0, atol=4e-5)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_without_ranges_it_is_the_ensemble_of_snapshots(form: Form) -> None:
+    rows, several = inputs(), snapshots()
+    same = several | {k: v[:1].expand_as(v).clone() for k, v in several.items() if k.startswith("head")}
+    for weights in (snapshots(1), same):
+        got, ensemble = predicted(form, weights, rows), NetworkDraws(SPEC, weights).predict(rows)
+        assert isinstance(ensemble, Categorical)
+        torch.testing.assert_close(got.draw_log_probs, ensemble.draw_log_probs, rtol=1e-12, atol=1e-13)
+    moved = NetworkDraws(SPEC, several).predict(rows)
+    assert isinstance(moved, Categorical)
+    assert (predicted(form, several, rows).draw_log_probs - moved.draw_log_probs).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_permuted_classes_have_permuted_probabilities_that_add_up_to_one(form: Form) -> None:
+    weights, rows, order = snapshots(), inputs(), torch.tensor([2, 0, 1])
+    got = predicted(form, weights, rows)
+    torch.testing.assert_close(got.draw_log_probs.exp().sum(-1), torch.ones(3, 6).double(), rtol=1e-13, atol=0)
+    other = weights | {k: v[:, order] for k, v in weights.items() if k.startswith("head")}
+    permuted = predicted(form, other, rows).draw_log_probs
+    torch.testing.assert_close(permuted, got.draw_log_probs[..., order], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_float32(form: Form) -> None:
+    got = predicted(form, snapshots(double=False), inputs(double=False)).draw_log_probs
+    assert got.dtype == torch.float32
+    exact = predicted(form, {k: v.double() for k, v in snapshots(double=False).items()}, inputs(double=False).double())
+    torch.testing.assert_close(got.double(), exact.draw_log_probs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("double", [True, False])
+def test_a_confident_network_has_finite_scores(form: Form, double: bool) -> None:
+    """Logits hundreds apart: cubics are 0 there, and a softmax underflows in float32."""
+    weights = snapshots(double=double)
+    weights["head.weight"] = weights["head.weight"] * 300
+    got = predicted(form, weights, inputs(double=double)).draw_log_probs
+    assert got.min() < -300
+    assert got.isfinite().all() and got.max() <= 1e-6
+
+
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_boxes_that_reach_no_cubic_are_not_integrated(far: float) -> None:
+    """The same as with all boxes integrated, some of them or none in reach."""
+    random = numbers("classes", "reach")
+    logits = torch.tensor(6 * random.normal(size=(40, 3)) + far * np.eye(3)[np.arange(40) % 3])
+    widths = torch.tensor(random.uniform(0, 1, (40, 3, 2)))
+    got = log_probs(logits, Collapsed(torch.zeros(40, 3).double(), widths), Cubic(2, 1))
+    every = within(box.expect(cubics(1), log_odds(logits), widths), log_odds(logits), widths)
+    torch.testing.assert_close(got, every - every.logsumexp(-1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+
+def test_log_odds_keep_the_digits_of_either_side() -> None:
+    logits = torch.tensor([[40.0, 0.0, -3.0], [0.0, 0.0, -900.0]]).double()
+    rest = [[-math.log(1 + math.exp(-3)) + 40, -40.0, -43.0], [0.0, 0.0, -900 - math.log(2)]]
+    torch.testing.assert_close(log_odds(logits), torch.tensor(rest, dtype=torch.float64), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_bounds_keep_the_scores_of_the_tails(pieces: int) -> None:
+    """Against the exact average over one weight: the bounds hold, and the logs of cubics within them stay near."""
+    centre, half = torch.meshgrid(
+        *(torch.linspace(*ends, 161).double() for ends in ((-40, 40), (0.05, 8))), indexing="ij"
+    )
+    exact = box.softmax_one(torch.stack([centre, 0 * centre], -1), 0, -half, half, torch.ones_like(half))[..., 0].log()
+    widths = half[..., None]
+    lowest, highest = within(0 * centre, centre, widths), within(1 + 0 * centre, centre, widths)
+    assert (lowest <= exact + 1e-12).all() and (exact <= highest + 1e-12).all()
+    deep = centre + half < -5
+    assert (highest - lowest)[deep].max() < 0.007
+    cubic = within(box.expect(cubics(pieces), centre, widths), centre, widths)
+    assert (cubic - exact).abs().max() < {1: 0.18, 8: 0.04}[pieces]
+    assert (box.expect(cubics(pieces), centre, widths) <= 0).any()  # whose log is no score
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("width", [6, 31, 64, SCORES // 8])
+def test_the_weights_with_the_largest_reach_are_chosen(width: int, count: int) -> None:
+    """Against a sort of each row and class, in blocks of rows and in groups of inputs; some features are 0."""
+    random = numbers("classes", "blocks", width)
+    weights = random.normal(size=(3, 4, width + 1))
+    features = random.normal(size=(5, width)) * (random.random(width) < 0.7)
+    got = Head(torch.tensor(weights)).collapse(1, torch.tensor(features), count)
+    ones = np.concatenate([features, np.ones((5, 1))], 1)
+    low, high = weights.min(0), weights.max(0)
+    reach = (high - low) / 2 * np.abs(ones[:, None])
+    order = np.argsort(-reach, -1)[..., :count]
+    np.testing.assert_allclose(got.half_widths.numpy(), np.take_along_axis(reach, order, -1), rtol=1e-14)
+    shift = np.take_along_axis(((low + high) / 2 - weights[1]) * ones[:, None], order, -1).sum(-1)
+    np.testing.assert_allclose(got.shift.numpy(), shift, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("network", [ConvNetConfig("convnet", 4, 2, norm="batch")], ids=["batch norm"])
+def test_snapshots_keep_their_own_batch_norm(network: NetworkConfig) -> None:
+    """Two snapshots that differ in running statistics alone have no box: the ensemble, of unlike members."""
+    spec = NetworkSpec(network, (1, 8, 8), 3, "categorical")
+    one = spec.build(Seed(1)).state_dict()
+    two = {k: v + 0.5 if k.endswith("running_mean") else v for k, v in one.items()}
+    weights, rows = stack([one, two]), make_tiny_images().tensors("validation")[0][:4, :, :8, :8]
+    got, ensemble = predicted(Softmax(), weights, rows, spec), NetworkDraws(spec, weights).predict(rows)
+    assert isinstance(ensemble, Categorical)
+    torch.testing.assert_close(got.draw_log_probs, ensemble.draw_log_probs, rtol=1e-5, atol=1e-6)
+    assert (got.draw_log_probs[0] - got.draw_log_probs[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"name": "cubic", "weights": 0, "pieces": 1}, r"form\.weights must be 1 … 10, or null for all, got 0"),
+        ({"name": "cubic", "weights": 11, "pieces": 1}, r"form\.weights must be 1 … 10, or null for all, got 11"),
+        ({"name": "cubic", "weights": 1, "pieces": 0}, r"form\.pieces must be 1 … 64, got 0"),
+        ({"name": "softmax", "weights": 2}, r"form\.weights is not a known key"),
+        ({"name": "linear"}, r"form\.name must be one of cubic, softmax, got 'linear'"),
+    ],
+)
+def test_bad_configs_are_named(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(CiberConfig, {"form": section}, "methods.ciber")
+
+
+@pytest.mark.parametrize(("width", "weights", "most"), [(5, 7, 6), (12, None, 10)])
+def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: int | None, most: int) -> None:
+    spec = NetworkSpec(MlpConfig("mlp", (width,)), (3,), 3, "categorical")
+    trajectory = State(snapshots(2, spec=spec), {"spec": to_mapping(spec)})
+    rule = rf"methods\.ciber\.form\.weights must be 1 … {most} for a last layer of {width + 1} weights a class"
+    with pytest.raises(ConfigError, match=rule):
+        make = CIBER.rooms["student"].make
+        config = CiberConfig(Cubic(weights, 1))
+        make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
+
+
+def test_the_moments_of_a_trajectory_are_no_weights() -> None:
+    found = RunningMoments()
+    for number in range(2):
+        found.update({k: v[number] for k, v in snapshots(2).items()})
+    trajectory = with_moments(State(snapshots(2), {"spec": to_mapping(SPEC)}), found, "")
+    make, config = CIBER.rooms["student"].make, CiberConfig(Softmax())
+    state = make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
+    assert state.tensors.keys() == snapshots(2).keys() < trajectory.tensors.keys()
+    assert state.config["posterior"] == "ciber"
