@@ -37,11 +37,10 @@ from .box import wide
 
 __all__ = ["cdf", "log_density"]
 
-LOG_ERROR: Final = 28.0  # −log of the share of aliasing and of truncation, each, in the density times σ
+LOG_ERROR: Final = 25.0  # −log of the share of aliasing and of truncation, each, in the density times σ
 FLOOR: Final = 1e-20  # of the edge distance: narrower widths, and none, are taken for this
 SMALLEST_TILT: Final = 1e-3  # times the edge distance: at the centre the saddle point is zero, and any tilt is right
 LONGEST: Final = 96  # terms of a series that is summed without taking widths apart
-FACTORS: Final = 10  # effective number of intervals that makes a short series
 MOST: Final = 10  # intervals taken apart
 NEWTON: Final = 9  # steps for the tilt, which need not be exact
 CUTOFF: Final = 6  # steps for the last term, each of them on the safe side
@@ -134,9 +133,8 @@ def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
     inside = (edge > 0).nonzero().squeeze(-1)
     edge, scaled = edge[inside], (widths[:, inside] / edge[inside]).clamp_min(FLOOR)
     log, terms = _series(scaled, torch.full_like(edge, endless), LONGEST)
-    long = terms > LONGEST
-    if bool(long.any()):
-        log[long] = _taken_apart(scaled[:, long], endless)
+    for at in (terms > LONGEST).nonzero().squeeze(-1).split(NODES):
+        log[at] = _taken_apart(scaled[:, at], endless, terms[at])
     result[inside] = log + (endless - 1) * edge.log()
     return result
 
@@ -264,16 +262,12 @@ def _product(real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor]:
 # --- the widest intervals taken apart
 
 
-def _taken_apart(widths: Tensor, endless: int) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point]."""
+def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
+    """log of the convolution at 1 [point], of half-widths [n, point], for which the series has so many terms [point]."""
     ordered = widths.sort(0, descending=True).values
     kept = ordered.clamp_max(1)  # wider than the edge distance is as good as endless
-    rests = kept.flip(0).cumsum(0).flip(0), kept.square().flip(0).cumsum(0).flip(0)
-    most = min(MOST, len(widths))
-    effective = (rests[0].square() / rests[1])[:most] + torch.arange(most, device=widths.device)[:, None]
-    enough = effective >= FACTORS
-    apart = torch.where(enough.any(0), enough.int().argmax(0), most)
-    result = torch.empty_like(widths[0])
+    apart = _number_apart(kept, endless, terms)
+    result = torch.empty_like(terms)
     for k in apart.unique().tolist():
         of_k = (apart == k).nonzero().squeeze(-1)
         for at in of_k.split(max(1, NODES >> k)):
@@ -281,9 +275,33 @@ def _taken_apart(widths: Tensor, endless: int) -> Tensor:
     return result + (kept / ordered).log().sum(0)
 
 
+def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
+    """How many intervals to take apart [point]: the least work, as estimated, in terms summed.
+
+    A series of m intervals [0, ∞) or of like width has about 2 (exp(LOG_ERROR) m^(m/2))^(1/(m − 1)) terms, and the rest
+    reaches the share of the corners that it has of the support. Widths [n, point], the widest first.
+    """
+    most = min(MOST, len(widths))
+    rest = _sums_after(widths)[: most + 1]
+    k = torch.arange(most + 1, device=widths.device)[:, None]
+    alike = k + endless + rest.square() / _sums_after(widths.square())[: most + 1].clamp_min(FLOOR**2)
+    alike = alike.clamp_min(1.5)
+    length = 2 * ((LOG_ERROR + alike / 2 * alike.log()) / (alike - 1)).exp()
+    work = (1 + 2**k * rest / rest[0].clamp_min(1)) * length
+    work[0] = terms
+    if most == len(widths):
+        work[most] = 2**most / 8  # nothing is left to sum
+    return work.argmin(0)
+
+
+def _sums_after(values: Tensor) -> Tensor:
+    """Σ_{i>j} for j = 0 … n [n + 1, point]."""
+    return torch.cat([values.flip(0).cumsum(0).flip(0), torch.zeros_like(values[:1])])
+
+
 def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
     """log of the convolution at 1 [point], of half-widths [n, point] the widest first, by differences of 2^k corners."""
-    rest = torch.cat([widths.flip(0).cumsum(0).flip(0), torch.zeros_like(widths[:1])])  # δ_j, that of all after j
+    rest = _sums_after(widths)  # δ_j
     nodes = torch.ones_like(widths[:1])
     for width in widths[:k]:
         nodes = torch.cat([nodes, nodes - 2 * width])
@@ -293,8 +311,8 @@ def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
     log = torch.full_like(nodes, -torch.inf)
     if len(reached[0]):
         edge, count = nodes[reached], torch.full_like(nodes[reached], k + endless)
-        narrow = torch.cat([torch.full_like(widths[:k], FLOOR), widths[k:]])[:, reached[1]]
-        log[reached] = _series((narrow / edge).clamp_min(FLOOR), count)[0] + (k + endless - 1) * edge.log()
+        narrow = (widths[k:, reached[1]] / edge).clamp_min(FLOOR)
+        log[reached] = _series(narrow, count)[0] + (k + endless - 1) * edge.log()
     unit = torch.where(log[0].isfinite(), log[0], 0)  # where the first corner is reached none is beyond
     value = value + (log - unit).exp()
     for j in reversed(range(k)):
