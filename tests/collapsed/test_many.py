@@ -20,8 +20,7 @@ from .test_triangular_density import tensors
 ZERO: Final = torch.zeros((), dtype=torch.float64)
 PLACES: Final = (1e-6, 1e-3, 0.1, 0.3, 0.7, 1.0)  # shares of the way from the edge to the centre
 # weights, decades of their half-widths, radius over the widest, place: log density in 400 digits
-SPREAD: Final = {
-}
+SPREAD: Final = {}
 
 
 def numbers(*address: str | int) -> np.random.Generator:

@@ -102,7 +102,7 @@ def chosen_last(weights: Weights, s: int, rows: np.ndarray, row: int, count: int
 def by_draws(
     weights: Weights, rows: np.ndarray, s: int, row: int, which: str, alpha: float, widen: float
 ) -> np.ndarray:
-    """The mean for 20,000 draws of the collapsed weights, the network computed anew with each; with triangular noise."""
+    """Targets for 20,000 draws of the collapsed weights, the network computed anew with each, and triangular noise."""
     random = numbers("regression", "draws", which, s, row)
     matrices, values = layers(weights, s, rows)
     if which == "last":
@@ -182,7 +182,7 @@ def test_without_ranges_it_is_the_ensemble_with_triangles(which: str) -> None:
 
 
 def test_all_weights_of_the_last_layer() -> None:
-    """A wider box for each weight more: variances grow, to that of all; more than a tree of corners takes go as well."""
+    """A wider box for each weight more: variances grow, to that of all; more than have a tree of corners go as well."""
     weights, rows = snapshots(), inputs()
     spread = [last(weights, count).predict(rows).draw_variance for count in (1, 3, 6)]
     assert (spread[1] > spread[0]).all() and (spread[2] >= spread[1]).all()
@@ -190,7 +190,9 @@ def test_all_weights_of_the_last_layer() -> None:
     wide = NetworkSpec(MlpConfig("mlp", (40,)), (3,), 1, "gaussian_head", variance_floor=0.01)
     found = last(snapshots(wide), None, 0.01, wide).predict(rows)
     assert found.log_prob(found.mean).isfinite().all()
-    torch.testing.assert_close(found.cdf(found.quantile(0.3)), torch.full((5, 1), 0.3).double(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        found.cdf(found.quantile(0.3)), torch.full((5, 1), 0.3, dtype=torch.float64), rtol=0, atol=1e-9
+    )
 
 
 def test_two_targets() -> None:

@@ -12,7 +12,7 @@ the density itself is. We do not approximate q but sum its Fourier series over a
 
     E exp(−itV_i) = [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/(θ + it),   Q_i = 2θ/(exp(2w_iθ) − 1),   t = 2πk/P.
 
-A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997), and two bounds give P and the last t:
+A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997); two bounds give P and the last t:
 
     aliasing     ≤ 2 Pr(|ΣV − e| ≥ P − σ)/σ, by Chernoff's bound; nothing at all once P exceeds the support
     truncation   |E exp(−itV_i)|² ≤ 1/(1 + v_it²), equal for an exponential: it says sin²b/b² ≤ 1/(1 + b²/3) at θ = 0
@@ -91,7 +91,11 @@ def cdf(
 
 
 def _over_points(
-    compute: Callable[[Tensor, Tensor, Tensor], Tensor], y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor
+    compute: Callable[[Tensor, Tensor, Tensor], Tensor],
+    y: Tensor,
+    centre: Tensor,
+    half_widths: Tensor,
+    radius: float | Tensor,
 ) -> Tensor:
     """``compute`` of edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
     reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=torch.float64, device=y.device)

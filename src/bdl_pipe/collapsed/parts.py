@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from . import box
+from . import box, many
 from .piecewise import Piecewise
 
+_TREE: Final = 6  # weights up to which a tree of corners is the faster
 _BELOW: Final = 2.0**-60  # of the radius: how far below zero a knot at zero is put
 
 
@@ -76,10 +77,17 @@ class Linear(Part):
         return self.centre - length, self.centre + length
 
     def log_density(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        return box.log_triangular_density(y.double(), self.centre, self.half_widths, self.radius)
+        density = many.log_density if self._wide else box.log_triangular_density
+        return density(y.double(), self.centre, self.half_widths, self.radius)
 
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        return box.triangular_cdf(y.double(), self.centre, self.half_widths, self.radius)
+        cdf = many.cdf if self._wide else box.triangular_cdf
+        return cdf(y.double(), self.centre, self.half_widths, self.radius)
+
+    @property
+    def _wide(self) -> bool:
+        """Whether there are more weights than corners are taken of."""
+        return self.half_widths.shape[-1] > _TREE
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Linear":
         return Linear(shift + scale * self.centre, scale[:, None] * self.half_widths, scale * self.radius)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..predictive import Continuous, Gaussian
 from .mean import Mean
 
-_NODES: Final = 64  # of Gauss and Legendre on each side of a target
+_NODES: Final = 32  # of Gauss and Legendre on each side of a target
 _OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
 
 
