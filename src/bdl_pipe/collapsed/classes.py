@@ -19,8 +19,9 @@ with one last layer, are their ensemble.
 
 The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
 the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box (the
-classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none); and the joint over inputs takes the collapsed weights as independent between them. Statistics
-of batch normalisation are those that each snapshot was trained with: its weights are its own, not an average's.
+classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none); and the joint over
+inputs takes the collapsed weights as independent between them. Statistics of batch normalisation are those that each
+snapshot was trained with: its weights are its own, not an average's.
 
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
 """
