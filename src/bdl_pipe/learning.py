@@ -118,6 +118,7 @@ class _Run(Descent):
         self._batch, self._count, self._device = min(config.batch, count), count, device
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
+        self._parts = keep.ends(self._steps_per_epoch)
         self._probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.tensors("validation", device) for d in data] if scored else []
         one = len(data) == 1
@@ -154,6 +155,8 @@ class _Run(Descent):
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
         self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._each.double().cpu()
+        if part := self._parts.get(position + 1):
+            self._snapshot(epoch, part)
         if position + 1 == self._steps_per_epoch:
             self._close(epoch + 1)
         told = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
@@ -223,13 +226,17 @@ class _Run(Descent):
         found = {k: v[:, within] for k, v in self._noise.items()}
         return found | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
-    def _close(self, done: int) -> None:
-        """The end of epoch number ``done``: snapshots where they are wanted, scores where they are due."""
+    def _snapshot(self, epoch: int, part: int) -> None:
+        """Of each member that wants one, with ``part`` parts of the open epoch done."""
         self._members.agree()
+        for m, stop in enumerate(self._epochs):
+            if self._keep.snapshot((stop - epoch) * self._keep.parts - part):
+                self.snapshots[m].append(self._members.get(m))
+
+    def _close(self, done: int) -> None:
+        """The end of epoch number ``done``, after its last snapshot: moments, and scores where they are due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
-            if self._keep.snapshot(stop - done):
-                self.snapshots[m].append(self._members.get(m))
             if self._keep.counts(stop - done):
                 weights = self._members.get(m)
                 self.moments[m].update({name: weights[name] for name in self._members.named})
