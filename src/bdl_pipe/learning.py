@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from . import parallel
-from .artifacts import State, stack, under, unstack
+from .artifacts import stack, under, unstack
 from .data.fitdata import FitData
 from .iterates import Keep, RunningMoments
 from .learner import LearnConfig, Learned, Learner
 from .members import One, Stacked
-from .progress import Report
+from .progress import Phase, Report
 from .seeds import Seed
 from .training import Descent, descend
 
@@ -63,35 +63,14 @@ def learn(
             epochs = last.tensors["chosen"].tolist()
         else:
             search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=Keep(0), scored=True)
-            descend(search, config.optimiser, search.steps, _Phase(report, "search", 0.5, {}))
+            descend(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
             epochs = search.best_epochs()
     carried = {"chosen": torch.tensor(epochs)}
     epochs = [chosen + keep.after for chosen in epochs]
     run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
-    descend(run, config.optimiser, run.steps, _Phase(report, "final", 0.5 if choosing else 1.0, carried))
+    done = run.steps if choosing else 0  # a search counts as much as what it is for
+    descend(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
     return [Learned(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
-
-
-@final
-class _Phase(Report):
-    """One of the fits behind one report: its share of the steps, and its checkpoints by name."""
-
-    def __init__(self, report: Report, name: str, share: float, carried: dict[str, Tensor]) -> None:
-        self._report, self._name, self._share, self._carried = report, name, share, carried
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        whole = round(total / self._share)
-        self._report(step + (whole - total if self._name == "final" else 0), whole, metrics)
-
-    def due(self) -> bool:
-        return self._report.due()
-
-    def save(self, state: State) -> None:
-        self._report.save(State(state.tensors | self._carried, state.config | {"phase": self._name}))
-
-    def load(self) -> State | None:
-        last = self._report.load()
-        return last if last is not None and last.config["phase"] == self._name else None
 
 
 @final
