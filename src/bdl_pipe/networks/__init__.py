@@ -1,7 +1,7 @@
 """Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
 
 from ..seeds import Seed
-from .base import Network, dropout_masks, fastest_order
+from .base import Network, dropout_masks, fastest_order, in_order
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .resnet import ResNetConfig, resnet_trunk
@@ -19,6 +19,7 @@ __all__ = [
     "build",
     "dropout_masks",
     "fastest_order",
+    "in_order",
 ]
 
 
