@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, ResNetConfig, WideResNetConfig
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -162,5 +162,7 @@ def test_network_specs_that_factorise():
         NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical")
     )
     assert chains.factorises(NetworkSpec(ConvNetConfig("convnet", 8, 1, "group"), (1, 4, 4), 2, "categorical"))
-    for residual in (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18)):
-        assert not chains.factorises(NetworkSpec(residual, (1, 4, 4), 2, "categorical"))
+    assert chains.factorises(NetworkSpec(VggConfig("vgg", "none", 0.0), (1, 32, 32), 2, "categorical"))
+    normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
+    for network in (*normal, VggConfig("vgg", "batch", 0.0)):
+        assert not chains.factorises(NetworkSpec(network, (1, 32, 32), 2, "categorical"))

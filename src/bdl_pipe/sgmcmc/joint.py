@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..networks import ConvNetConfig, ResNetConfig, WideResNetConfig
+from ..networks import ConvNetConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
@@ -93,6 +93,6 @@ def log_likelihood(
 def factorises(spec: NetworkSpec) -> bool:
     """Whether p(y | x, θ) of a row does not depend on the other rows of its batch."""
     network = spec.network
-    if isinstance(network, ConvNetConfig):
+    if isinstance(network, ConvNetConfig | VggConfig):
         return network.norm not in ("batch", "batch_stats")
-    return not isinstance(network, ResNetConfig | WideResNetConfig)
+    return not isinstance(network, ResNetConfig | WideResNetConfig | PreResNetConfig)
