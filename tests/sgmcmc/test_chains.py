@@ -14,7 +14,7 @@ from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetC
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import chains
+from bdl_pipe.sgmcmc import chains, sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
 from tests.sgmcmc import cases
 
@@ -48,6 +48,25 @@ def test_gradient_is_that_of_torch_distributions(task):
     torch.testing.assert_close(got, flat, rtol=1e-4, atol=1e-3)
     again = joint.gradient({"flat": joint.start}, torch.arange(len(rows[0])))["flat"]
     assert torch.equal(got, again)  # nothing accumulates
+
+
+@tasks
+def test_a_temperature_divides_the_log_joint(task):
+    """Draws of a chain at T = 4 are those of the kernel on a quarter of the plain gradient, from the same start."""
+    data, target = DATA[task], cases.sgld_config().target
+    rng = Seed(0).fold("member", 0)
+    joint = NetworkJoint(chains.teacher_spec(data, target), data.tensors("train"), 1.0, rng.fold("start"))
+
+    def quarter(position, index):
+        return {"flat": joint.gradient(position, index)["flat"] / 4}
+
+    batches = sgld.Minibatches(len(data.train), target.batch, rng)
+    visited = sgld.chain({"flat": joint.start}, quarter, batches, target.step_size, rng, 0, 4)
+    expected = joint.named(torch.stack([position["flat"] for _, position in visited]))
+    thinning = {"steps": 4, "burn_in": 0, "every": 1}
+    warm, plain = (fit(task, target={"temperature": t}, thinning=thinning).tensors for t in (4.0, 1.0))
+    assert all(torch.equal(value, expected[name]) for name, value in warm.items())
+    assert not torch.allclose(plain["head.weight"], warm["head.weight"], atol=1e-3)
 
 
 @tasks
@@ -148,6 +167,11 @@ def test_student_is_the_mixture_of_all_draws(task):
     together = NetworkDraws.from_state(state).predict(x).log_prob(y).exp()
     apart = [NetworkDraws.from_state(s).predict(x).log_prob(y).exp() for s in states]
     torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_a_temperature_is_positive():
+    with pytest.raises(ConfigError, match=r"^methods.sgld.target.temperature must be > 0, got 0.0$"):
+        cases.sgld_config(target={"temperature": 0})
 
 
 @tasks
