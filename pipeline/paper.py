@@ -227,7 +227,7 @@ def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
 
 
 def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
-    stem = RESULTS / asked.table.paper / f"{asked.table.table}-{asked.table.names.key(dataset)}{asked.suffix}"
+    stem = RESULTS / asked.table.paper / f"{asked.table.table}-{asked.table.names.datasets[dataset]}{asked.suffix}"
     stem.parent.mkdir(parents=True, exist_ok=True)
     texts = {".md": show.markdown(asked.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
     for suffix, text in texts.items():

@@ -55,8 +55,6 @@ class Names:
 
     Attributes:
         shares: table -> the table whose params file and artifacts are its own, too.
-        transfers: data set of the paper that is a transfer (``CIFAR10->STL10``) -> the transfer set whose scores
-            stand for it; ``datasets`` has the set that is fitted.
     """
 
     title: str
@@ -64,15 +62,6 @@ class Names:
     metrics: dict[str, Metric]
     methods: dict[str, Counterpart]
     shares: dict[str, str] = field(default_factory=dict)
-    transfers: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.transfers:
-            require(name in self.datasets, f"transfers.{name}", "must be a data set of datasets")
-
-    def key(self, dataset: str) -> str:
-        """Of the paper's data set, as in the names of files: ours, with the transfer set where it is one."""
-        return "-".join([self.datasets[dataset], *([self.transfers[dataset]] if dataset in self.transfers else [])])
 
 
 @dataclass(frozen=True)
@@ -124,17 +113,14 @@ class PaperTable:
     def scale(self, metric: str) -> float:
         return self.names.metrics[metric.partition(":")[0]].scale
 
-    def score(self, metric: str, method: str | None, dataset: str) -> tuple[str, str]:
+    def score(self, metric: str, method: str | None) -> tuple[str, str]:
         """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own.
 
         After a colon: another data set, or a severity of corruption, whose split is a pattern of all corruptions.
-        Without one: the test rows, or those of the transfer set where ``dataset`` (the paper's) is a transfer.
         """
         name, _, where = metric.partition(":")
         special = self.names.methods[method].metrics.get(name) if method else None
-        transfer = self.names.transfers.get(dataset)
-        own = f"transfer:{transfer}" if transfer else "test"
-        split = CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else own)
+        split = CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else "test")
         return split, special or self.names.metrics[name].metric
 
 

@@ -71,6 +71,7 @@ class Line:
 
 def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> list[Line]:
     """The lines of a table for ``dataset`` (the paper's name); ``evaluated``: keys of runs whose scores are there."""
+    metrics = table.metrics(dataset)
     runs = runs_of(table, dataset, params)
     lines, used = list[Line](), set[str]()
     for method, printed in table.figures[dataset].items():
@@ -79,10 +80,10 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
         unrun: list[Row | None] = [None]
         for row in matching or unrun:
             name = f"{method} ({row.entry.setting})" if row and len(matching) > 1 else method
-            lines.append(_line(table, dataset, name, method, row, printed, params, evaluated))
+            lines.append(_line(table, name, method, row, printed, metrics, params, evaluated))
     for row in runs:
         if row.key not in used:
-            lines.append(_line(table, dataset, _name(row, runs), None, row, {}, params, evaluated))
+            lines.append(_line(table, _name(row, runs), None, row, {}, metrics, params, evaluated))
     return lines
 
 
@@ -100,11 +101,11 @@ def stands_for(row: Row, method: str, table: PaperTable) -> bool:
 
 def _line(
     table: PaperTable,
-    dataset: str,
     name: str,
     method: str | None,
     row: Row | None,
     printed: Mapping[str, Printed],
+    metrics: list[str],
     params: Params,
     evaluated: Collection[str],
 ) -> Line:
@@ -113,9 +114,9 @@ def _line(
     scores = _scores(row.key) if row is not None and ran else []
     fold = _fold(row, params) if row is not None else 1
     cells = {}
-    for metric in table.metrics(dataset):
+    for metric in metrics:
         shown = ran and (method is None or metric in printed)
-        ours = mean(scores, *table.score(metric, method, dataset), fold, table.scale(metric)) if shown else None
+        ours = mean(scores, *table.score(metric, method), fold, table.scale(metric)) if shown else None
         cells[metric] = Cell(ours, printed.get(metric))
     cost = mean(scores, "cost", "fit_seconds", fold)
     key, setting = (row.key, row.entry.setting) if row is not None else (None, "")
