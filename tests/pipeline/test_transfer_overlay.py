@@ -21,7 +21,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.methods import POSTERIORS
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.seeds import Seed
-from pipeline import apply, cli
+from pipeline import apply, cli, current
 from pipeline.core import params
 from pipeline.rows import tracking
 from tests.data import archives as made
@@ -99,3 +99,16 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
             assert {*found} == {"accuracy", "nll", "brier", "ece"} and {r["n"] for r in found.values()} == {1797}
             for metric, value in expected(f"mnist5k-{name}", split, (1, 28, 28)).items():
                 assert found[metric]["value"] == pytest.approx(value, rel=1e-5), (name, metric)
+
+
+def test_a_transfer_sets_own_source_is_part_of_what_data_are_made_from(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
+    apply.apply(ROOT / "params/transfer.yaml", tmp_path / "params.yaml")
+    raw = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    raw["datasets"]["other"] = {**raw["datasets"]["mnist5k"], "source": {"name": "digits"}, "transfer": []}
+    raw["datasets"]["mnist5k"]["transfer"] = ["other"]
+    before = current._data("mnist5k", params.typed(raw))
+    raw["datasets"]["other"] |= {"validation": 7}
+    assert current._data("mnist5k", params.typed(raw)) == before
+    raw["datasets"]["other"]["source"] = {"name": "svhn"}
+    assert current._data("mnist5k", params.typed(raw)) != before
