@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, config
 from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import sources
 from bdl_pipe.data.config import Cifar10, DatasetConfig, Digits, Mnist5k, Npz
@@ -69,6 +69,12 @@ def test_the_fit_artifact_does_not_depend_on_them(folder: Path) -> None:
     more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
     assert more == {"transfer/stl10.arrow"}
     assert stage.load_holdout(without[1], 0).transfer() == {}
+
+
+def test_a_set_without_them_is_written_as_before_there_were_any() -> None:
+    assert not {"transfer", "transfer_names"} & {*config.to_mapping(replace(IMAGES, transfer=()))}
+    named = replace(IMAGES, transfer_names={"monkey": "frog"})
+    assert config.read(DatasetConfig, config.to_mapping(named), "d") == named
 
 
 def test_names_that_params_give_as_the_published_protocol_has_them(folder: Path) -> None:

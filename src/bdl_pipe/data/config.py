@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from ..config import LATER
 from ..errors import require
 
 
@@ -221,7 +222,7 @@ class DatasetConfig:
         transfer: labelled sets that share classes with this one, named as in ``ood`` (no ``noise``);
             their test rows of the shared classes are scored by the posteriors fitted here.
         transfer_names: classes of those sets -> the class of this set that they are, where the names
-            differ and ``data/transfer.py`` does not know it.
+            differ and ``data/transfer.py`` does not know it; null: none.
     """
 
     source: Source
@@ -235,8 +236,8 @@ class DatasetConfig:
     corruptions: Literal["made", "published"]
     targets: Literal["standardise", "centre", "none"] = "standardise"
     held_out: tuple[int, ...] = ()
-    transfer: tuple[str, ...] = ()
-    transfer_names: dict[str, str] = field(default_factory=dict)
+    transfer: tuple[str, ...] = field(default=(), metadata=LATER)
+    transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
 
     @property
     def task(self) -> Literal["classification", "regression"]:

@@ -235,7 +235,7 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
 
 
 def _write_transfer(folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str) -> None:
-    known, names = set[str](), config.transfer_names
+    known, names = set[str](), config.transfer_names or {}
     for i, (key, source) in enumerate(zip(config.transfer, others, strict=True)):
         other = sources.load(source)
         known |= {*other.classes}
