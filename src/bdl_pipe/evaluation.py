@@ -90,8 +90,10 @@ def score_clean(
     Classes: ``accuracy nll brier ece entropy``, ``mutual_information`` where there is more than one
     draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
     mutual_information, log_prob. Regression, in original units: ``rmse nll log_likelihood
-    coverage_90 width_90 crps``, and ``log_likelihood_normalised``; a prediction row holds row, target, mean,
-    variance (suffixed _0, _1 … where there are several outputs), log_prob.
+    coverage_90 width_90 crps``; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
+    where there are several outputs), log_prob.
+
+    ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
 
     Raises:
         UserError: a prediction is not finite.
