@@ -169,6 +169,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("kfac_laplace", "classification"): LAPLACE,
     ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
     ("ciber", "classification"): {"form": {"name": "cubic", "weights": 2, "pieces": 1}},
+    ("ciber_last", "regression"): {"weights": 3, "radius": "variance", "tail": 0.01},
+    ("ciber_second", "regression"): {"weights": 2, "radius": "density", "tail": 0.01},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,
@@ -222,7 +224,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
-FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", "ciber")}
+COLLAPSED = ("ciber", "ciber_last", "ciber_second")
+FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", *COLLAPSED)}
 
 
 @dataclass(frozen=True)

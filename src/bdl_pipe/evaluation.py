@@ -21,7 +21,7 @@ from .data.transform import Transform
 from .errors import UserError, require
 from .metrics import cost
 from .posterior import Fitted
-from .predictive import Categorical, Gaussian, Predictive
+from .predictive import Categorical, Continuous, Predictive
 from .seeds import Seed
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
@@ -90,7 +90,8 @@ def score_clean(
     Classes: ``accuracy nll brier ece entropy``, ``mutual_information`` where there is more than one
     draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
     mutual_information, log_prob. Regression, in original units: ``rmse nll log_likelihood
-    coverage_90 width_90 crps``; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
+    coverage_90 width_90 crps``, and ``out_of_reach``, the share of targets where the method's own likelihood is
+    zero, for one that is zero anywhere; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
     where there are several outputs), log_prob.
 
     ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
@@ -105,7 +106,7 @@ def score_clean(
             seen.known.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
             _classes(seen, predictive, targets, config)
-        elif isinstance(predictive, Gaussian):
+        elif isinstance(predictive, Continuous):
             _regression(seen, predictive, targets)
     scores = _values(seen)
     if "accuracy" in scores:
@@ -159,7 +160,7 @@ def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
     predictive has them, the log densities ``feature_density`` (of the method itself) and ``refit_density`` (fitted
     after training); ``variance`` (negated, summed over outputs) for regression.
     """
-    if isinstance(predictive, Gaussian):
+    if isinstance(predictive, Continuous):
         return {"variance": -predictive.variance.sum(-1).double().cpu().numpy()}
     assert isinstance(predictive, Categorical)
     # its log, which tells apart probabilities that float32 rounds to 1
@@ -232,13 +233,17 @@ def _classes(seen: _Collected, predictive: Categorical, targets: Tensor, config:
     seen.terms.append(metrics.target_terms(predictive, targets).cpu())
 
 
-def _regression(seen: _Collected, predictive: Gaussian, targets: Tensor) -> None:
+def _regression(seen: _Collected, predictive: Continuous, targets: Tensor) -> None:
     seen.mean("mse", metrics.squared_error(predictive, targets))
     seen.mean("nll", metrics.nll(predictive, targets))
     seen.mean("log_likelihood", metrics.log_likelihood(predictive, targets))
-    seen.mean("coverage_90", metrics.covered(predictive, targets, INTERVAL))
-    seen.mean("width_90", metrics.width(predictive, INTERVAL))
+    low, high = metrics.interval(predictive, INTERVAL)
+    seen.mean("coverage_90", metrics.covered(low, high, targets))
+    seen.mean("width_90", metrics.Mean.of(high - low))
     seen.mean("crps", metrics.crps(predictive, targets))
+    first, last = predictive.reach
+    if bool((first.isfinite() & last.isfinite()).all()):
+        seen.mean("out_of_reach", metrics.Mean.of((targets < first) | (targets > last)))
     outputs = targets.shape[1]
     for name, values in (("target", targets), ("mean", predictive.mean), ("variance", predictive.variance)):
         for k, column in enumerate(values.unbind(-1)):

@@ -26,6 +26,7 @@ from .baselines import (
 from .baselines.gp import GpPosterior
 from .baselines.sngp import SngpPosterior
 from .collapsed.classes import CIBER, CiberPosterior
+from .collapsed.regression import CIBER_LAST, CIBER_SECOND, CiberLastPosterior, CiberSecondPosterior
 from .coresets.methods import RANDOM_CORESET, VBPC
 from .coresets.posterior import VbpcPosterior
 from .dark_knowledge.distil import DARK_KNOWLEDGE
@@ -66,6 +67,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             PCA_VI,
             KFAC_LAPLACE,
             CIBER,
+            CIBER_LAST,
+            CIBER_SECOND,
             SNGP,
             GBLL,
             LDGBLL,
@@ -92,6 +95,8 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         RandomWeightsPosterior.key: RandomWeightsPosterior,
         LinearisedDraws.key: LinearisedDraws,
         CiberPosterior.key: CiberPosterior,
+        CiberLastPosterior.key: CiberLastPosterior,
+        CiberSecondPosterior.key: CiberSecondPosterior,
     }
 )
 

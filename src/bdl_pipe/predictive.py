@@ -7,11 +7,14 @@ form has one draw. Nothing here averages implicitly: ``log_probs`` is the log of
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Final, final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+_TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # of a quantile
 
 
 class Predictive(ABC):
@@ -36,9 +39,14 @@ class Predictive(ABC):
         """The predictive of shift + scale·y, both [output]; for classes, an error of ours."""
 
 
-def _mixture(log_terms: Tensor) -> Tensor:
+def mixture(log_terms: Tensor) -> Tensor:
     """log (1/S) Σ_s exp(log_terms[s]) over the first dimension."""
     return torch.logsumexp(log_terms, dim=0) - math.log(log_terms.shape[0])
+
+
+def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
+    """Of N(mean, variance), in float64."""
+    return mean.double() + variance.double().sqrt() * torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
 
 
 @final
@@ -57,7 +65,7 @@ class Categorical(Predictive):
         refit_log_density: Float[Tensor, " batch"] | None = None,
     ) -> None:
         self.draw_log_probs, self.log_density, self.refit_log_density = draw_log_probs, log_density, refit_log_density
-        self.log_probs: Float[Tensor, "batch class"] = _mixture(draw_log_probs)
+        self.log_probs: Float[Tensor, "batch class"] = mixture(draw_log_probs)
 
     @property
     def mean(self) -> Float[Tensor, "batch class"]:
@@ -84,8 +92,48 @@ class Categorical(Predictive):
         return (self.entropy() - inner).clamp_min(0)
 
 
+class Continuous(Predictive):
+    """A distribution of real targets, each output of which has a distribution function."""
+
+    @property
+    @abstractmethod
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        """Var over draws of the mean alone; 0 for one draw."""
+
+    @abstractmethod
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        """P(y ≤ value | x) of each output by itself, in float64."""
+
+    @abstractmethod
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        """Values [batch, output] in float64 that the quantile at ``level`` lies between."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[Tensor, Tensor]:
+        """Between which values [batch, output] the method's own likelihood is above zero; ±∞ where it always is."""
+
+    @final
+    def quantile(self, level: float) -> Float[Tensor, "batch output"]:
+        """y with P(Y ≤ y | x) = ``level``, 0 < level < 1, of each output, in float64 (Chandrupatla 1997, by SciPy)."""
+        from scipy.optimize.elementwise import find_root  # half a second, which every process would pay
+
+        low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
+        values, device = torch.tensor((low + high) / 2), self.mean.device
+
+        def excess(some: np.ndarray, which: np.ndarray) -> np.ndarray:
+            values[which] = torch.tensor(some)
+            below = self.cdf(values.reshape(self.mean.shape).to(device)).cpu().numpy().ravel()
+            return below[which] - level
+
+        found = find_root(excess, (low, high), args=(np.arange(len(low)),), tolerances=_TOLERANCES)
+        # ends that are one point, or already there, are no bracket
+        ended = np.where(found.success, found.x, np.where(excess(low, np.arange(len(low))) >= 0, low, high))
+        return torch.tensor(ended, device=device).reshape(self.mean.shape)
+
+
 @final
-class Gaussian(Predictive):
+class Gaussian(Continuous):
     """An equally weighted mixture of S Gaussians for each output, outputs independent given a draw."""
 
     def __init__(
@@ -104,13 +152,25 @@ class Gaussian(Predictive):
 
     @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Var over draws of the mean alone; 0 for one draw."""
         return self.draw_mean.var(0, correction=0)
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        mean, sd = self.draw_mean.double(), self.draw_variance.double().sqrt()
+        return torch.special.ndtr((values - mean) / sd).mean(0)
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's lies between the draws'
+        return each.amin(0), each.amax(0)
+
+    @property
+    def reach(self) -> tuple[Tensor, Tensor]:
+        everywhere = torch.full_like(self.mean, torch.inf)
+        return -everywhere, everywhere
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         squared = (targets - self.draw_mean) ** 2 / self.draw_variance
         each = -0.5 * (squared + self.draw_variance.log() + math.log(2 * math.pi))  # [draw, batch, output]
-        return _mixture(each.sum(-1))
+        return mixture(each.sum(-1))
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Gaussian":
         shift, scale = shift.to(self.draw_mean), scale.to(self.draw_mean)

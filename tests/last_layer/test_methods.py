@@ -1,6 +1,5 @@
 """The fitted last-layer models: their losses, what they start from, what they keep, what they never see."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,9 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR
 from bdl_pipe.config import read
-from bdl_pipe.data import prepare
-from bdl_pipe.data.config import DatasetConfig, Table
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.splits import uci_splits
 from bdl_pipe.errors import ConfigError
@@ -27,6 +23,7 @@ from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
+from tests.tables import table_of
 
 RNG = Seed(5).fold("member", 0)
 
@@ -167,25 +164,7 @@ def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tm
 
 
 def _fit_table(method: Method, values: np.ndarray, targets: Any, folder: Path) -> State:
-    folder.mkdir()
-    np.savetxt(folder / "rows.csv", values, delimiter=",", header="a,b,c,d,y", comments="")
-    dataset = DatasetConfig(
-        source=Table(str(folder / "rows.csv"), ("y",), "regression"),
-        normalise="train",
-        targets=targets,
-        whiten=False,
-        validation=0.2,
-        fit_rows="train_and_validation",
-        splits=1,
-        ood=(),
-        corrupted_images=0,
-        corruptions="made",
-    )
-    with artifacts.publish(folder / "fit", "prepare") as fit, artifacts.publish(folder / "held", "holdout") as held:
-        prepare.prepare("rows", {"rows": dataset}, fit, held, rng=Seed(0))
-    data = prepare.load_fit(folder / "fit", 0, final=True)
-    assert data.search is not None and len(data.search.validation) > 0
-    return fitted(method, dataclasses.replace(data))
+    return fitted(method, table_of(values, targets, folder))
 
 
 def test_a_posterior_is_its_file(tiny_images: FitData, tmp_path: Path) -> None:

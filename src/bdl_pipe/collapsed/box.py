@@ -6,6 +6,7 @@ has a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesi
 call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, no cancellation.
 
     triangular_density    E[tri(y − f)]: a regression likelihood, itself the density of d + 2 uniforms
+    triangular_cdf        its distribution function
     expect                E[g(f)] of any piecewise polynomial: classes, rectified outputs
     softmax_one           E[softmax] over one weight, without approximation
 
@@ -30,7 +31,7 @@ from .piecewise import Piecewise
 from .softmax import softmax_one
 from .spline import NEGLIGIBLE, Box, horner, one_sided
 
-__all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_density"]
+__all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_cdf", "triangular_density"]
 
 MOST: Final = 10  # collapsed weights of one output: the work doubles with each
 BLOCK: Final = {"cpu": 1 << 16}  # nodes at a time: what stays in a cache
@@ -69,6 +70,26 @@ def log_triangular_density(
     return log.to(_dtype(y, centre, half_widths))
 
 
+def triangular_cdf(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
+
+    Raises:
+        DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
+    """
+    reach = _radius(radius, y)
+    _check(half_widths, y=y, centre=centre)
+    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
+    widths = torch.cat([triangle, wide(half_widths).expand(*batch, half_widths.shape[-1])], -1)
+    step = Piecewise(triangle.new_zeros(1), triangle.new_tensor([[0.0], [1.0]]))
+    return expect(step, wide(y) - wide(centre), widths).to(_dtype(y, centre, half_widths))
+
+
 def expect(
     piecewise: Piecewise, centre: Float[Tensor, "*#batch"], half_widths: Float[Tensor, "*#batch d"]
 ) -> Float[Tensor, "*batch"]:
@@ -96,10 +117,8 @@ def expect(
 
 def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
     """The triangular density, checked, before it is rounded [*batch]."""
-    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(y).dtype, device=y.device)
-    _check(half_widths, y=y, centre=centre, radius=reach)
-    if not bool((reach > 0).all()):
-        raise DataError(f"radius must be > 0, got {float(reach.min())}")
+    reach = _radius(radius, y)
+    _check(half_widths, y=y, centre=centre)
     batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
     points = [_flat(value, batch) for value in (y, centre, reach)]
     return _blocks(_density, half_widths.shape[-1] + 1, *points, _flat_last(half_widths, batch)).reshape(batch)
@@ -212,6 +231,15 @@ def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tens
     """``compute`` on blocks of points (the last dimension), each of 2^levels nodes."""
     size = max(1, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels)
     return torch.cat([compute(*block) for block in zip(*(part.split(size, -1) for part in parts), strict=True)])
+
+
+def _radius(radius: float | Tensor, like: Tensor) -> Tensor:
+    """As a tensor, checked."""
+    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(like).dtype, device=like.device)
+    for good, rule in ((reach.isfinite(), "finite"), (reach > 0, "> 0")):
+        if not bool(good.all()):
+            raise DataError(f"radius must be {rule}, got {reach[~good][0].item()}")
+    return reach
 
 
 def _check(half_widths: Tensor, **values: Tensor) -> None:

@@ -9,7 +9,7 @@ from .calibration import Bins, adaptive_ece, bins_of, classwise_bins
 from .joint import joint_log_prob, joint_scores, target_terms
 from .mean import Mean
 from .ood import detection
-from .regression import covered, crps, quantile, width
+from .regression import covered, crps, interval
 from .scores import accuracy, brier, log_likelihood, nll, squared_error
 
 __all__ = [
@@ -23,12 +23,11 @@ __all__ = [
     "covered",
     "crps",
     "detection",
+    "interval",
     "joint_log_prob",
     "joint_scores",
     "log_likelihood",
     "nll",
-    "quantile",
     "squared_error",
     "target_terms",
-    "width",
 ]

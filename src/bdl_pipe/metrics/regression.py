@@ -1,54 +1,61 @@
-"""Scores of Gaussian mixtures beyond RMSE and likelihood: intervals and CRPS.
+"""Scores of regression beyond RMSE and likelihood: intervals and the continuous ranked probability score.
 
-CRPS of an equally weighted mixture (Grimit et al. 2006, eq. 5), lower is better, in the target's units:
+CRPS = ∫ (F(z) − 1{z ≥ y})² dz (Gneiting and Raftery 2007, eq. 20), lower is better, in the target's units. Of an
+equally weighted mixture of Gaussians it is closed (Grimit et al. 2006, eq. 5),
 
     CRPS = (1/S) Σ_s A(y − μ_s, σ_s²) − 1/(2S²) Σ_s Σ_t A(μ_s − μ_t, σ_s² + σ_t²),
-    A(m, v) = 2 √v φ(m/√v) + m (2Φ(m/√v) − 1).
+    A(m, v) = 2 √v φ(m/√v) + m (2Φ(m/√v) − 1);
+
+of another predictive the integral is taken numerically on both sides of y.
 """
 
 import math
+from typing import Final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..predictive import Gaussian
+from ..predictive import Continuous, Gaussian
 from .mean import Mean
 
-
-def quantile(predictive: Gaussian, level: float) -> Float[Tensor, "batch output"]:
-    """The mixture's quantile, in float64.
-
-    It lies between the smallest and the largest of the draws' own quantiles; bisection from there.
-    """
-    mean, std = predictive.draw_mean.double(), predictive.draw_variance.double().sqrt()
-    each = mean + std * torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
-    low, high = each.amin(0), each.amax(0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = torch.special.ndtr((middle - mean) / std).mean(0) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2
+_NODES: Final = 32  # of Gauss and Legendre on each side of a target
+_OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
 
 
-def covered(predictive: Gaussian, targets: Float[Tensor, "batch output"], level: float = 0.9) -> Mean:
-    """Whether the central interval of probability ``level`` holds the target, per output."""
-    low, high = quantile(predictive, (1 - level) / 2), quantile(predictive, (1 + level) / 2)
+def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
+    """The ends [batch, output] of the central interval of probability ``level``, of each output by itself."""
+    return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
+
+
+def covered(low: Tensor, high: Tensor, targets: Float[Tensor, "batch output"]) -> Mean:
+    """Whether an interval holds the target, per output."""
     return Mean.of((low <= targets) & (targets <= high))
 
 
-def width(predictive: Gaussian, level: float = 0.9) -> Mean:
-    """The width of the central interval, in the target's units."""
-    return Mean.of(quantile(predictive, (1 + level) / 2) - quantile(predictive, (1 - level) / 2))
-
-
-def crps(predictive: Gaussian, targets: Float[Tensor, "batch output"]) -> Mean:
+def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """The continuous ranked probability score, per output."""
+    if not isinstance(predictive, Gaussian):
+        return Mean.of(_integrated(predictive, targets.double()))
     mean, variance = predictive.draw_mean.double(), predictive.draw_variance.double()
     first = _absolute(targets.double() - mean, variance).mean(0)
     # one draw against all at a time: memory stays that of the predictive
     pairs = [_absolute(m - mean, v + variance).mean(0) for m, v in zip(mean, variance, strict=True)]
     return Mean.of(first - torch.stack(pairs).mean(0) / 2)
+
+
+def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
+    """∫_{−∞}^y F² + ∫_y^∞ (1 − F)² [batch, output]."""
+    low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)
+    high = torch.maximum(predictive.bracket(1 - _OUTSIDE)[1], targets)
+    total = torch.zeros_like(targets)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
+        share = (1 + float(node)) / 2
+        left, right = low + share * (targets - low), targets + share * (high - targets)
+        below, above = predictive.cdf(left), 1 - predictive.cdf(right)
+        total = total + float(weight) / 2 * ((targets - low) * below.square() + (high - targets) * above.square())
+    return total
 
 
 def _absolute(mean: Tensor, variance: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..predictive import Categorical, Gaussian, Predictive
+from ..predictive import Categorical, Continuous, Predictive
 from .mean import Mean
 
 
@@ -33,6 +33,6 @@ def brier(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
     return Mean.of(((predictive.mean - truth) ** 2).sum(-1))
 
 
-def squared_error(predictive: Gaussian, targets: Float[Tensor, "batch output"]) -> Mean:
+def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """(y − E[y|x])², one value for each output of each example."""
     return Mean.of((targets - predictive.mean) ** 2)

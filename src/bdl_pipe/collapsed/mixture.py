@@ -1,0 +1,77 @@
+"""The predictive of collapsed regression: exact integrals, mixed over a trajectory's snapshots.
+
+    p(y | x, D) = (1/S) Σ_s Π_k [(1 − t) p_s(y_k | x) + t N(y_k; m_s, v_s)],
+
+p_s the exact average of a triangular likelihood over the box of the collapsed weights (:mod:`.parts`), m_s and v_s its
+own mean and variance, t the weight of the ``tail``. With t = 0 it is the paper's predictive.
+
+Deviation: the tail. A triangular likelihood is zero beyond √6 standard deviations of the noise and the box: a target
+that no snapshot reaches has log-likelihood −∞, and so has the test set, though the Gaussian that the network was
+trained with, for which the triangle stands, gives it some. The paper's finite scores do not say what was done with such
+rows. A share t of a Gaussian of equal moments keeps p a density, of the same mean and variance; it costs at most
+−log(1 − t) where it is not needed, and the score of a row out of reach is that of an outlier. ``reach`` tells which.
+"""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..predictive import Continuous, gaussian_quantile, mixture
+from .parts import Part
+
+
+@final
+class CollapsedMixture(Continuous):
+    """S equally weighted collapsed samples; outputs are independent given a sample."""
+
+    def __init__(self, part: Part, tail: float) -> None:
+        """``part``: of shape [draw, batch, output]; ``tail``: the Gaussian's share, in [0, 1)."""
+        self.part, self.tail = part, tail
+        self.draw_mean, self.draw_variance = part.mean, part.variance
+
+    @property
+    def mean(self) -> Float[Tensor, "batch output"]:
+        return self.draw_mean.mean(0)
+
+    @property
+    def variance(self) -> Float[Tensor, "batch output"]:
+        """E[Var] + Var[E] over samples (the population form)."""
+        return self.draw_variance.mean(0) + self.epistemic_variance
+
+    @property
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        """Var over samples of their means: without the part of it that is inside of the boxes."""
+        return self.draw_mean.var(0, correction=0)
+
+    @property
+    def reach(self) -> tuple[Tensor, Tensor]:
+        low, high = self.part.reach
+        return low.amin(0), high.amax(0)
+
+    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        each = self.part.log_density(targets)  # [draw, batch, output]
+        if self.tail > 0:
+            squared = (targets - self.draw_mean).square() / self.draw_variance
+            gaussian = -0.5 * (squared + self.draw_variance.log() + math.log(2 * math.pi))
+            each = torch.logaddexp(each + math.log1p(-self.tail), gaussian + math.log(self.tail))
+        return mixture(each.sum(-1))
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        each = self.part.cdf(values)
+        if self.tail > 0:
+            gaussian = torch.special.ndtr((values - self.draw_mean) / self.draw_variance.sqrt())
+            each = (1 - self.tail) * each + self.tail * gaussian
+        return each.mean(0)
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        low, high = self.part.reach
+        if self.tail > 0:
+            at = gaussian_quantile(self.draw_mean, self.draw_variance, level)
+            low, high = torch.minimum(low, at), torch.maximum(high, at)
+        return low.amin(0), high.amax(0)
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "CollapsedMixture":
+        return CollapsedMixture(self.part.rescale(shift.to(self.draw_mean), scale.to(self.draw_mean)), self.tail)

@@ -1,0 +1,256 @@
+"""CIBER for regression: some weights before a mean are integrated out, the others are a trajectory's snapshots.
+
+    ciber_last     weights of the last layer: the mean is linear in them
+    ciber_second   incoming weights of one ReLU unit of the last hidden layer: the mean is linear in what it passes on
+
+q is uniform on the box of the collapsed weights over all snapshots (:mod:`.head`); the others, and the noise's variance
+with all that it depends on, are each snapshot's in turn. The Gaussian likelihood that the network was trained with is
+replaced by a triangular one; its average over the box is exact (:mod:`.parts`), and their mixture over the snapshots is
+the predictive (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
+
+Which weights: for each input and snapshot those of the largest range·|input|. The paper has all of the last layer, and
+three before it, of a large range; its code two and the bias. ``ciber_second`` takes the unit whose part of the mean has
+the widest range over its own box.
+
+Deviations. The published code standardises before it splits and integrates over the range of the *test* targets; here
+transforms are the training rows', and a density integrates to one over the line. The collapsed weights move the mean
+alone: the unit of ``ciber_second`` would move the variance, too, which stays the snapshot's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..artifacts import State, unstack
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..iterates import snapshots
+from ..method import Inputs, Method, Room
+from ..networks import MlpConfig
+from ..posterior import NetworkSpec
+from ..predictive import Gaussian
+from ..progress import Report
+from ..seeds import Seed
+from . import box
+from .head import Head
+from .mixture import CollapsedMixture
+from .parts import Linear, Rectified
+from .triangle import radius
+
+
+@dataclass(frozen=True)
+class LikelihoodConfig:
+    """The triangular likelihood.
+
+    Attributes:
+        radius: ``variance``: √6σ, of the Gaussian's variance; ``density``: the nearest to it in L2, 2.297σ.
+        tail: the share of a Gaussian of equal moments in each sample's distribution; 0: none, and a target out of reach
+            of all samples has log-likelihood −∞.
+    """
+
+    radius: Literal["variance", "density"]
+    tail: float
+
+    def __post_init__(self) -> None:
+        require(0 <= self.tail < 1, "tail", "must be in [0, 1)", self.tail)
+
+
+@dataclass(frozen=True)
+class CiberLastConfig(LikelihoodConfig):
+    """``methods.ciber_last``.
+
+    Attributes:
+        weights: collapsed weights of each target's mean, its bias among them; null: all.
+    """
+
+    weights: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.weights is None or self.weights > 0, "weights", "must be > 0 or null", self.weights)
+
+
+@dataclass(frozen=True)
+class CiberSecondConfig(LikelihoodConfig):
+    """``methods.ciber_second``.
+
+    Attributes:
+        weights: collapsed incoming weights of one unit, its bias among them.
+    """
+
+    weights: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.weights <= box.MOST, "weights", f"must be 1 … {box.MOST}", self.weights)
+
+
+class _Snapshots:
+    """The snapshots' networks, up to the features."""
+
+    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
+        self.spec, self.weights = spec, weights
+        self.trunk = spec.build(Seed(0)).eval().to(weights["head.weight"].device).trunk
+        outputs = spec.outputs  # the means come first
+        self.head = Head.of(weights["head.weight"][:, :outputs], weights["head.bias"][:, :outputs])
+
+    def outputs(self, weights: dict[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of one snapshot [batch, output]."""
+        found = self.spec.predictive(F.linear(features, weights["head.weight"], weights["head.bias"])[None])
+        assert isinstance(found, Gaussian)
+        return found.draw_mean[0].double(), found.draw_variance[0].double().sqrt()
+
+
+@final
+class CiberLastPosterior:
+    """The snapshots' networks, the last layer of whose means is collapsed."""
+
+    key = "ciber_last"
+
+    def __init__(self, spec: NetworkSpec, config: CiberLastConfig, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        self.spec, self.config, self.weights = spec, config, weights
+        self._snapshots = _Snapshots(spec, weights)
+        self._count = self._snapshots.head.weights.shape[-1] if config.weights is None else config.weights
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
+        """``rng`` is not used: nothing is drawn."""
+        parts = [self._part(number, weights, inputs) for number, weights in enumerate(unstack(self.weights))]
+        return CollapsedMixture(Linear(*(torch.stack(p) for p in zip(*parts, strict=True))), self.config.tail)
+
+    def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre, half-widths and radius for one snapshot."""
+        features = functional_call(self._snapshots.trunk, _trunk(weights), (inputs,))
+        mean, sd = self._snapshots.outputs(weights, features)
+        collapsed = self._snapshots.head.collapse(number, features, self._count)
+        return mean + collapsed.shift, collapsed.half_widths.double(), radius(sd, self.config.radius)
+
+    def state(self) -> State:
+        config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}
+        return State(dict(self.weights), config)
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberLastPosterior":
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        config = read(CiberLastConfig, state.config[cls.key], cls.key)
+        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+@final
+class CiberSecondPosterior:
+    """The snapshots' networks, one of whose last hidden units is collapsed for each input.
+
+    Attributes:
+        incoming: weights of such a unit, with its bias.
+    """
+
+    key = "ciber_second"
+
+    def __init__(self, spec: NetworkSpec, config: CiberSecondConfig, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        self.spec, self.config, self.weights = spec, config, weights
+        self._snapshots = _Snapshots(spec, weights)
+        trunk = self._snapshots.trunk
+        assert isinstance(trunk, nn.Sequential)
+        self._last = max(i for i, module in enumerate(trunk) if isinstance(module, nn.Linear))
+        self._before = trunk[: self._last]
+        self._layer = Head.of(weights[f"trunk.{self._last}.weight"], weights[f"trunk.{self._last}.bias"])
+        self.incoming = self._layer.weights.shape[-1]
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
+        """``rng`` is not used: nothing is drawn. Memory: inputs × units × their inputs, of one snapshot."""
+        parts = [self._part(number, weights, inputs) for number, weights in enumerate(unstack(self.weights))]
+        stacked = [torch.stack(p)[:, :, None] for p in zip(*parts, strict=True)]  # one output
+        return CollapsedMixture(Rectified(*stacked), self.config.tail)
+
+    def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
+        """Base, sign, centre, half-widths and radius for one snapshot."""
+        names = {k: v for k, v in _trunk(weights).items() if int(k.split(".")[0]) < self._last}
+        before = functional_call(self._before, names, (inputs,))
+        own = self._layer.weights[number]
+        active = F.linear(before, own[:, :-1], own[:, -1])  # [batch, unit]
+        mean, sd = self._snapshots.outputs(weights, F.relu(active))
+        collapsed = self._layer.collapse(number, before, self.config.weights)
+        outgoing = self._snapshots.head.weights[number, 0, :-1]
+        centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
+        effect = outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))
+        unit = effect.argmax(-1)  # [batch]
+        rows, w = torch.arange(len(unit), device=unit.device), outgoing[unit].double()
+        base = mean[:, 0] - w * F.relu(active[rows, unit]).double()
+        moved = w.abs() * centre[rows, unit].double(), w.abs()[:, None] * collapsed.half_widths[rows, unit].double()
+        return base, torch.where(w < 0, -1.0, 1.0).to(w), *moved, radius(sd[:, 0], self.config.radius)
+
+    def state(self) -> State:
+        config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}
+        return State(dict(self.weights), config)
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberSecondPosterior":
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        config = read(CiberSecondConfig, state.config[cls.key], cls.key)
+        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+def _trunk(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix("trunk."): v for k, v in weights.items() if k.startswith("trunk.")}
+
+
+def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: Seed, report: Report) -> State:
+    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: more collapsed weights than the last layer has for a target.
+    """
+    spec, weights = _trajectory(inputs)
+    width = weights["head.weight"].shape[-1] + 1
+    rule = f"must be at most {width}, the last layer's weights of a target with its bias"
+    require(config.weights is None or config.weights <= width, "methods.ciber_last.weights", rule, config.weights)
+    report(1, 1)
+    return CiberLastPosterior(spec, config, weights).state()
+
+
+def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng: Seed, report: Report) -> State:
+    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: the network is not a ReLU perceptron, there are several targets, or more weights than a unit has.
+    """
+    spec, weights = _trajectory(inputs)
+    relu = isinstance(spec.network, MlpConfig) and spec.network.activation == "relu"
+    rule = "must be an mlp with relu for ciber_second"
+    require(relu, "methods.sgd.network", rule, to_mapping(spec.network))
+    require(spec.outputs == 1, "methods.ciber_second", "must have data of one target", spec.outputs)
+    posterior = CiberSecondPosterior(spec, config, weights)
+    width = posterior.incoming
+    rule = f"must be at most {width}, a unit's incoming weights with its bias"
+    require(config.weights <= width, "methods.ciber_second.weights", rule, config.weights)
+    report(1, 1)
+    return posterior.state()
+
+
+def _trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    assert spec.likelihood != "categorical"
+    return spec, snapshots(trajectory)
+
+
+CIBER_LAST = Method(
+    name="ciber_last",
+    config=CiberLastConfig,
+    tasks=("regression",),
+    rooms={"student": Room(fit_last, needs=("trajectory",), takes="each", light=True)},
+)
+CIBER_SECOND = Method(
+    name="ciber_second",
+    config=CiberSecondConfig,
+    tasks=("regression",),
+    rooms={"student": Room(fit_second, needs=("trajectory",), takes="each", light=True)},
+)
