@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data.config import ImageFolder, Npz, Table
+from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci
 from bdl_pipe.data.partners import ood_source, transfer_source
 from bdl_pipe.files import write_bytes
 
@@ -126,7 +126,7 @@ def _data(key: str, params: Params) -> dict[str, Any]:
     transfer = {name: transfer_source(name, key, known, key) for name in dataset.transfer}
     files = {}
     for source in (dataset.source, *ood.values(), *transfer.values()):
-        if isinstance(source, (Table, ImageFolder, Npz)):
+        if isinstance(source, (Table, ImageFolder, Npz, Uci)):
             root = Path(source.path)
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.is_file():

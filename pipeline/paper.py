@@ -58,7 +58,7 @@ class Request:
 
 
 def main(args: Namespace) -> None:
-    """Bring the runs up to date, print the tables, write them to ``results/<paper>/``.
+    """Bring the runs up to date, print the tables, write them to ``results/<paper>/``, or where its yaml says.
 
     Raises:
         UserError: a name or a number is wrong (nothing has run then), or a stage fails.
@@ -227,7 +227,7 @@ def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
 
 
 def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
-    stem = RESULTS / asked.table.paper / f"{asked.table.table}-{asked.table.names.datasets[dataset]}{asked.suffix}"
+    stem = RESULTS / asked.table.folder / f"{asked.table.table}-{asked.table.names.datasets[dataset]}{asked.suffix}"
     stem.parent.mkdir(parents=True, exist_ok=True)
     texts = {".md": show.markdown(asked.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
     for suffix, text in texts.items():

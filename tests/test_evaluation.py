@@ -209,10 +209,14 @@ def test_regression_is_scored_in_original_units() -> None:
     draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
     density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
     found = {name: value for name, (value, _) in result.metrics.items()}
-    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"}
+    normalised = {"log_likelihood_normalised"}
+    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"} | normalised
     assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, draws.mean(0)), rel=1e-5)
     assert found["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-5)
     assert found["log_likelihood"] == -found["nll"]
+    standard, z = np.einsum("bf,sfo->sbo", inputs, weights), (targets - 50) / 10
+    density = (np.exp(-0.5 * (z - standard) ** 2) / np.sqrt(2 * np.pi)).mean(0)
+    assert found["log_likelihood_normalised"] == pytest.approx(np.log(density).mean(), rel=1e-5)
     assert list(result.predictions.column_names) == ["row", "target", "mean", "variance", "log_prob"]
     np.testing.assert_allclose(result.predictions["mean"], draws.mean(0)[:, 0], rtol=1e-5)
     np.testing.assert_allclose(result.predictions["variance"], 100 + draws.var(0)[:, 0], rtol=1e-4)

@@ -21,12 +21,12 @@ class Counterpart:
     """What stands here for a method of the paper.
 
     Attributes:
-        method: of our runs.
+        method: of our runs; null: it is not built here.
         setting: of our runs; empty: any.
         metrics: the paper's metric -> the name of the score that it is, where that differs for this method.
     """
 
-    method: str
+    method: str | None
     setting: str = ""
     metrics: dict[str, str] = field(default_factory=dict)
 
@@ -55,6 +55,8 @@ class Names:
 
     Attributes:
         shares: table -> the table whose params file and artifacts are its own, too.
+        transfers: other labelled test sets, the paper's name -> ours; scored as the test rows are.
+        results: the folder of the written tables; empty: the paper's.
     """
 
     title: str
@@ -62,6 +64,8 @@ class Names:
     metrics: dict[str, Metric]
     methods: dict[str, Counterpart]
     shares: dict[str, str] = field(default_factory=dict)
+    transfers: dict[str, str] = field(default_factory=dict)
+    results: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,18 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of one paper; ``figures``: data set -> method -> metric, all by the paper's names."""
+    """One table of one paper.
+
+    Attributes:
+        figures: data set -> method -> metric, all by the paper's names.
+        others: the methods of the tables that are of the same runs; those of its own may be among them.
+    """
 
     paper: str
     table: str
     names: Names
     figures: Mapping[str, Mapping[str, Mapping[str, Printed]]]
+    others: frozenset[str]
 
     def __str__(self) -> str:
         return f"{self.paper}:{self.table}"
@@ -96,12 +106,12 @@ class PaperTable:
     @property
     def source(self) -> str:
         """The table whose params file and artifacts are this one's: itself, or the one that it shares them with."""
-        return self.names.shares.get(self.table, self.table)
+        return _source(self.table, self.names)
 
     @property
-    def alone(self) -> bool:
-        """Whether no other table is of the same runs: then runs that the table does not have are its own, too."""
-        return self.table not in {*self.names.shares, *self.names.shares.values()}
+    def folder(self) -> str:
+        """Of ``results/``."""
+        return self.names.results or self.paper
 
     def metrics(self, dataset: str) -> list[str]:
         return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
@@ -116,12 +126,17 @@ class PaperTable:
     def score(self, metric: str, method: str | None) -> tuple[str, str]:
         """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own.
 
-        After a colon: another data set, or a severity of corruption, whose split is a pattern of all corruptions.
+        After a colon: a data set that is told apart, one that is transferred to, or a severity of corruption, whose
+        split is a pattern of all corruptions.
         """
         name, _, where = metric.partition(":")
         special = self.names.methods[method].metrics.get(name) if method else None
-        split = CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else "test")
-        return split, special or self.names.metrics[name].metric
+        return self._split(where), special or self.names.metrics[name].metric
+
+    def _split(self, where: str) -> str:
+        if where in self.names.transfers:
+            return f"transfer:{self.names.transfers[where]}"
+        return CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else "test")
 
 
 def load(name: str, folder: Path = HERE) -> PaperTable:
@@ -140,12 +155,19 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
         raise UserError(f"{name}: must be <paper>:<table>, and {paper} has no such table{nearest(table, tables)}")
     names = config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
     figures: dict[str, dict[str, dict[str, Printed]]] = {}
+    others = set[str]()
     for row in rows:
         if row["table"] == table:
             _check(row, names, f"{paper}.csv")
             method = figures.setdefault(row["dataset"], {}).setdefault(row["method"], {})
             method[row["metric"]] = Printed(row["value"], row["error"])
-    return PaperTable(paper, table, names, figures)
+        elif _source(row["table"], names) == _source(table, names):
+            others.add(row["method"])
+    return PaperTable(paper, table, names, figures, frozenset(others))
+
+
+def _source(table: str, names: Names) -> str:
+    return names.shares.get(table, table)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -159,7 +181,7 @@ def _check(row: Mapping[str, str], names: Names, path: str) -> None:
         (row["dataset"], names.datasets),
         (row["method"], names.methods),
         (metric, names.metrics),
-        *([(where, {**names.datasets, **CORRUPTED})] if where else []),
+        *([(where, {**names.datasets, **names.transfers, **CORRUPTED})] if where else []),
     )
     for name, there in known:
         require(name in there, f"{path}: {name}", "has no counterpart in the paper's yaml")

@@ -1,7 +1,7 @@
 """Ours beside the paper's: one line for each method of a table, run or not."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -88,9 +88,13 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
 
 
 def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Row]:
-    """The runs on ``dataset`` (the paper's name); where other tables are of them too, those of this table alone."""
+    """The runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
     runs = [row for row in params.of("student") if row.entry.dataset == table.names.datasets[dataset]]
-    return [r for r in runs if table.alone or any(stands_for(r, method, table) for method in table.figures[dataset])]
+    return [r for r in runs if _of(r, table.figures[dataset], table) or not _of(r, table.others, table)]
+
+
+def _of(row: Row, methods: Iterable[str], table: PaperTable) -> bool:
+    return any(stands_for(row, method, table) for method in methods)
 
 
 def stands_for(row: Row, method: str, table: PaperTable) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import metrics
 from .data.fitdata import Split
+from .data.transform import Transform
 from .errors import UserError, require
 from .metrics import cost
 from .posterior import Fitted
@@ -93,6 +94,8 @@ def score_clean(
     zero, for one that is zero anywhere; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
     where there are several outputs), log_prob.
 
+    ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
+
     Raises:
         UserError: a prediction is not finite.
     """
@@ -108,6 +111,8 @@ def score_clean(
     scores = _values(seen)
     if "accuracy" in scores:
         scores |= _joint(seen, config.joint_pairs, rng)
+    if "log_likelihood" in scores:
+        scores |= _normalised(scores["log_likelihood"], fitted.transform)
     calibration = None if seen.bins is None else pa.table(seen.bins.table())
     known = {name: np.concatenate(parts) for name, parts in seen.known.items()}
     return CleanResult(scores, _table(split, seen), calibration, known)
@@ -258,6 +263,13 @@ def _values(seen: _Collected) -> Scores:
     if seen.bins is not None:
         scores["ece"] = (seen.bins.ece(), int(seen.bins.count.sum()))
     return scores
+
+
+def _normalised(log_likelihood: tuple[float, int], transform: Transform) -> Scores:
+    """The log-likelihood in units of the transformed targets: of z = (y − shift)/scale, p(z) = p(y) Π scale."""
+    value, count = log_likelihood
+    wider = 0.0 if transform.scale is None else float(transform.scale.double().log().sum())
+    return {"log_likelihood_normalised": (value + wider, count)}
 
 
 def _joint(seen: _Collected, pairs: int, rng: Seed) -> Scores:

@@ -14,6 +14,7 @@ from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Cell, Line, Mean
 
 ROOT = Path(__file__).parents[2]
+ZENG = range(1, 11)
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
@@ -102,7 +103,7 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
     weights, inducing = (50, 10, 1, "0_1"), (75, 50, 25)  # per cent that are left
     left = [f"ffg_w-left-{n}" for n in weights] + [f"ffg_u-left-{n}" for n in inducing]
     assert shown["table7"] == [f"cifar100-{key}" for key in ("ffg_w", "ffg_u", *left)]
-    assert papers.load("inducing:table6").source == "table2" and papers.load("vbll:table2").alone
+    assert papers.load("inducing:table6").source == "table2"
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
@@ -120,7 +121,8 @@ def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
     assert shown == {row.key for row in found.of("student")}
 
 
-ALL = [("vbll", n) for n in (1, 2, 3, 4)] + [("inducing", n) for n in RITTER]
+ALL = [("vbll", n) for n in (1, 2, 3, 4)] + [("inducing", n) for n in RITTER] + [("ciber", n) for n in ZENG]
+NEVER_NEGATIVE = ("nll", "rmse", "accuracy", "ece", "brier", "auroc", "aupr")
 
 
 @pytest.mark.parametrize(("paper", "number"), ALL)
@@ -131,8 +133,10 @@ def test_every_name_of_a_table_has_a_counterpart(paper: str, number: int) -> Non
         for method, figures in methods.items():
             for metric, printed in figures.items():
                 split, score = table.score(metric, method)
-                assert split == "test" or split.startswith(("ood:", "corrupted:*:"))
-                assert score and float(printed.value) > 0 and float(printed.error or 0) >= 0
+                assert split == "test" or split.startswith(("ood:", "corrupted:*:", "transfer:"))
+                assert score and float(printed.error or 0) >= 0
+                kind = metric.partition(":")[0]
+                assert float(printed.value) >= 0 if kind in NEVER_NEGATIVE else kind.startswith("log_likelihood")
 
 
 def test_figures_of_the_paper_by_hand() -> None:
@@ -179,6 +183,56 @@ def test_figures_of_ritter_by_hand() -> None:
     assert count == {n: 2 if n in (2, 3, 7, 8) else 1 for n in RITTER}
 
 
+def test_figures_of_zeng_by_hand() -> None:
+    """Read off the printed tables: corners, and what is printed twice."""
+
+    def printed(number: int, dataset: str, method: str, metric: str) -> Printed:
+        return papers.load(f"ciber:table{number}").figures[dataset][method][metric]
+
+    assert printed(1, "Boston", "CIBER (SECOND)", "log_likelihood") == Printed("-2.471", "0.140")
+    assert printed(1, "Naval", "CIBER (LAST)", "log_likelihood") == Printed("7.482", "0.188")
+    assert printed(1, "Energy", "VSD", "log_likelihood") == Printed("-1.060", "0.010")
+    assert printed(2, "Pol", "PCA+ESS (SI)", "log_likelihood_normalised") == Printed("-0.185", "2.779")
+    assert printed(2, "Elevators", "ORTHVGP", "log_likelihood_normalised") == Printed("-0.448")
+    assert printed(5, "Concrete", "CIBER (LAST)", "rmse") == Printed("4.854", "0.503")
+    assert printed(6, "Skillcraft", "FF", "rmse") == Printed("0.250", "0.020")
+    assert printed(6, "Keggd", "CIBER (SECOND)", "rmse") == Printed("0.142", "0.074")
+    assert printed(4, "CIFAR10", "SGD (PreResNet-164)", "accuracy:STL10") == Printed("75.56", "0.00")
+    assert printed(10, "CIFAR10", "CIBER (WideResNet)", "ece:STL10") == Printed("0.0336", "0.0009")
+    assert printed(8, "CIFAR100", "SWAG (PreResNet-164)", "accuracy") == Printed("73.02", "10.30")
+    count = {n: sum(map(len, papers.load(f"ciber:table{n}").figures.values())) for n in ZENG}
+    assert count == {1: 55, 2: 47, 3: 12, 4: 8, 5: 40, 6: 58, 7: 36, 8: 36, 9: 36, 10: 4}
+    for number, metric in ((7, "nll"), (8, "accuracy"), (9, "ece")):
+        for dataset, figures in papers.load("ciber:table3").figures.items():
+            for method, row in figures.items():
+                assert printed(number, dataset, method, metric) == row[metric]
+
+
+def test_what_stands_for_the_names_of_zeng() -> None:
+    tables = {number: papers.load(f"ciber:table{number}") for number in ZENG}
+    assert [tables[n].source for n in ZENG] == [f"table{n}" for n in (1, 2, 3, 4, 1, 2, 3, 3, 3, 4)]
+    assert tables[1].score("log_likelihood", "SWAG") == ("test", "log_likelihood")
+    assert tables[2].score("log_likelihood_normalised", "SWAG") == ("test", "log_likelihood_normalised")
+    assert tables[4].score("nll:STL10", "SWA (VGG-16)") == ("transfer:stl10", "nll")
+    assert tables[1].folder == "collapsed" and papers.load("vbll:table2").folder == "vbll"
+    small, images = tables[1].names.methods, tables[7].names.methods
+    assert (small["SGD"].method, small["SGD"].setting) == ("deterministic", "")
+    assert (images["SGD (VGG-16)"].method, images["SGD (VGG-16)"].setting) == ("deterministic", "VGG-16")
+    unbuilt = [name for name, known in small.items() if known.method is None]
+    assert unbuilt == ["DVI", "DGP", "VI", "VSD", "ORTHVGP", "NL", "DKL", "FF"]
+
+
+def test_a_log_likelihood_below_zero_and_above_is_compared_as_any_other() -> None:
+    table = papers.load("ciber:table1")
+    below = {"log_likelihood": cell(Mean(-2.0, 0.03, 20), "-2.471", "0.140")}
+    above = {"log_likelihood": cell(Mean(6.0, 0.03, 20), "7.482", "0.188")}
+    lines = [Line("CIBER (LAST)", "run", "", True, below), Line("SWAG", "run", "", True, above)]
+    assert show.agreement(table, lines).splitlines()[1:] == [
+        "  CIBER (LAST) disagrees: LL +0.471 (+3.3 !)",
+        "  SWAG disagrees: LL -1.482 (-7.8 !)",
+    ]
+
+
 @pytest.mark.parametrize(("whole", "pruned"), [(5, 7), (6, 7), (3, 8), (11, 15), (12, 16), (13, 17), (14, 18)])
 def test_what_is_not_pruned_is_printed_twice(whole: int, pruned: int) -> None:
     above = papers.load(f"inducing:table{whole}").figures
@@ -197,6 +251,8 @@ def test_what_is_not_pruned_is_printed_twice(whole: int, pruned: int) -> None:
         ("vbll:table3", "Yacht"),
         ("inducing:table11", "CIFAR10"),
         ("inducing:table7", "CIFAR10"),
+        ("ciber:table1", "Boston"),
+        ("ciber:table3", "CIFAR10"),
     ],
 )
 def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) -> None:
