@@ -22,7 +22,7 @@ from torch import Tensor
 
 LOG_ERROR: Final = 25.0  # −log of the share of aliasing and of truncation, each, in the density times σ
 SMALLEST_TILT: Final = 1e-3  # at the centre the saddle point is zero, and any tilt is right
-NEWTON: Final = 9  # steps for the tilt, which need not be exact
+NEWTON: Final = 6  # steps for the tilt, which need not be exact
 CUTOFF: Final = 6  # steps for the last term, each of them on the safe side
 BLOCK: Final = 1 << 15  # widths summed at a time: what stays in a cache
 CUMULANTS: Final = 12  # powers of z² in log(sinh z/z) for |z| < 1: the next is below 1e-14
@@ -72,7 +72,7 @@ def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
         mean, variance = means.sum(0) + endless / tilt, variances.sum(0) + endless / tilt.square()
         low, high = torch.where(mean > 1, tilt, low), torch.where(mean > 1, high, tilt)
         new = tilt + mean * (mean - 1) / variance
-        tilt = torch.where((new > low) & (new < high), new, (low * high).sqrt())
+        tilt = torch.where((new > 0.99 * low) & (new < 1.01 * high), new, (low * high).sqrt())
     return tilt
 
 
