@@ -83,7 +83,7 @@ def test_whole_widths(d: int, decades: float) -> None:
         assert relative_error(log_density(y, widths, radius), exact) < 1e-11
         tail = float(on_lattice([*whole, half_radius, half_radius], edge, tail=True))
         got = many.cdf(double([y, -y]), ZERO, double(widths), radius)
-        assert torch.allclose(got, double([1 - tail, tail]), rtol=0, atol=1e-14)
+        assert torch.allclose(got, double([1 - tail, tail]), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("case", SPREAD)
@@ -166,7 +166,7 @@ def test_outside_and_at_the_edge() -> None:
     got, probability = many.log_density(y, ZERO + 1, widths, 1.0), many.cdf(y, ZERO + 1, widths, 1.0)
     assert got.isfinite().tolist() == [False, False, True, True, True, False, False]
     assert bool((got[~got.isfinite()] == -torch.inf).all())
-    assert probability.tolist() == pytest.approx([0, 0, 0, 0.5, 1, 1, 1], abs=1e-14)
+    assert probability.tolist() == pytest.approx([0, 0, 0, 0.5, 1, 1, 1], abs=1e-11)
 
 
 def test_broadcasts_in_the_widest_dtype() -> None:

@@ -6,7 +6,7 @@ Tilted by exp(−θv), all are truncated exponentials V_i of variance v_i, and �
 
     E exp(−itV_i) = [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/(θ + it),   Q_i = 2θ/(exp(2w_iθ) − 1),   t = 2πk/P.
 
-A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997), and two bounds give P and the last t:
+A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997). Two bounds give P and the last t:
 
     aliasing     ≤ 2 Pr(|ΣV − 1| ≥ P − σ)/σ, by Chernoff's bound; nothing at all once P exceeds the support
     truncation   |E exp(−itV_i)|² ≤ 1/(1 + v_it²), equal for an exponential: it says sin²b/b² ≤ 1/(1 + b²/3) at θ = 0
@@ -20,12 +20,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-LOG_ERROR: Final = 25.0  # −log of the share of aliasing and of truncation, each, in the density times σ
+LOG_ERROR: Final = 23.0  # −log of the share of aliasing and of truncation, each, in the density times σ
 SMALLEST_TILT: Final = 1e-3  # at the centre the saddle point is zero, and any tilt is right
 NEWTON: Final = 6  # steps for the tilt, which need not be exact
 CUTOFF: Final = 6  # steps for the last term, each of them on the safe side
-BLOCK: Final = 1 << 15  # widths summed at a time: what stays in a cache
-CUMULANTS: Final = 12  # powers of z² in log(sinh z/z) for |z| < 1: the next is below 1e-14
+BLOCK: Final = 1 << 16  # widths summed at a time: what stays in a cache
+# log(sinh z/z) in powers of z², (−1)^(l + 1) ζ(2l)/(l π^2l): for |z| < 1 the next is below 1e-14
+CUMULANTS: Final = tuple(
+    float(torch.special.zeta(torch.tensor(2.0 * power, dtype=torch.float64), 1))
+    * (-1) ** (power + 1)
+    / (power * math.pi ** (2 * power))
+    for power in range(1, 13)
+)
 
 
 def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) -> tuple[Tensor, Tensor]:
@@ -145,9 +151,8 @@ def _log_narrow(widths: Tensor, tilt: Tensor, t: Tensor, largest: Tensor) -> Ten
     """log Π E exp(−itV_i) of those with w|θ + it| < 1 [term, point], |θ + it| ≤ ``largest``."""
     square = (widths * largest).square()
     power, sums = square, []
-    for l in range(1, CUMULANTS + 1):
-        zeta = float(torch.special.zeta(torch.tensor(2.0 * l, dtype=torch.float64), 1))
-        sums.append(power.sum(0) * (-1) ** (l + 1) * zeta / (l * math.pi ** (2 * l)))
+    for cumulant in CUMULANTS:
+        sums.append(cumulant * power.sum(0))
         power = power * square
     start, z = (tilt / largest).square(), (torch.complex(tilt.expand_as(t), t) / largest).square()
     at_t, at_start = torch.zeros_like(z), torch.zeros_like(tilt)
