@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data.config import ImageFolder, Npz, Table, ood_source
+from bdl_pipe.data.config import ImageFolder, Npz, Table, ood_source, Uci
 from bdl_pipe.files import write_bytes
 
 from .core import places
@@ -124,7 +124,7 @@ def _data(key: str, params: Params) -> dict[str, Any]:
     others = {name: ood_source(name, known, key) for name in dataset.ood}
     files = {}
     for source in (dataset.source, *others.values()):
-        if isinstance(source, (Table, ImageFolder, Npz)):
+        if isinstance(source, (Table, ImageFolder, Npz, Uci)):
             root = Path(source.path)
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.is_file():

@@ -1,0 +1,136 @@
+"""The UCI tables of Zeng & Van den Broeck 2023, whole, at toy size: their params files, shrunk, on made-up files."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from bdl_pipe.data import prepare
+from bdl_pipe.data.config import UCI_SIZES
+from pipeline import cli, papers
+from pipeline.core import params
+from pipeline.rows import tracking
+
+ROOT = Path(__file__).parents[2]
+SMALL = {  # in place of the number of that key
+    **{"epochs": 1, "patience": 10, "after": 2, "keep": 3, "count": 3, "rank": 2, "dimension": 2, "draws": 2},
+    **{"burn_in": 1, "every": 1, "steps": 2, "batch": 2_000, "validation_draws": 1, "splits": 1},
+}
+UNITS = {1000: 4, 500: 3, 50: 4, 2: 2}  # of hidden layers
+OURS = {"swa", "kfac_laplace"}  # not in the paper's tables
+LARGE = {"Elevators", "Keggd", "Keggu", "Protein", "Skillcraft", "Pol"}
+
+
+def shrunk(value: Any, key: str = "") -> Any:
+    """The same with small numbers and few units; nothing is added and nothing left out."""
+    if isinstance(value, dict):
+        return {k: shrunk(v, k) for k, v in value.items()}
+    if key == "hidden":
+        return [UNITS[width] for width in value]
+    return SMALL[key] if key in SMALL and type(value) is int else value
+
+
+def made_up(source: dict[str, Any]) -> None:
+    """A file of the set's rows and columns where the source looks for it."""
+    rows, features = UCI_SIZES[source["set"]]
+    random = np.random.default_rng(rows)
+    inputs = random.normal(size=(rows, features)).astype(np.float32)
+    targets = 40 * (inputs[:, :1] + 0.5 * random.normal(size=(rows, 1)))
+    path = Path(source["path"])
+    path.parent.mkdir(exist_ok=True)
+    names = source.get("features", [f"c{i}" for i in range(features)]) + source.get("target", ["y"])
+    if path.suffix == ".txt":  # the set as it is published: another target follows
+        np.savetxt(path, np.hstack([inputs, targets, targets]), fmt="%.4g")
+    else:
+        columns = np.hstack([inputs, targets]).round(3).T
+        pa.csv.write_csv(pa.table(dict(zip(names, columns, strict=True))), path)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "_stopped", True)
+    return tmp_path
+
+
+def figures(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with open(path, newline="") as file:
+        return {(row["method"], row["metric"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    ("number", "dataset"), [*((2, name) for name in sorted(LARGE)), (1, "Yacht"), (1, "Naval"), (1, "Energy")]
+)
+def test_a_set_runs_as_soon_as_its_file_is_there(
+    number: int, dataset: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, second = f"ciber-table{number}", number + 4  # the table of RMSE
+    raw = shrunk(params.read_yaml(ROOT / f"params/paper/{name}.yaml"))
+    (project / "params/paper").mkdir(parents=True)
+    (project / f"params/paper/{name}.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    table = papers.load(f"ciber:table{number}")
+    key = table.names.datasets[dataset]
+    words = ["--dataset", dataset, "--executor", "inline"]
+    assert cli.main(["paper", str(table), *words]) == 2
+    assert "is missing" in capsys.readouterr().err
+    made_up(raw["datasets"][key]["source"])
+    assert cli.main(["paper", str(table), *words]) == 0, capsys.readouterr().err
+    found = figures(project / f"results/collapsed/table{number}-{key}.csv")
+    built = {m for m in table.figures[dataset] if table.names.methods[m].method is not None}
+    more = OURS if number == 1 else OURS | {"dropout"}  # which is table 1's MCD
+    assert {method for method, _ in found} == {*table.figures[dataset]} | more
+    assert {method for (method, _), row in found.items() if row["ours"]} == built | more
+    capsys.readouterr()
+    assert cli.main(["paper", f"ciber:table{second}", *words]) == 0
+    assert "nothing to run" in capsys.readouterr().err
+    assert float(figures(project / f"results/collapsed/table{second}-{key}.csv")["SWAG", "rmse"]["ours"]) > 0
+
+
+def test_large_tables_are_in_normalised_units(project: Path) -> None:
+    """log p(z) of z = (y − m)/s is log p(y) + log s, s the training rows' (validation rows are among them)."""
+    raw = shrunk(params.read_yaml(ROOT / "params/paper/ciber-table2.yaml"))
+    (project / "params/paper").mkdir(parents=True)
+    (project / "params/paper/ciber-table2.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    source = raw["datasets"]["skillcraft"]["source"]
+    made_up(source)
+    words = ["--dataset", "skillcraft", "--method", "SGD", "--executor", "inline"]
+    assert cli.main(["paper", "ciber:table2", *words]) == 0
+    work = project / "work/paper/ciber-table2"
+    scores = pq.read_table(work / "evaluate/skillcraft-deterministic/scores.parquet").to_pylist()
+    own = {row["metric"]: row["value"] for row in scores if row["split"] == "test"}
+    fitted = prepare.load_fit(work / "prepare/skillcraft", 0, final=True)
+    spread = math.log(np.std(fitted.train.targets))
+    shown = figures(project / "results/collapsed/table2-skillcraft.csv")["SGD", "log_likelihood_normalised"]
+    assert float(shown["ours"]) == pytest.approx(own["log_likelihood"] + spread, abs=1e-5)
+    assert abs(spread) > 3 and shown["paper"] == "-1.162"
+
+
+def test_the_numbers_are_those_of_zeng() -> None:
+    """Zeng & Van den Broeck 2023, section 6.1 and appendix C.2."""
+    small, large = (params.load(ROOT / f"params/paper/ciber-table{n}.yaml") for n in (1, 2))
+    assert {name: dataset.splits for name, dataset in small.datasets.items()} == dict.fromkeys(
+        ("boston", "concrete", "yacht", "naval", "energy"), 20
+    )
+    assert all(dataset.splits == 10 for dataset in large.datasets.values()) and len(large.datasets) == 6
+    for found in (small, large):
+        for dataset in found.datasets.values():
+            assert dataset.targets == "standardise" and dataset.fit_rows == "train_and_validation"
+        for row in found.of("trajectory"):
+            sgd = row.config
+            assert (sgd.after, sgd.keep, sgd.every, sgd.optimiser.schedule) == (40, 40, 1, "constant")
+            assert sgd.choose is not None and sgd.network.activation == "relu"
+            hidden = {"skillcraft": (1000, 500, 50, 2)}.get(row.entry.dataset, (1000, 1000, 500, 50, 2))
+            assert sgd.network.hidden == ((50,) if found is small else hidden)
+        for row in found.of("student"):
+            assert row.entry.members == 1 and row.input_kind == ("prepare" if row.method.name == "dropout" else "trajectory")
+            if row.method.name in ("ciber_last", "ciber_second"):
+                assert row.config.weights == (None if row.method.name == "ciber_last" else 3)
+            if row.method.name == "swag":
+                assert (row.config.rank, row.config.draws, row.config.scale) == (20, 30, 1.0)
