@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data.config import ImageFolder, Npz, Table, ood_source, Uci
+from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci, ood_source
 from bdl_pipe.files import write_bytes
 
 from .core import places
