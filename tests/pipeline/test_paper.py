@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from bdl_pipe.data.config import UCI_SIZES
 from bdl_pipe.errors import UserError
 from pipeline import cli, current, paper, papers
 from pipeline.core import params, places, shell
@@ -279,9 +280,13 @@ def opened(project: Path) -> Iterator[tuple[params.Params, Settings]]:
         yield given, settings
 
 
-def test_a_users_file_that_changes_is_prepared_again(opened: tuple[params.Params, Settings]) -> None:
+@pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
+def test_a_users_file_that_changes_is_prepared_again(
+    more: dict[str, str], opened: tuple[params.Params, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, settings = opened
-    table = {"name": "table", "path": "rows.csv", "target": ["y"], "task": "regression"}
+    monkeypatch.setitem(UCI_SIZES, "yacht", (60, 1))
+    table = {"path": "rows.csv", "target": ["y"]} | more
     write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
     Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
     from pipeline.core.executors.inline import Inline
@@ -289,5 +294,5 @@ def test_a_users_file_that_changes_is_prepared_again(opened: tuple[params.Params
     given, step = paper.read("vbll:table2", None, None, None).params, current.Step("prepare", "boston")
     assert current.bring(step, given, Inline(settings), settings)
     assert not current.bring(step, given, Inline(settings), settings)
-    Path("rows.csv").write_text(Path("rows.csv").read_text() + "\n60,3")
+    Path("rows.csv").write_text(Path("rows.csv").read_text().replace("\n3,2\n", "\n3,5\n"))
     assert current.bring(step, given, Inline(settings), settings)
