@@ -1,0 +1,351 @@
+"""Bayesian linear regression, CIBER's figures 3 and 4: a box of samples against the samples, to the true predictive.
+
+Zeng and Van den Broeck 2023, section 4.3: y ~ N(w·x, σ²), w ~ N(μ, Σ), so that y ~ N(μ·x, x'Σx + σ²). CIBER: w uniform
+on [min, max] of S samples, each weight by itself, and the triangular likelihood, exactly; Monte Carlo: the mixture of S
+Gaussians. Five samples, ten trials: KL .069 against .130; fifty samples: Monte Carlo needs more than 100 to match it.
+No dimension, input, noise or prior is stated. Ours:
+
+    isotropic   Σ = τ²I, a random direction of x, d = 1, 2, 5 weights. What is left is ``spread`` = √(x'Σx)/σ: nothing
+                else enters, and of Monte Carlo not even d
+    line        a line and its slope (d = 2), prior N(0, I), 3 or 20 rows with x ~ U(-1, 1), σ = 0.5; test inputs
+                U(-2, 2); the two weights are correlated, which a box is blind to
+
+A triangle's support is bounded, so KL(truth ‖ CIBER) is infinite. What is finite, and shown:
+
+    tail        KL(truth ‖ 0.99 CIBER + 0.01 Gaussian of its mean and variance)
+    support     ∫ p log(p/q) over the support of q, with p as it is: no divergence, and can be negative
+    reverse     KL(CIBER ‖ truth)
+
+    pooled      KL(truth ‖ q), q the average over ten trials of the estimates (with the tail): the other way to read
+                "averaged over 10 trials", as the paper's figure 3 averages
+
+Beside them "fit": the Gaussian of the samples' mean and variance (of f) plus σ²: what the same samples give for nothing.
+
+    python -m benchmarks.ciber_linear
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bdl_pipe.collapsed import box, radius
+from bdl_pipe.seeds import Seed
+from benchmarks.ciber_page import PAGES, error, table, write
+
+TAIL = 0.01
+POINTS = 601  # of y
+TOGETHER = 10  # trials whose estimates are averaged
+SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+SIZES = (5, 10, 20, 50, 100, 150, 300)
+PAPER_MC = 0.130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One predictive for each trial, σ = 1 and the true mean 0: samples of w - μ, and the input.
+
+    Attributes:
+        weights: samples [trial, sample, d].
+        x: inputs [trial, d].
+        spread: the true deviation of f = w·x [trial].
+    """
+
+    weights: Float[Tensor, "trial sample d"]
+    x: Float[Tensor, "trial d"]
+    spread: Float[Tensor, " trial"]
+
+    @property
+    def f(self) -> Float[Tensor, "trial sample"]:
+        return torch.einsum("tsd,td->ts", self.weights, self.x)
+
+    @property
+    def deviation(self) -> Float[Tensor, " trial"]:
+        """Of the true predictive."""
+        return (1 + self.spread**2).sqrt()
+
+    def few(self, count: int) -> "Problem":
+        return Problem(self.weights[:, :count], self.x, self.spread)
+
+
+def isotropic(d: int, spread: float, samples: int, trials: int, rng: Seed) -> Problem:
+    """The same numbers for every spread, and the same f for every number of samples."""
+    random = rng.fold("isotropic", d).generator()
+    x = torch.randn(trials, d, generator=random, dtype=torch.float64)
+    x = x / x.norm(dim=-1, keepdim=True)
+    weights = spread * torch.randn(trials, samples, d, generator=random, dtype=torch.float64)
+    return Problem(weights, x, torch.full((trials,), spread, dtype=torch.float64))
+
+
+def line(rows: int, noise: float, samples: int, trials: int, rng: Seed) -> Problem:
+    """A data set, its exact posterior, and one test input for each trial; divided by the noise."""
+    random = rng.fold("line", rows).generator()
+    inputs = 2 * torch.rand(trials, rows, generator=random, dtype=torch.float64) - 1
+    design = torch.stack([torch.ones_like(inputs), inputs], -1)  # [trial, row, 2]
+    precision = torch.eye(2, dtype=torch.float64) + design.mT @ design / noise**2
+    root = torch.linalg.cholesky(precision.inverse())  # [trial, 2, 2]
+    at = 4 * torch.rand(trials, generator=random, dtype=torch.float64) - 2
+    x = torch.stack([torch.ones_like(at), at], -1) / noise
+    weights = torch.randn(trials, samples, 2, generator=random, dtype=torch.float64) @ root.mT
+    return Problem(weights, x, (root.mT @ x[..., None]).norm(dim=(-2, -1)))
+
+
+def grid(problem: Problem) -> Float[Tensor, "trial y"]:
+    """Nine true deviations to either side."""
+    return problem.deviation[:, None] * torch.linspace(-9, 9, POINTS, dtype=torch.float64)
+
+
+def truth(problem: Problem, y: Float[Tensor, "trial y"]) -> Float[Tensor, "trial y"]:
+    """The log density."""
+    return gaussian(y, torch.zeros(len(y), 1).to(y), problem.deviation[:, None])
+
+
+def gaussian(y: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return -(((y - mean) / deviation) ** 2) / 2 - deviation.log() - math.log(2 * math.pi) / 2
+
+
+def monte_carlo(problem: Problem, y: Float[Tensor, "trial y"]) -> Float[Tensor, "trial y"]:
+    """The log density of the mixture over the samples of N(f, 1), one sample at a time."""
+    total = torch.full_like(y, -torch.inf)
+    for f in problem.f.unbind(1):
+        total = torch.logaddexp(total, -((y - f[:, None]) ** 2) / 2)
+    return total - math.log(problem.f.shape[1] * math.sqrt(2 * math.pi))
+
+
+def fitted(problem: Problem, y: Float[Tensor, "trial y"]) -> Float[Tensor, "trial y"]:
+    f = problem.f
+    return gaussian(y, f.mean(1, keepdim=True), (1 + f.var(1, keepdim=True)).sqrt())
+
+
+@dataclass(frozen=True)
+class Box:
+    """The uniform distribution over [min, max] of each weight, seen from x."""
+
+    centre: Float[Tensor, " trial"]
+    half_widths: Float[Tensor, "trial d"]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Box":
+        low, high = problem.weights.amin(1), problem.weights.amax(1)
+        return cls(((low + high) / 2 * problem.x).sum(-1), ((high - low) / 2 * problem.x).abs())
+
+    @property
+    def variance(self) -> Float[Tensor, " trial"]:
+        """Of f."""
+        return (self.half_widths**2).sum(-1) / 3
+
+    def log_density(self, y: Float[Tensor, "trial y"], match: str) -> Float[Tensor, "trial y"]:
+        """-∞ beyond the support."""
+        return box.log_triangular_density(y, self.centre[:, None], self.half_widths[:, None], radius(1.0, match))
+
+
+def with_tail(log_q: Tensor, y: Tensor, made: Box, match: str) -> Tensor:
+    """The defensive mixture with a Gaussian of the same mean and variance [trial, y]."""
+    deviation = (made.variance + radius(1.0, match) ** 2 / 6).sqrt()[:, None]
+    tail = gaussian(y, made.centre[:, None], deviation) + math.log(TAIL)
+    return torch.logaddexp(log_q + math.log1p(-TAIL), tail)
+
+
+def divergence(y: Tensor, log_p: Tensor, log_q: Tensor) -> Float[Tensor, " trial"]:
+    """∫ p (log p - log q) dy over where both are positive, by the trapezoidal rule."""
+    gap = (log_p - log_q).nan_to_num(0, 0, 0)
+    return torch.trapezoid(log_p.exp() * gap, y, dim=-1)
+
+
+def scores(problem: Problem) -> dict[str, Tensor]:
+    """Each way of measuring each estimate [trial], from these samples."""
+    y = grid(problem)
+    p = truth(problem, y)
+    mixture, fit = monte_carlo(problem, y), fitted(problem, y)
+    found = {"mc": divergence(y, p, mixture), "mc reverse": divergence(y, mixture, p), "fit": divergence(y, p, fit)}
+    made = Box.of(problem)
+    for match in ("variance", "density"):
+        q = made.log_density(y, match)
+        found[f"{match} tail"] = divergence(y, p, with_tail(q, y, made, match))
+        found[f"{match} support"] = divergence(y, p, q)
+        found[f"{match} reverse"] = divergence(y, q, p)
+        found[f"{match} outside"] = torch.trapezoid(torch.where(q.isfinite(), 0, p.exp()), y, dim=-1)
+    found["variance ratio"] = (1 + made.variance) / problem.deviation**2
+    return found
+
+
+def pooled(problem: Problem) -> dict[str, Tensor]:
+    """KL(truth ‖ the average over ten trials of the estimates) [trial / 10]; the truth is the same for all."""
+    y, made = grid(problem), Box.of(problem)
+    p = truth(problem, y)[::TOGETHER]
+    boxes = {m: with_tail(made.log_density(y, m), y, made, m) for m in ("variance", "density")}
+    found = {"mc": monte_carlo(problem, y), "fit": fitted(problem, y)} | boxes
+    averaged = {k: q.unflatten(0, (-1, TOGETHER)).logsumexp(1) - math.log(TOGETHER) for k, q in found.items()}
+    return {key: divergence(y[::TOGETHER], p, q) for key, q in averaged.items()}
+
+
+def mean_error(values: Tensor) -> tuple[float, float]:
+    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def shown(values: Tensor) -> str:
+    return error(*mean_error(values))
+
+
+def settings(trials: int, rng: Seed) -> dict[str, Problem]:
+    most = max(SIZES)
+    made = {f"d = {d}, spread {s:g}": isotropic(d, s, most, trials, rng) for d in (1, 2, 5) for s in SPREADS}
+    return made | {f"line, {rows} rows": line(rows, 0.5, most, trials, rng) for rows in (3, 20)}
+
+
+def curve(problem: Problem, sizes: Sequence[int]) -> list[float]:
+    """KL(truth ‖ Monte Carlo) by the number of samples, averaged over the trials."""
+    y = grid(problem)
+    p = truth(problem, y)
+    return [float(divergence(y, p, monte_carlo(problem.few(size), y)).mean()) for size in sizes]
+
+
+def needed(level: float, sizes: Sequence[int], means: Sequence[float]) -> str:
+    """Samples at which the curve has come down to ``level``, between the sizes on logarithmic scales."""
+    if means[0] <= level:
+        return f"≤ {sizes[0]}"
+    for k in range(1, len(sizes)):
+        if means[k] <= level:
+            part = math.log(means[k - 1] / level) / math.log(means[k - 1] / means[k])
+            return f"{sizes[k - 1] * (sizes[k] / sizes[k - 1]) ** part:.0f}"
+    return f"> {sizes[-1]}"
+
+
+def spread_of(level: float, of: Callable[[Problem], Tensor], trials: int, rng: Seed) -> float:
+    """The spread at which five samples give Monte Carlo a mean KL of ``level``, by bisection on the same samples."""
+    low, high = 0.1, 8.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        above = float(of(isotropic(1, middle, 5, trials, rng)).mean()) > level
+        low, high = (low, middle) if above else (middle, high)
+    return (low + high) / 2
+
+
+def each_trial(problem: Problem) -> Tensor:
+    y = grid(problem)
+    return divergence(y, truth(problem, y), monte_carlo(problem, y))
+
+
+def averaged_trials(problem: Problem) -> Tensor:
+    y = grid(problem)
+    q = monte_carlo(problem, y).unflatten(0, (-1, TOGETHER)).logsumexp(1) - math.log(TOGETHER)
+    return divergence(y[::TOGETHER], truth(problem, y)[::TOGETHER], q)
+
+
+def few_rows(problems: dict[str, Problem], size: int) -> list[list[str]]:
+    rows = []
+    for name, problem in problems.items():
+        found = scores(problem.few(size))
+        cells = [found[key] for key in ("mc", "fit", "variance tail", "density tail", "density support")]
+        cells += [found["mc reverse"], found["density reverse"]]
+        better = (found["density tail"] < found["mc"]).double().mean()
+        ends = [f"{float(found['density outside'].mean()):.3f}", f"{float(found['variance ratio'].mean()):.2f}"]
+        rows.append([name, *map(shown, cells), *ends, f"{100 * float(better):.0f} %"])
+    return rows
+
+
+def many_rows(problems: dict[str, Problem], curves: dict[str, list[float]]) -> list[list[str]]:
+    rows = []
+    for name, problem in problems.items():
+        found, means = scores(problem.few(50)), curves[name]
+        boxes = [found[key] for key in ("variance tail", "density tail", "density support", "density reverse")]
+        matching = [needed(float(value.mean()), SIZES, means) for value in boxes[:2]]
+        ends = [*matching, f"{float(found['variance ratio'].mean()):.2f}"]
+        rows.append([name, shown(found["mc"]), f"{means[4]:.4f}", shown(found["fit"]), *map(shown, boxes), *ends])
+    return rows
+
+
+def pooled_rows(problems: dict[str, Problem]) -> list[list[str]]:
+    """Five samples, of the problems with one truth for all trials."""
+    return [[name, *map(shown, pooled(p.few(5)).values())] for name, p in problems.items() if "line" not in name]
+
+
+def draw(problems: dict[str, Problem], curves: dict[str, list[float]], names: Sequence[str]) -> None:
+    """Figures 3 and 4 for some settings: |estimate - truth| of five samples, and KL by the number of samples."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, axes = pyplot.subplots(2, len(names), figsize=(3.2 * len(names), 5.6), layout="constrained")
+        for (top, bottom), name in zip(axes.T, names, strict=True):
+            _differences(top, problems[name], name)
+            bottom.plot(SIZES, curves[name], "C0.-", label="Monte Carlo")
+            for match, style in (("density", "C2--"), ("variance", "C1--")):
+                level = scores(problems[name].few(50))[f"{match} tail"].mean()
+                bottom.axhline(float(level), color=style[:2], linestyle="--", label=f"CIBER of 50, {match}")
+            bottom.set(xscale="log", yscale="log", xlabel="samples of Monte Carlo", ylabel="KL(truth ‖ estimate)")
+        axes[0, 0].legend(fontsize=7.5, frameon=False)
+        axes[1, 0].legend(fontsize=7.5, frameon=False)
+        figure.savefig(PAGES / "linear.svg")
+
+
+def _differences(axis: Any, problem: Problem, name: str) -> None:
+    few, y = problem.few(5), grid(problem)
+    p, at = truth(few, y).exp(), np.linspace(-9, 9, POINTS)
+    estimates = {"Monte Carlo": monte_carlo(few, y), "CIBER, density": Box.of(few).log_density(y, "density")}
+    for colour, (label, q) in zip(("C0", "C2"), estimates.items(), strict=True):
+        gaps = (q.exp() - p).abs() * problem.deviation[:, None]
+        middle, wide = gaps.mean(0), 1.96 * gaps.std(0) / math.sqrt(len(gaps))
+        axis.plot(at, middle, colour, label=label)
+        axis.fill_between(at, middle - wide, middle + wide, color=colour, alpha=0.3, linewidth=0)
+    axis.set(title=name, xlim=(-4, 4), xlabel="y, true deviations", ylabel="|estimate - truth|")
+
+
+FEW = ["setting", "MC", "fit", "CIBER √6, tail", "CIBER L2, tail", "CIBER L2, support", "MC reverse"]
+FEW += ["CIBER L2, reverse", "truth beyond the support", "variance ratio", "CIBER L2 better than MC"]
+MANY = ["setting", "MC 50", "MC 100", "fit 50", "CIBER √6, tail", "CIBER L2, tail", "CIBER L2, support"]
+MANY += ["CIBER L2, reverse", "MC to match √6", "MC to match L2", "variance ratio"]
+
+
+def ranges(rng: Seed, trials: int) -> str:
+    """The variance of the uniform distribution on [min, max] of S normal numbers, over theirs."""
+    random = torch.randn(trials, max(SIZES), generator=rng.fold("ranges").generator(), dtype=torch.float64)
+    rows = []
+    for size in (2, 3, *SIZES):
+        part = random[:, :size]
+        width = part.amax(1) - part.amin(1)
+        rows.append([str(size), shown(width), shown(width**2 / 12)])
+    return table(["S", "range", "variance of the box over the true one"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, rng = time.process_time(), Seed(options.seed).fold("ciber linear")
+    problems = settings(options.trials, rng)
+    for way, of in (("each", each_trial), ("pooled", averaged_trials)):
+        spread = spread_of(PAPER_MC, of, 2_000, rng)
+        made = {f"{way}: d = {d}": isotropic(d, spread, max(SIZES), options.trials, rng) for d in (1, 2, 3, 5)}
+        problems |= {f"{name}, spread {spread:.2f}": problem for name, problem in made.items()}
+    curves = {name: curve(problem, SIZES) for name, problem in problems.items()}
+    parts = [f"{options.trials} trials each; mean ± standard error over the trials. {NOTE}"]
+    parts += ["## Five samples", table(FEW, few_rows(problems, 5)), POOLED, table(HEADS, pooled_rows(problems))]
+    parts += ["## Fifty samples", table(MANY, many_rows(problems, curves)), RANGES, ranges(rng, 20_000)]
+    draw(problems, curves, [name for name in problems if name in SHOWN or name.startswith("pooled: d = 3")])
+    parts += ["![Five samples and the number of samples](linear.svg)"]
+    write(PAGES / "linear.md", "Bayesian linear regression", "python -m benchmarks.ciber_linear", parts, start)
+
+
+SHOWN = ("d = 1, spread 1", "d = 2, spread 1", "d = 2, spread 4")
+HEADS = ["setting", "MC", "fit", "CIBER √6", "CIBER L2"]
+POOLED = f"""The estimates of {TOGETHER} trials averaged before the KL is taken (CIBER with its tail); mean ± standard
+error over groups of {TOGETHER} trials:"""
+NOTE = f"""Settings that begin with \"each\" or \"pooled\" have the spread at which Monte Carlo's KL of five samples is the
+paper's {PAPER_MC}, by trial or of averages. \"Variance ratio\": that of CIBER's predictive (radius √6·σ) over the true
+one. What each column is: the head of the script; \"√6\" has the radius that matches the variance, \"L2\" the paper's.
+Lower is better but for \"support\", which is no divergence."""
+RANGES = "The box itself, for d = 1: of S normal samples."
+
+if __name__ == "__main__":
+    main()
