@@ -69,6 +69,7 @@ class Reference:
     Attributes:
         weights: thinned draws [draw, 140], chain by chain, in units of the network.
         runs: successive draws of one chain [run, 10, 140].
+        walks: states of short Hamiltonian trajectories from one draw, its neighbourhood [run, 10, 140].
         about: how they were drawn.
     """
 
@@ -76,10 +77,11 @@ class Reference:
     y: np.ndarray
     weights: np.ndarray
     runs: np.ndarray
+    walks: np.ndarray
     about: dict[str, float]
 
 
 def read_reference(path: Path = STORED) -> Reference:
     with safe_open(path, "numpy") as file:
-        tensors = {name: file.get_tensor(name).astype(np.float64) for name in ("x", "y", "weights", "runs")}
+        tensors = {name: file.get_tensor(name).astype(np.float64) for name in ("x", "y", "weights", "runs", "walks")}
         return Reference(**tensors, about=json.loads(file.metadata()["about"]))

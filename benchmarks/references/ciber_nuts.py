@@ -4,10 +4,12 @@
     python -m benchmarks.references.ciber_nuts
 
 The sampler is NumPyro's (Hoffman & Gelman 2014; Phan, Pradhan & Jankowiak 2019), four chains from the prior, in
-float32 over the weights divided by their prior deviations, to a tree depth of 10. Stored are 2,000 thinned draws of the
-weights, and forty runs of ten successive draws: two ways to have "ten samples". R-hat and effective sample sizes are
-those of f(x) on a grid, of all draws after burn-in (ArviZ: rank-normalised split R-hat, bulk ESS); those of weights say
-little, as the posterior has the 10!² symmetries of its units. On a small machine set JAX_PLATFORMS=cpu.
+float32 over the weights divided by their prior deviations, to a tree depth of 10. Stored are three ways to have "ten
+samples": 2,000 thinned draws of the weights; forty runs of ten successive draws; forty walks from a draw, the ten
+states after each of ten steps of Hamiltonian Monte Carlo of so short a length that they stay in its neighbourhood, as
+those of a trajectory do. R-hat and effective sample sizes are those of f(x) on a grid, of all draws after burn-in
+(ArviZ: rank-normalised split R-hat, bulk ESS); those of weights say little, as the posterior has the 10!² symmetries
+of its units. On a small machine set JAX_PLATFORMS=cpu.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from bdl_pipe.seeds import Seed
 from benchmarks.ciber_toy import HIDDEN, NOISE, SIZES, STORED, WEIGHTS, data, functions, prior_sd
 
 CHAINS, KEPT, RUNS, RUN = 4, 2_000, 40, 10
+STEP, LENGTH = 0.01, 0.1  # of a walk, in prior deviations; ten such are a seventh of the posterior's width or so
 GRID = np.linspace(-1.5, 1.5, 61)
 
 
@@ -65,6 +68,28 @@ def sample(x: np.ndarray, y: np.ndarray, rng: Seed, options: argparse.Namespace)
     return np.asarray(mcmc.get_samples(group_by_chain=True), np.float64) * prior_sd(), about
 
 
+def walks(x: np.ndarray, y: np.ndarray, starts: np.ndarray, rng: Seed, noise: float) -> np.ndarray:
+    """From each start [run, 140], ten states [run, 10, 140] of Hamiltonian Monte Carlo with short trajectories."""
+    import jax
+    import jax.numpy as jnp
+    from numpyro.infer import HMC, MCMC
+
+    inputs, targets, sd = (jnp.asarray(a, jnp.float32) for a in (x, y, prior_sd()))
+    kernel = HMC(
+        potential_fn=lambda w: -log_joint(w, inputs, targets, sd, noise, jnp),
+        step_size=STEP,
+        trajectory_length=LENGTH,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
+    mcmc = MCMC(
+        kernel, num_warmup=0, num_samples=RUN, num_chains=len(starts), chain_method="vectorized", progress_bar=False
+    )
+    key = jax.random.key(rng.fold("walks").integer() % 2**32)
+    mcmc.run(key, init_params=jnp.asarray(starts / prior_sd(), jnp.float32))
+    return np.asarray(mcmc.get_samples(group_by_chain=True), np.float64) * prior_sd()
+
+
 def diagnose(weights: np.ndarray) -> dict[str, float]:
     """The worst R-hat and effective sample size of f(x) over the grid; weights [chain, draw, 140]."""
     import arviz
@@ -96,7 +121,10 @@ def main() -> None:
     about |= {"noise": options.noise} | diagnose(weights)
     about |= {"wall_s": round(time.perf_counter() - wall), "cpu_s": round(time.process_time() - cpu)}
     thinned = weights[:, :: max(options.draws * CHAINS // KEPT, 1)].reshape(-1, WEIGHTS)
-    tensors = {"x": x, "y": y, "weights": thinned.astype(np.float32), "runs": runs(weights).astype(np.float32)}
+    together = runs(weights)
+    around = walks(x, y, together[:, 0], Seed(options.seed), options.noise)
+    tensors = {"x": x, "y": y, "weights": thinned.astype(np.float32), "runs": together.astype(np.float32)}
+    tensors["walks"] = around.astype(np.float32)
     options.to.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, options.to, {"about": json.dumps(about)})
     print(json.dumps(about), flush=True)
