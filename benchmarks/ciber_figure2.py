@@ -1,7 +1,7 @@
 """CIBER's figure 2: ten samples of a posterior as a mixture, or with a box over the last layer, against 2,000.
 
-Zeng and Van den Broeck 2023, figure 2 and appendix C.1; the problem and what of it is ours: ``benchmarks/ciber_toy.py``;
-the posterior: ``benchmarks/references/ciber_nuts.py``, stored. Of ten samples, the predictive of y at x by
+Zeng and Van den Broeck 2023, figure 2 and appendix C.1. The problem, and what is ours of it: ``benchmarks.ciber_toy``;
+the posterior: ``benchmarks.references.ciber_nuts``, stored. Of ten samples, the predictive of y at x by
 
     mixture    the average of N(f_s(x), σ²): the paper's "HMC"
     CIBER      a box [min, max] of the last layer's weights over the ten, the other weights each sample's, triangles of
@@ -10,9 +10,9 @@ the posterior: ``benchmarks/references/ciber_nuts.py``, stored. Of ten samples, 
     fit        one Gaussian of the mean and variance of f over the ten, plus σ²
 
 Ten samples are: ``thinned`` draws, far apart in the posterior; ``aligned``, the same with each sample's units permuted
-to the first one's, as the units' order means nothing and a box over different orders less; a ``run`` of successive draws
-of one chain; a ``walk`` in the neighbourhood of one draw, which is not a sample of the whole posterior but is what a
-trajectory of SGD gives.
+to the first one's, as the units' order means nothing and a box over different orders less; a ``run`` of successive
+draws of one chain; a ``walk`` in the neighbourhood of one draw, which is not a sample of the whole posterior but is
+what a trajectory of SGD gives.
 
 Scores against the mixture of all 2,000, on a grid of x: W₁ of y; KL(truth ‖ estimate), CIBER's with the tail of
 ``benchmarks/ciber_linear.py``; the truth's mass within the central 90 % of the estimate; the width of that interval
@@ -86,7 +86,7 @@ def box_density(y: np.ndarray, centre: np.ndarray, widths: np.ndarray, noise: fl
 
 
 def aligned(weights: np.ndarray) -> np.ndarray:
-    """The same functions, each sample's last hidden units in the order in which what they add is nearest the first's."""
+    """The same functions, each sample's last hidden units in the order in which they add what the first's do."""
     first, bias, middle, shift, last = parts(weights)
     adds = features(weights, GRID) * last[:, None]  # [draw, x, unit]
     rows = []
@@ -103,7 +103,8 @@ def score(truth: Densities, estimate: Densities, y: np.ndarray) -> dict[str, np.
     below = [np.cumsum(d, -1) * step for d in (truth, estimate)]
     ends = [quantile(below[1], y, q) for q in ((1 - COVER) / 2, (1 + COVER) / 2)]
     true = [quantile(below[0], y, q) for q in ((1 - COVER) / 2, (1 + COVER) / 2)]
-    mass = [np.array([np.interp(v, y, row) for v, row in zip(e, below[0], strict=True)]) for e in ends]
+    middle = y + step / 2  # a sum up to a point is the mass up to half a step beyond it
+    mass = [np.array([np.interp(v, middle, row) for v, row in zip(e, below[0], strict=True)]) for e in ends]
     gap = np.where(truth > 0, np.log(np.maximum(truth, 1e-300)) - np.log(np.maximum(estimate, 1e-300)), 0)
     return {
         "W₁": np.abs(below[0] - below[1]).sum(-1) * step,
@@ -115,7 +116,7 @@ def score(truth: Densities, estimate: Densities, y: np.ndarray) -> dict[str, np.
 
 def quantile(below: np.ndarray, y: np.ndarray, level: float) -> np.ndarray:
     """Of each row of distribution functions [x, y] -> [x]."""
-    middle = y + (y[1] - y[0]) / 2  # a sum up to a point is the mass up to half a step beyond it
+    middle = y + (y[1] - y[0]) / 2
     return np.array([np.interp(level, row, middle) for row in below])
 
 

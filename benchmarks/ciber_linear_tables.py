@@ -156,9 +156,9 @@ HEADS = ["setting", "MC", "fit", "CIBER √6", "CIBER L2"]
 POOLED = f"""The estimates of {TOGETHER} trials averaged before the KL is taken (CIBER with its tail); mean ± standard
 error over groups of {TOGETHER} trials:"""
 NOTE = f"""Settings that begin with \"each\" or \"pooled\" have the spread at which Monte Carlo's KL of five samples is
-the paper's {PAPER_MC}, by trial or of averages. \"Variance ratio\": that of CIBER's predictive (radius √6·σ) over the true
-one. What each column is: the head of the script; \"√6\" has the radius that matches the variance, \"L2\" the paper's.
-Lower is better but for \"support\", which is no divergence."""
+the paper's {PAPER_MC}, by trial or of averages. \"Variance ratio\": that of CIBER's predictive (radius √6·σ) over the
+true one. What each column is: the head of `benchmarks/ciber_linear.py`; \"√6\" has the radius that matches the
+variance, \"L2\" the paper's. Lower is better but for \"support\", which is no divergence."""
 RANGES = "The box itself, for d = 1: of S normal samples."
 
 if __name__ == "__main__":
