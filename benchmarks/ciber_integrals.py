@@ -127,7 +127,11 @@ def example_page() -> list[str]:
     exact = {"√6, the variance": mp.sqrt(6), "2.297, the nearest in L2": nearest_radius()}
     rows = [[n, mp.nstr(Example.of(r).total, 30), f"{by_box(float(r)):.15f}"] for n, r in exact.items()]
     rows.append(["Gaussian likelihood", mp.nstr(gaussian_example(), 30), ""])
+    zero, half = torch.tensor(0.0, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)
+    relu = Piecewise(zero[None], torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
+    mean = f"E[y] = E[ReLU(w)] = 3/4 for each; the box integral: {float(box.expect(relu, zero, half))!r}."
     parts = ["## Example 4", table(["radius", "p(y = 1), 50 digits rounded to 30", "box integral, float64"], rows)]
+    parts.append(mean)
     tried, hits = 0, []
     for name, r in radii().items():
         for variant, value in variants(r).items():

@@ -15,7 +15,7 @@ A triangle's support is bounded, so KL(truth ‖ CIBER) is infinite. What is fin
     tail        KL(truth ‖ 0.99 CIBER + 0.01 Gaussian of its mean and variance)
     support     ∫ p log(p/q) over the support of q, with p as it is: no divergence, and can be negative
     reverse     KL(CIBER ‖ truth)
-
+    variation   ∫ |p - q|/2, half of what the paper's figure 3 draws; finite whatever the support
     pooled      KL(truth ‖ q), q the average over ten trials of the estimates (with the tail): the other way to read
                 "averaged over 10 trials", as the paper's figure 3 averages
 
@@ -150,18 +150,25 @@ def divergence(y: Tensor, log_p: Tensor, log_q: Tensor) -> Float[Tensor, " trial
     return torch.trapezoid(log_p.exp() * gap, y, dim=-1)
 
 
+def variation(y: Tensor, log_p: Tensor, log_q: Tensor) -> Float[Tensor, " trial"]:
+    """The total variation distance, between 0 and 1."""
+    return torch.trapezoid((log_p.exp() - log_q.exp()).abs(), y, dim=-1) / 2
+
+
 def scores(problem: Problem) -> dict[str, Tensor]:
     """Each way of measuring each estimate [trial], from these samples."""
     y = grid(problem)
     p = truth(problem, y)
     mixture, fit = monte_carlo(problem, y), fitted(problem, y)
     found = {"mc": divergence(y, p, mixture), "mc reverse": divergence(y, mixture, p), "fit": divergence(y, p, fit)}
+    found |= {"mc variation": variation(y, p, mixture), "fit variation": variation(y, p, fit)}
     made = Box.of(problem)
     for match in ("variance", "density"):
         q = made.log_density(y, match)
         found[f"{match} tail"] = divergence(y, p, with_tail(q, y, made, match))
         found[f"{match} support"] = divergence(y, p, q)
         found[f"{match} reverse"] = divergence(y, q, p)
+        found[f"{match} variation"] = variation(y, p, q)
         found[f"{match} outside"] = torch.trapezoid(torch.where(q.isfinite(), 0, p.exp()), y, dim=-1)
     found["variance ratio"] = (1 + made.variance) / problem.deviation**2
     return found

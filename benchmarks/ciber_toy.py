@@ -2,10 +2,11 @@
 
 Zeng and Van den Broeck 2023, appendix C.1: 10 inputs uniform on [-1, -.5] and [.5, 1], targets a cubic polynomial with
 Gaussian noise; a ReLU network with two hidden layers, Gaussian priors and likelihood. They state no polynomial, noise,
-width or prior; ours: 4x³ - 2x, five inputs in each interval, a noise known to the likelihood, two layers of ten units;
-weights N(0, 2/d_in), d_in the width of what they read, hidden biases N(0, 1), no bias at the output, so that the last
-layer has ten weights. Here are the problem and the network; the sampler is ``benchmarks/references/ciber_nuts.py``,
-whose draws are stored, and what is made of them ``benchmarks/ciber_figure2.py``.
+width or prior; ours: 4x³ - 2x, five inputs in each interval, a noise of .2 or .5 known to the likelihood, two layers of
+ten units; weights N(0, 2/d_in), d_in the width of what they read, hidden biases N(0, 1), no bias at the output, so that
+the last layer has ten weights. Here are the problem and the network; the sampler is
+``benchmarks/references/ciber_nuts.py``, whose draws are stored; what is made of them is in
+``benchmarks/ciber_figure2.py``.
 """
 
 import json
@@ -19,19 +20,22 @@ from safetensors import safe_open
 from bdl_pipe.seeds import Seed
 
 ROOT = Path(__file__).resolve().parent.parent
-STORED = ROOT / "results" / "collapsed" / "figure2_nuts.safetensors"
 HIDDEN = 10
 SIZES = (HIDDEN, HIDDEN, HIDDEN * HIDDEN, HIDDEN, HIDDEN)  # the flat vector: in, its bias, middle, its bias, out
 WEIGHTS = sum(SIZES)
 INTERVALS = ((-1.0, -0.5), (0.5, 1.0))
-NOISE = 0.2  # standard deviation
+NOISES = (0.2, 0.5)  # standard deviations: a setting each
 
 
 def cubic(x: np.ndarray) -> np.ndarray:
     return 4 * x**3 - 2 * x
 
 
-def data(rng: Seed, noise: float = NOISE) -> tuple[np.ndarray, np.ndarray]:
+def stored(noise: float) -> Path:
+    return ROOT / "results" / "collapsed" / f"figure2_nuts_{noise:g}.safetensors"
+
+
+def data(rng: Seed, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets, [10] each."""
     random = rng.fold("toy").numpy()
     x = np.concatenate([random.uniform(low, high, 5) for low, high in INTERVALS])
@@ -81,7 +85,7 @@ class Reference:
     about: dict[str, float]
 
 
-def read_reference(path: Path = STORED) -> Reference:
-    with safe_open(path, "numpy") as file:
+def read_reference(noise: float) -> Reference:
+    with safe_open(stored(noise), "numpy") as file:
         tensors = {name: file.get_tensor(name).astype(np.float64) for name in ("x", "y", "weights", "runs", "walks")}
         return Reference(**tensors, about=json.loads(file.metadata()["about"]))

@@ -1,7 +1,7 @@
 """NUTS on the toy regression of CIBER's figure 2: the reference of ``benchmarks/ciber_figure2.py``.
 
     pip install -e ".[nuts]"
-    python -m benchmarks.references.ciber_nuts
+    python -m benchmarks.references.ciber_nuts [--noise 0.5]
 
 The sampler is NumPyro's (Hoffman & Gelman 2014; Phan, Pradhan & Jankowiak 2019), four chains from the prior, in
 float32 over the weights divided by their prior deviations, to a tree depth of 10. Stored are three ways to have "ten
@@ -24,7 +24,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bdl_pipe.seeds import Seed
-from benchmarks.ciber_toy import HIDDEN, NOISE, SIZES, STORED, WEIGHTS, data, functions, prior_sd
+from benchmarks.ciber_toy import HIDDEN, NOISES, SIZES, WEIGHTS, data, functions, prior_sd, stored
 
 CHAINS, KEPT, RUNS, RUN = 4, 2_000, 40, 10
 STEP, LENGTH = 0.01, 0.1  # of a walk, in prior deviations; ten such are a seventh of the posterior's width or so
@@ -108,10 +108,10 @@ def runs(weights: np.ndarray) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--noise", type=float, default=NOISE)
+    parser.add_argument("--noise", type=float, choices=NOISES, default=NOISES[0])
     parser.add_argument("--burn-in", type=int, default=1_000, help="of a chain")
     parser.add_argument("--draws", type=int, default=4_000, help="of a chain, after burn-in")
-    parser.add_argument("--to", type=Path, default=STORED)
+    parser.add_argument("--to", type=Path, help="by default where the benchmark reads it")
     options = parser.parse_args()
     wall, cpu = time.perf_counter(), time.process_time()
     x, y = data(Seed(options.seed), options.noise)
@@ -125,8 +125,7 @@ def main() -> None:
     around = walks(x, y, together[:, 0], Seed(options.seed), options.noise)
     tensors = {"x": x, "y": y, "weights": thinned.astype(np.float32), "runs": together.astype(np.float32)}
     tensors["walks"] = around.astype(np.float32)
-    options.to.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, options.to, {"about": json.dumps(about)})
+    save_file(tensors, options.to or stored(options.noise), {"about": json.dumps(about)})
     print(json.dumps(about), flush=True)
 
 

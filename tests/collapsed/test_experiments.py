@@ -84,6 +84,15 @@ def test_the_fitted_gaussian_has_a_closed_divergence() -> None:
     torch.testing.assert_close(gap(problem, linear.fitted), closed, rtol=1e-6, atol=1e-9)
 
 
+def test_total_variation_of_shifted_gaussians() -> None:
+    """2Φ(shift/2) - 1, and 1 where they do not meet."""
+    y = torch.linspace(-40, 40, 20_001, dtype=torch.float64)[None]
+    one = torch.ones(1, 1, dtype=torch.float64)
+    for shift in (0.3, 2.0, 30.0):
+        gap = linear.variation(y, linear.gaussian(y, 0 * one, one), linear.gaussian(y, shift * one, one))
+        assert float(gap) == pytest.approx(2 * norm.cdf(shift / 2) - 1, abs=1e-6)
+
+
 @pytest.mark.parametrize("match", ["variance", "density"])
 def test_the_box_is_a_density_of_known_moments(match: str) -> None:
     """Mass, mean and variance Σh²/3 + r²/6 by the grid's sum; and all of KL's parts are what one sample makes them."""
@@ -150,10 +159,10 @@ def test_the_toy_network_is_torchs() -> None:
     hidden = torch.stack([torch.nn.functional.linear(h, m, s) for h, m, s in zip(hidden, middle, shift, strict=True)])
     f = torch.einsum("dxu,du->dx", hidden.relu(), last).numpy()
     np.testing.assert_allclose(toy.functions(weights, x), f, rtol=1e-12)
-    inputs, targets = toy.data(Seed(0))
-    fits = norm.logpdf(targets, toy.functions(weights, inputs), toy.NOISE).sum(1)
+    inputs, targets = toy.data(Seed(0), 0.2)
+    fits = norm.logpdf(targets, toy.functions(weights, inputs), 0.2).sum(1)
     density = fits + norm.logpdf(weights, 0, toy.prior_sd()).sum(1)
-    for noise, same in ((toy.NOISE, True), (0.3, False)):
+    for noise, same in ((0.2, True), (0.3, False)):
         whitened = weights / toy.prior_sd()
         ours = [nuts.log_joint(w, inputs, targets, toy.prior_sd(), noise, np) for w in whitened]
         assert (np.ptp(density - ours) < 1e-9) == same
@@ -208,17 +217,18 @@ def test_scores_of_shifted_gaussians() -> None:
     np.testing.assert_allclose(found["width"], [1, 1, 2], atol=5e-3)
 
 
-def test_what_is_stored_of_nuts() -> None:
+@pytest.mark.parametrize("noise", toy.NOISES)
+def test_what_is_stored_of_nuts(noise: float) -> None:
     """Converged by R-hat, of the data of its seed; walks stay nearer to their start than draws lie to each other."""
-    reference = toy.read_reference()
-    about, (x, y) = reference.about, toy.data(Seed(0))
+    reference = toy.read_reference(noise)
+    about, (x, y) = reference.about, toy.data(Seed(0), noise)
     np.testing.assert_array_equal(reference.x, x)
     np.testing.assert_array_equal(reference.y, y)
     assert reference.weights.shape == (2000, 140) and reference.runs.shape == reference.walks.shape == (40, 10, 140)
     assert about["r_hat_max"] < 1.01 and about["ess_min"] > 1000 and about["divergences"] <= 20
     deviations = [block.std(1).mean() for block in (reference.walks, reference.runs)]
     assert 0.01 < deviations[0] < deviations[1] / 3
-    residuals = (y - toy.functions(reference.weights, x)) / toy.NOISE
-    assert (residuals**2).sum(1).mean() < 30  # of ten rows; a prior draw has thousands
-    prior = (y - toy.functions(toy_weights(500), x)) / toy.NOISE
-    assert (prior**2).sum(1).mean() > 300
+    residuals = (y - toy.functions(reference.weights, x)) / noise
+    assert (residuals**2).sum(1).mean() < 30  # of ten rows
+    prior = (y - toy.functions(toy_weights(500), x)) / noise
+    assert (prior**2).sum(1).mean() > 100
