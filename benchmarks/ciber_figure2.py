@@ -218,7 +218,7 @@ def main() -> None:
 
 EXPLAINED = """Mean ± standard error over {} disjoint sets of ten samples. "Data": x within the data's intervals;
 "elsewhere": the rest of [-1.5, 1.5]. "Coverage": the mass of the 2,000 in the estimate's central 90 %; "width": that
-interval's over theirs. What the ways to take samples and the estimates are: the head of `benchmarks/ciber_figure2.py`."""
+interval's over theirs. Ways to take samples, and estimates: the head of `benchmarks/ciber_figure2.py`."""
 
 
 if __name__ == "__main__":
