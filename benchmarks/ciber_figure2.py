@@ -25,6 +25,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -40,6 +41,7 @@ GRID = np.linspace(-1.5, 1.5, 25)
 REACH, POINTS = 14.0, 281  # of y: half the noise a step
 TAIL, COVER = 0.01, 0.9
 Densities = np.ndarray  # of y [x, y]
+Estimate = Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]  # of weights [draw, 140], x, y
 
 
 def gaussians(y: np.ndarray, mean: np.ndarray, deviation: np.ndarray | float) -> np.ndarray:
@@ -124,12 +126,9 @@ def at_data(x: np.ndarray) -> np.ndarray:
     return np.any([(x >= low) & (x <= high) for low, high in INTERVALS], axis=0)
 
 
-def estimates(noise: float) -> dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]]:
-    made: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]]
-    made = {"mixture": lambda w, x, y: mixture(w, x, y, noise), "fit": lambda w, x, y: fit(w, x, y, noise)}
-    for count in (1, 3, HIDDEN):
-        made[f"CIBER, {count}"] = lambda w, x, y, count=count: collapsed(w, x, y, noise, count)  # type: ignore[misc]
-    return made
+def estimates(noise: float) -> dict[str, Estimate]:
+    made: dict[str, Estimate] = {"mixture": partial(mixture, noise=noise), "fit": partial(fit, noise=noise)}
+    return made | {f"CIBER, {count}": partial(collapsed, noise=noise, count=count) for count in (1, 3, HIDDEN)}
 
 
 def sets(reference: Reference, count: int) -> dict[str, list[np.ndarray]]:

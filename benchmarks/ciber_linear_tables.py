@@ -6,7 +6,6 @@ python -m benchmarks.ciber_linear_tables
 import argparse
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -38,6 +37,7 @@ from benchmarks.ciber_page import PAGES, error, table, write
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SIZES = (5, 10, 20, 50, 100, 150, 300)
 PAPER_MC = 0.130
+Scores = dict[str, Tensor]  # by name, of each trial
 
 
 def mean_error(values: Tensor) -> tuple[float, float]:
@@ -54,10 +54,9 @@ def settings(trials: int, rng: Seed) -> dict[str, Problem]:
     return made | {f"line, {rows} rows": line(rows, 0.5, most, trials, rng) for rows in (3, 20)}
 
 
-def few_rows(problems: dict[str, Problem], size: int) -> list[list[str]]:
+def few_rows(scored: dict[str, Scores]) -> list[list[str]]:
     rows = []
-    for name, problem in problems.items():
-        found = scores(problem.few(size))
+    for name, found in scored.items():
         cells = [found[key] for key in ("mc", "fit", "variance tail", "density tail", "density support")]
         cells += [found["mc reverse"], found["density reverse"]]
         better = (found["density tail"] < found["mc"]).double().mean()
@@ -66,10 +65,10 @@ def few_rows(problems: dict[str, Problem], size: int) -> list[list[str]]:
     return rows
 
 
-def many_rows(problems: dict[str, Problem], curves: dict[str, list[float]]) -> list[list[str]]:
+def many_rows(scored: dict[str, Scores], curves: dict[str, list[float]]) -> list[list[str]]:
     rows = []
-    for name, problem in problems.items():
-        found, means = scores(problem.few(50)), curves[name]
+    for name, found in scored.items():
+        means = curves[name]
         boxes = [found[key] for key in ("variance tail", "density tail", "density support", "density reverse")]
         matching = [needed(float(value.mean()), SIZES, means) for value in boxes[:2]]
         ends = [*matching, f"{float(found['variance ratio'].mean()):.2f}"]
@@ -77,13 +76,9 @@ def many_rows(problems: dict[str, Problem], curves: dict[str, list[float]]) -> l
     return rows
 
 
-def variation_rows(problems: dict[str, Problem]) -> list[list[str]]:
-    rows = []
-    for name, problem in problems.items():
-        found = [scores(problem.few(size)) for size in (5, 50)]
-        keys = ("mc", "fit", "variance", "density")
-        rows.append([name, *(shown(one[f"{key} variation"]) for one in found for key in keys)])
-    return rows
+def variation_rows(*scored: dict[str, Scores]) -> list[list[str]]:
+    keys = [f"{key} variation" for key in ("mc", "fit", "variance", "density")]
+    return [[name, *(shown(one[name][key]) for one in scored for key in keys)] for name in scored[0]]
 
 
 def pooled_rows(problems: dict[str, Problem]) -> list[list[str]]:
@@ -91,18 +86,19 @@ def pooled_rows(problems: dict[str, Problem]) -> list[list[str]]:
     return [[name, *map(shown, pooled(p.few(5)).values())] for name, p in problems.items() if "line" not in name]
 
 
-def draw(problems: dict[str, Problem], curves: dict[str, list[float]], names: Sequence[str]) -> None:
+def draw(problems: dict[str, Problem], many: dict[str, Scores], curves: dict[str, list[float]]) -> None:
     """Figures 3 and 4 for some settings: |estimate - truth| of five samples, and KL by the number of samples."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    names = [name for name in problems if name in SHOWN]
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = pyplot.subplots(2, len(names), figsize=(3.2 * len(names), 5.6), layout="constrained")
         for (top, bottom), name in zip(axes.T, names, strict=True):
             _differences(top, problems[name], name)
             bottom.plot(SIZES, curves[name], "C0.-", label="Monte Carlo")
             for match, style in (("density", "C2--"), ("variance", "C1--")):
-                level = scores(problems[name].few(50))[f"{match} tail"].mean()
+                level = many[name][f"{match} tail"].mean()
                 bottom.axhline(float(level), color=style[:2], linestyle="--", label=f"CIBER of 50, {match}")
             bottom.set(xscale="log", yscale="log", xlabel="samples of Monte Carlo", ylabel="KL(truth ‖ estimate)")
         axes[0, 0].legend(fontsize=7.5, frameon=False)
@@ -152,16 +148,12 @@ def main() -> None:
         made = {f"{way}: d = {d}": isotropic(d, spread, max(SIZES), options.trials, rng) for d in (1, 2, 5)}
         problems |= {f"{name}, spread {spread:.2f}": problem for name, problem in made.items()}
     curves = {name: curve(problem, SIZES) for name, problem in problems.items()}
+    few, many = ({name: scores(p.few(size)) for name, p in problems.items()} for size in (5, 50))
     parts = [f"{options.trials} trials each; mean ± standard error over the trials. {NOTE}"]
-    parts += ["## Five samples", table(FEW, few_rows(problems, 5)), POOLED, table(HEADS, pooled_rows(problems))]
-    parts += [
-        "## Fifty samples",
-        table(MANY, many_rows(problems, curves)),
-        VARIATION,
-        table(TOTAL, variation_rows(problems)),
-    ]
-    parts += [RANGES, ranges(rng, 20_000)]
-    draw(problems, curves, [name for name in problems if name in SHOWN])
+    parts += ["## Five samples", table(FEW, few_rows(few)), POOLED, table(HEADS, pooled_rows(problems))]
+    parts += ["## Fifty samples", table(MANY, many_rows(many, curves))]
+    parts += [VARIATION, table(TOTAL, variation_rows(few, many)), RANGES, ranges(rng, 20_000)]
+    draw(problems, many, curves)
     parts += ["![Five samples and the number of samples](linear.png)"]
     write(PAGES / "linear.md", "Bayesian linear regression", "python -m benchmarks.ciber_linear_tables", parts, start)
 

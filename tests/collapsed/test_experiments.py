@@ -140,6 +140,12 @@ def test_a_line_has_the_posterior_of_its_rows() -> None:
         assert own == pytest.approx(math.sqrt(1 + x * x - kernel) / 0.5, rel=1e-10)  # the function-space form
 
 
+def test_a_curve_is_each_of_its_sizes() -> None:
+    problem = linear.isotropic(2, 2.0, 30, 10, RNG)
+    each = [float(gap(problem.few(size), linear.monte_carlo).mean()) for size in (1, 7, 30)]
+    assert linear.curve(problem, (1, 7, 30)) == pytest.approx(each, rel=1e-10)
+
+
 def test_samples_needed_between_two_sizes() -> None:
     sizes, means = (5, 50, 500), (1.0, 0.1, 0.01)
     assert linear.needed(0.1 / math.sqrt(10), sizes, means) == "158"
