@@ -141,7 +141,7 @@ def example_page() -> list[str]:
     parts += [f"Of {tried} pairs of a radius and a way to compute, those that round to {PAPER_P}:"]
     parts += [table(["radius", "value", "what", "p"], hits, left=3) if hits else "none."]
     all_of_it = brentq(lambda r: float(Example.of(mpf(r)).total) - PAPER_P, 3.0, 9.0)
-    parts += [f"All of it, for any radius above 3: {PAPER_P} at radius {all_of_it:.4f} and nowhere else."]
+    parts += [f"All of it is {PAPER_P} at radius {all_of_it:.4f} and nowhere else."]
     return parts
 
 
