@@ -16,7 +16,7 @@ from bdl_pipe.networks import Network, PreResNetConfig, build, fastest_order
 from bdl_pipe.networks.preresnet import Block
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory.snapshots import Snapshots
+from bdl_pipe.trajectory.snapshots import BatchNormConfig, Snapshots
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of a batch norm: mean and unbiased variance of what it saw
 
@@ -151,7 +151,7 @@ def test_refreshed_statistics_are_those_of_the_formula(tiny_images: FitData) -> 
     spec = NetworkSpec(PreResNetConfig("preresnet", 11), (1, 8, 8), 3, "categorical")
     past = [spec.build(Seed(s)).state_dict() for s in (0, 1)]
     trajectory = State(stack(past), {"spec": to_mapping(spec)})
-    snapshots = Snapshots(trajectory, tiny_images, None, 1000, Seed(0))
+    snapshots = Snapshots(trajectory, tiny_images, BatchNormConfig(None, 1000), Seed(0))
     made = snapshots.state_at(snapshots.flat.mean(0))
     rows, _ = tiny_images.tensors("train")
     _, seen = transcribed({k: v.double() for k, v in made.items()}, rows.double(), 1, True)
