@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci, ood_source
+from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci
+from bdl_pipe.data.partners import ood_source, transfer_source
 from bdl_pipe.files import write_bytes
 
 from .core import places
@@ -119,11 +120,12 @@ def _about(step: Step, params: Params) -> dict[str, Any]:
 
 
 def _data(key: str, params: Params) -> dict[str, Any]:
-    """A data set's numbers, those of its OOD sets, and the users' files behind them."""
+    """A data set's numbers, those of its OOD and transfer sets, and the users' files behind them."""
     dataset, known = params.datasets[key], dict(params.datasets)
-    others = {name: ood_source(name, known, key) for name in dataset.ood}
+    ood = {name: ood_source(name, known, key) for name in dataset.ood}
+    transfer = {name: transfer_source(name, key, known, key) for name in dataset.transfer}
     files = {}
-    for source in (dataset.source, *others.values()):
+    for source in (dataset.source, *ood.values(), *transfer.values()):
         if isinstance(source, (Table, ImageFolder, Npz, Uci)):
             root = Path(source.path)
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
@@ -131,7 +133,8 @@ def _data(key: str, params: Params) -> dict[str, Any]:
                     files[str(path)] = artifacts.sha256(path)
     return {
         "config": config.to_mapping(dataset),
-        "ood": {name: config.to_mapping(source) for name, source in others.items()},
+        "ood": {name: config.to_mapping(source) for name, source in ood.items()},
+        "transfer": {name: config.to_mapping(source) for name, source in transfer.items()},
         "files": files,
     }
 

@@ -1,7 +1,7 @@
 """The evaluate stage: every member of a run on test rows, corrupted rows, other data, and its cost.
 
 Tasks: for each (split, member) one on the test rows (with the OOD sets, whose scores are compared
-with those of the test rows) and one on each corruption.
+with those of the test rows, and the transfer sets) and one on each corruption.
 """
 
 from collections.abc import Iterator, Mapping
@@ -94,6 +94,8 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
     found = {"test": clean.metrics}
     for name, other in shared["ood"].items():
         found[f"ood:{name}"] = evaluation.score_ood(fitted, other.inputs, clean.in_scores, config, rng, device)
+    for name, other in shared["transfer"].items():
+        found[f"transfer:{name}"] = evaluation.score_shifted(fitted, other, config, rng, device)
     found["cost"] = evaluation.measure_cost(fitted, test.inputs, config, rng, device)
     tables = {"predictions": clean.predictions}
     if clean.calibration is not None:
@@ -122,7 +124,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
         shared[f"test-{split}"] = held.test
         shared[f"transform-{split}"] = student.state(f"transform-{split}")
         if split == 0:
-            shared["ood"] = held.ood()
+            shared |= {"ood": held.ood(), "transfer": held.transfer()}
             for job in held.corruptions():
                 shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = held.corrupted(job.name, job.severity)
         corruptions = [key.removeprefix("corrupted-") for key in shared if key.startswith("corrupted-")]
@@ -132,7 +134,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
             rng = Seed(params.seed).fold("evaluate", row.key, split, member)
             for corruption in (None, *corruptions):
                 question = Question(split, member, corruption, params.evaluate, rng, settings.device)
-                data = (f"test-{split}", "ood") if corruption is None else (f"corrupted-{corruption}",)
+                data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
                 name, needs = f"{split}-{member}-{corruption or 'test'}", (state, f"transform-{split}", *data)
                 tasks.append(Task(name, question, needs, size=sum(_rows_in(shared[key]) for key in data)))
     return shared, tasks

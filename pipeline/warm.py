@@ -15,10 +15,13 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from bdl_pipe.errors import UserError
+
 from .core import shell
 from .core.executors.cluster import prepare_environment
 from .scheduler import Process
 
+_PRELOAD: Final = "pipeline.preload"
 _STAGE: Final = re.compile(r"python -m stages\.(\w+)((?: \S+)*)")  # a command of dvc.yaml
 
 
@@ -28,15 +31,28 @@ class Server:
     def __init__(self) -> None:
         prepare_environment()  # the server finds the project by PYTHONPATH
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pipeline.preload"])
+        self._context.set_forkserver_preload([_PRELOAD])
         forkserver.ensure_running()
 
     def start(self, name: str) -> Process:
-        """A process in which DVC reproduces the stage ``name``, and nothing upstream of it."""
+        """A process in which DVC reproduces the stage ``name``, and nothing upstream of it.
+
+        Raises:
+            UserError: the server has ended and cannot be made again, or ended before it answered.
+        """
         ours, its = self._context.Pipe(duplex=False)
         process = self._context.Process(target=reproduce, args=(name, its, dict(os.environ)))
-        process.start()
-        its.close()
+        try:
+            process.start()
+        except (OSError, EOFError) as error:
+            ours.close()
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            instead = "python -m pipeline run all works without it"
+            raise UserError(
+                f"{name}: the process that stages are forked from has ended ({reason}); {instead}"
+            ) from None
+        finally:
+            its.close()
         return _Fork(process, ours)
 
 

@@ -40,6 +40,7 @@ SUBSPACE = {
     "dimension": 1,
     "temperature": 2.0,
     "prior_variance": 1.0,
+    "rows": 70,
     "draws": 3,
     "batch": 64,
     "batch_norm_rows": 64,

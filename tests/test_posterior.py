@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from bdl_pipe.artifacts import from_bytes, stack, to_bytes
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
 
+IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (2, 8, 8), 3, "categorical")
 INPUTS = torch.randn(7, 3, generator=Seed(9).generator())
 
 
@@ -45,3 +48,47 @@ def test_batch_norm_answers_with_its_running_statistics() -> None:
     with torch.no_grad():
         torch.testing.assert_close(whole, torch.softmax(network.eval()(images), -1))
         assert not torch.allclose(whole, torch.softmax(network.train()(images), -1), atol=1e-2)
+
+
+def convnets(count: int) -> list[dict[str, Tensor]]:
+    return [IMAGES.build(Seed(s)).state_dict() for s in range(count)]
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_filters_are_put_in_order_once_and_stored_as_they_were(norm: str) -> None:
+    """Channels last but for instance norm; equal bytes whether the posterior was just made or read."""
+    spec = NetworkSpec(ConvNetConfig("convnet", 4, 2, norm=norm), (2, 8, 8), 3, "categorical")  # type: ignore[arg-type]
+    given = stack([spec.build(Seed(s)).state_dict() for s in range(3)])
+    draws = NetworkDraws(spec, given)
+    filters = [name for name, value in given.items() if value.ndim == 5]
+    assert len(filters) == 2
+    for name in filters:
+        assert all((draw.stride(1) == 1) == (norm == "batch") for draw in draws.weights[name])
+    state = draws.state()
+    assert all(torch.equal(value, given[name]) and value.is_contiguous() for name, value in state.tensors.items())
+    again = NetworkDraws.from_state(from_bytes(to_bytes(state)))
+    assert to_bytes(again.state()) == to_bytes(state)
+    images = torch.randn(5, 2, 8, 8, generator=Seed(1).generator())
+    assert torch.equal(again.predict(images).mean, draws.predict(images).mean)
+
+
+@pytest.mark.parametrize("other", [None, "trunk.1.running_mean", "trunk.0.weight"])
+def test_a_common_trunk_is_computed_once(other: str | None) -> None:
+    """Not one that differs in its statistics alone; the outputs are those of the networks either way."""
+    heads = [{name: v for name, v in made.items() if name.startswith("head.")} for made in convnets(3)]
+    draws = [convnets(1)[0] | head for head in heads]
+    if other is not None:
+        draws[1][other] = draws[1][other] + 0.5
+    posterior, calls, images = (
+        NetworkDraws.of(IMAGES, draws),
+        [],
+        torch.randn(5, 2, 8, 8, generator=Seed(1).generator()),
+    )
+    posterior._skeleton.trunk.register_forward_hook(lambda *_: calls.append(1))
+    found, network = posterior.predict(images), IMAGES.build(Seed(0)).eval()
+    assert len(calls) == (1 if other is None else 3)
+    assert isinstance(found, Categorical)
+    for number, draw in enumerate(draws):
+        network.load_state_dict(draw)
+        torch.testing.assert_close(found.draw_log_probs[number].exp(), torch.softmax(network(images), -1))
+    assert not torch.allclose(found.draw_log_probs[0], found.draw_log_probs[1], atol=1e-2)

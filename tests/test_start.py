@@ -47,12 +47,14 @@ def test_what_no_method_starts_from(case: Case) -> None:
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
 
     def make(network: object, choose: object) -> State:
-        learn = section["learn"] | {"choose": choose}
-        config = read(method.config, section | {"network": network, "learn": learn}, "methods.x")
+        constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "learn" not in section else {}
+        learn = section.get("learn", section | constant) | {"choose": choose}
+        whole = section | {"learn": learn} if "learn" in section else learn
+        config = read(method.config, whole | {"network": network}, "methods.x")
         return case.room.make(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
 
     path = trajectory(MlpConfig("mlp", (6,)), data)
     with pytest.raises(ConfigError, match=r"^network must be the trajectory's .*\(6,\).*, got .*\(6, 5\)"):
         make({"name": "mlp", "hidden": [6, 5]}, None)
-    with pytest.raises(ConfigError, match=r"^learn\.choose must be null where a trajectory is the start"):
+    with pytest.raises(ConfigError, match=r"^(learn\.)?choose must be null where a trajectory is the start"):
         make({"name": "mlp", "hidden": [6]}, {"every": 1, "patience": None})

@@ -21,6 +21,7 @@ OPTIMISERS = [
     OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, clip=0.5),
     OptimiserConfig("sgd", 0.01),
     OptimiserConfig("adam", 0.1, "step", milestones=(0.3, 0.8)),
+    OptimiserConfig("sgd", 0.05, "linear", milestones=(0.25, 0.75), factor=0.2, momentum=0.5),
 ]
 optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
 
@@ -150,6 +151,11 @@ def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, s
     if config.schedule == "step":
         at = [round(share * steps) for share in config.milestones]
         return torch.optim.lr_scheduler.MultiStepLR(optimiser, at, config.factor)
+    if config.schedule == "linear":
+        start, end = (round(share * steps) for share in config.milestones)
+        flat = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+        down = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, config.factor, end - start)
+        return torch.optim.lr_scheduler.SequentialLR(optimiser, [flat, down], [start])
     rising = round(config.warmup * steps)
     up = torch.optim.lr_scheduler.LinearLR(optimiser, 1 / 25, 1.0, rising)
     down = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps - rising)
@@ -184,6 +190,27 @@ def test_a_rate_falls_at_its_milestones_as_torchs_does() -> None:
             optimiser.step()
             schedule.step()
         assert learning_rate(config, steps - 1, steps) == pytest.approx(0.1 * 0.1 ** len(at))
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*", "ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("milestones", [(0.25, 0.5), (0.05, 0.95), (0.5, 0.505)])
+@pytest.mark.parametrize("factor", [0.01, 0.9])
+def test_a_straight_line_between_two_milestones_is_torchs(milestones: tuple[float, float], factor: float) -> None:
+    config, steps = OptimiserConfig("sgd", 0.6, "linear", milestones=milestones, factor=factor), 200
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.6)
+    schedule = torchs_schedule(optimiser, config, steps)
+    for step in range(steps):
+        assert learning_rate(config, step, steps) == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-9), step
+        optimiser.step()
+        schedule.step()
+
+
+def test_the_rates_of_weight_averaging_by_hand() -> None:
+    """Maddox et al. 2019: 300 epochs, averaged after 161; whole for half of those, a line to .2 at nine tenths."""
+    config = OptimiserConfig("sgd", 0.05, "linear", milestones=(80.5 / 300, 144.9 / 300), factor=0.2)
+    rates = {0: 0.05, 80: 0.05, 81: 0.05 - 0.04 * 0.5 / 64.4, 112.7: 0.03, 144: 0.01 + 0.04 * 0.9 / 64.4, 145: 0.01}
+    for epoch, rate in (rates | {161: 0.01, 299: 0.01}).items():
+        assert learning_rate(config, round(10 * epoch), 3000) == pytest.approx(rate, rel=1e-9), epoch
 
 
 def test_one_cycle_starts_and_peaks_where_torchs_one_cycle_does() -> None:
@@ -224,7 +251,7 @@ def test_every_step_is_reported_once() -> None:
     [
         ("name", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
         ("rate", 0, "must be > 0, got 0.0"),
-        ("schedule", "linear", "must be one of constant, cosine, one_cycle, step, got 'linear'"),
+        ("schedule", "square", "must be one of constant, cosine, one_cycle, step, linear, got 'square'"),
         ("warmup", 0, "must be in (0, 1), got 0.0"),
         ("warmup", 1, "must be in (0, 1), got 1.0"),
         ("weight_decay", -1, "must be >= 0, got -1.0"),
@@ -245,6 +272,12 @@ def test_rules(key: str, value: object, rule: str) -> None:
 def test_a_schedule_of_steps_has_milestones() -> None:
     with pytest.raises(ConfigError, match=r"^o.milestones must be given for the schedule step, got \[\]$"):
         read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "step"}, "o")
+
+
+@pytest.mark.parametrize("milestones", [[], [0.5], [0.2, 0.5, 0.9]])
+def test_a_line_has_two_ends(milestones: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"^o.milestones must be two for the schedule linear, got \["):
+        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "linear", "milestones": milestones}, "o")
 
 
 def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:

@@ -14,7 +14,8 @@ from typing import Any, Final, get_args
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci, ood_source
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
+from bdl_pipe.data.partners import ood_source, transfer_source
 from bdl_pipe.errors import ConfigError, DataError, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Kind, Method, Room
@@ -136,6 +137,8 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     for key, dataset in datasets.items():
         for i, name in enumerate(dataset.ood):
             ood_source(name, datasets, f"datasets.{key}.ood[{i}]")
+        for i, name in enumerate(dataset.transfer):
+            transfer_source(name, key, datasets, f"datasets.{key}.transfer[{i}]")
     for name, section in _section(raw, "methods").items():
         require(name in registry, f"methods.{name}", f"is not a method{nearest(name, registry)}")
         config.read(registry[name].config, section, f"methods.{name}")

@@ -80,6 +80,11 @@ def columns(table: Table, dataset: str) -> list[Column]:
         Column(f"AUROC {s[4:]}", "auroc", s, +1, places(3), f"{dataset} against {s[4:]} by max probability")
         for s in table.splits(dataset, "ood:")
     ]
+    transfer = [
+        Column(f"{title} {s[9:]}", metric, s, better, write, f"on the rows of {s[9:]} whose classes {dataset} has")
+        for s in table.splits(dataset, "transfer:")
+        for title, metric, better, write in (("Acc. %", "accuracy", +1, percent), ("NLL", "nll", -1, places(3)))
+    ]
     cost = [
         Column("Parameters", "parameters", "cost", -1, count, "numbers stored for prediction"),
         Column("Size", "bytes", "cost", -1, size, "bytes stored for prediction"),
@@ -87,8 +92,8 @@ def columns(table: Table, dataset: str) -> list[Column]:
         Column("Per 1,000", "seconds_per_1000", "cost", -1, seconds, "time of 1,000 predictions"),
         Column("Peak memory", "peak_bytes", "cost", -1, size, "peak memory of the fitting process"),
     ]
-    keys = [run.key for run in table.of(dataset)]
-    return [c for c in [*CLEAN, *shifted, *ood, *cost] if any(table.stat(k, c.metric, c.split) for k in keys)]
+    shown, keys = [*CLEAN, *shifted, *transfer, *ood, *cost], [run.key for run in table.of(dataset)]
+    return [c for c in shown if any(table.stat(k, c.metric, c.split) for k in keys)]
 
 
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
@@ -46,7 +46,8 @@ class Part:
 def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look, paper: Paper, dpi: int) -> str:
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
-    sections = [headline(part), regression(part), reliability(part), severity(part), cost(part), ood(part)]
+    kinds = (headline, regression, reliability, severity, cost, transfer, ood)
+    sections = [section(part) for section in kinds]
     pictures = images.of(coresets, name)
     if pictures:
         about = (
@@ -186,6 +187,26 @@ def cost(part: Part) -> str:
 def legend(part: Part) -> str:
     items = [f"<li>{plots.key_mark(r.key, part.look)}{escape(part.names[r.key])}</li>" for r in part.done()]
     return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def transfer(part: Part) -> str:
+    splits = part.table.splits(part.dataset, "transfer:")
+    about = (
+        f"Fitted on {escape(part.dataset)}, scored on another set's labelled test rows whose classes it has. "
+        f"The probabilities are those over all classes of {escape(part.dataset)}, also where only some are shared."
+    )
+    tables = "".join(f"<h4>on {escape(s[9:])}</h4>{transfer_table(part, s)}" for s in splits)
+    return _titled("Transfer", about, tables) if splits else ""
+
+
+def transfer_table(part: Part, split: str) -> str:
+    """Every method, the scores of classes on the transfer set."""
+    cols = [replace(c, split=split) for c in columns.CLEAN]
+    cols = [c for c in cols if any(part.table.stat(r.key, c.metric, split) for r in part.runs)]
+    grid = [columns.cells(part.table, part.runs, c, {}) for c in cols]
+    heads = "".join(f'<th scope="col">{c.title}</th>' for c in cols)
+    rows = [f"<tr>{_run(part, r)}{''.join(cell(c[i]) for c in grid)}</tr>" for i, r in enumerate(part.runs)]
+    return _scroll(f'<thead><tr><th scope="col">Method, setting</th>{heads}</tr></thead>', rows, "sortable")
 
 
 def ood(part: Part) -> str:

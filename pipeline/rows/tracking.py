@@ -151,12 +151,12 @@ def final_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Comparison rows of one run → its final metrics, named alike for every method.
 
     ``test/accuracy``, ``corrupted/accuracy`` (the mean over corruptions and severities),
-    ``ood/<set>/auroc``, ``cost/fit_seconds``: each the mean over seeds.
+    ``ood/<set>/auroc``, ``transfer/<set>/accuracy``, ``cost/fit_seconds``: each the mean over seeds.
     """
     groups = defaultdict(list)
     for row in rows:
         split, _, rest = str(row["split"]).partition(":")
-        place = f"{split}/{rest}" if split == "ood" else split
+        place = f"{split}/{rest}" if split in ("ood", "transfer") else split
         groups[f"{place}/{row['metric']}"].append(float(row["value"]))
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
 

@@ -121,10 +121,15 @@ def score_clean(
 def score_shifted(
     fitted: Fitted, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
-    """``accuracy nll brier ece`` of a posterior of classes on rows under one corruption."""
+    """``accuracy nll brier ece`` of a posterior of classes on shifted rows: under one corruption, or of another set.
+
+    Where only some of the classes occur among the rows, the probabilities stay those over all classes of the
+    fitted set: nothing is renormalised over the classes that occur, as nobody tells the posterior which those are
+    (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
+    """
     seen = _Collected()
     for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
-        assert isinstance(predictive, Categorical), "only images are corrupted, and they have classes"
+        assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
         _common(seen, predictive, torch.tensor(split.targets[rows], device=device), config)
     return _values(seen)
 

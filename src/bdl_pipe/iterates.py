@@ -42,18 +42,29 @@ class Keep:
 
     Attributes:
         snapshots: how many, the last one at the end of the last epoch.
-        every: epochs from one to the next.
+        every: parts from one to the next.
         after: epochs run beyond the chosen number, or beyond all where none is chosen.
         moments: of the weights; null: none.
+        parts: of an epoch; there may be a snapshot at the end of each.
     """
 
     snapshots: int = 1
     every: int = 1
     after: int = 0
     moments: MomentsConfig | None = None
+    parts: int = 1
+
+    def ends(self, steps: int) -> dict[int, int]:
+        """Steps of an epoch of ``steps`` at which a part ends -> the parts that are then done.
+
+        Raises:
+            ConfigError: there are more parts than steps.
+        """
+        require(self.parts <= steps, "parts", f"must be <= the steps of an epoch ({steps})", self.parts)
+        return {steps * part // self.parts: part for part in range(1, self.parts + 1)}
 
     def snapshot(self, left: int) -> bool:
-        """Whether there is one with ``left`` epochs to go."""
+        """Whether there is one with ``left`` parts to go."""
         return _wanted(left, self.snapshots, self.every)
 
     def counts(self, left: int) -> bool:

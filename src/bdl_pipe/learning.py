@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from . import parallel
-from .artifacts import State, stack, under, unstack
+from .artifacts import stack, under, unstack
 from .data.fitdata import FitData
 from .iterates import Keep, RunningMoments
 from .learner import LearnConfig, Learned, Learner
 from .members import One, Stacked
-from .progress import Report
+from .progress import Phase, Report
 from .seeds import Seed
 from .training import Descent, descend
 
@@ -63,35 +63,14 @@ def learn(
             epochs = last.tensors["chosen"].tolist()
         else:
             search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=Keep(0), scored=True)
-            descend(search, config.optimiser, search.steps, _Phase(report, "search", 0.5, {}))
+            descend(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
             epochs = search.best_epochs()
     carried = {"chosen": torch.tensor(epochs)}
     epochs = [chosen + keep.after for chosen in epochs]
     run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
-    descend(run, config.optimiser, run.steps, _Phase(report, "final", 0.5 if choosing else 1.0, carried))
+    done = run.steps if choosing else 0  # a search counts as much as what it is for
+    descend(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
     return [Learned(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
-
-
-@final
-class _Phase(Report):
-    """One of the fits behind one report: its share of the steps, and its checkpoints by name."""
-
-    def __init__(self, report: Report, name: str, share: float, carried: dict[str, Tensor]) -> None:
-        self._report, self._name, self._share, self._carried = report, name, share, carried
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        whole = round(total / self._share)
-        self._report(step + (whole - total if self._name == "final" else 0), whole, metrics)
-
-    def due(self) -> bool:
-        return self._report.due()
-
-    def save(self, state: State) -> None:
-        self._report.save(State(state.tensors | self._carried, state.config | {"phase": self._name}))
-
-    def load(self) -> State | None:
-        last = self._report.load()
-        return last if last is not None and last.config["phase"] == self._name else None
 
 
 @final
@@ -118,6 +97,7 @@ class _Run(Descent):
         self._batch, self._count, self._device = min(config.batch, count), count, device
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
+        self._parts = keep.ends(self._steps_per_epoch)
         self._probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.tensors("validation", device) for d in data] if scored else []
         one = len(data) == 1
@@ -154,6 +134,8 @@ class _Run(Descent):
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
         self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._each.double().cpu()
+        if part := self._parts.get(position + 1):
+            self._snapshot(epoch, part)
         if position + 1 == self._steps_per_epoch:
             self._close(epoch + 1)
         told = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
@@ -223,13 +205,17 @@ class _Run(Descent):
         found = {k: v[:, within] for k, v in self._noise.items()}
         return found | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
-    def _close(self, done: int) -> None:
-        """The end of epoch number ``done``: snapshots where they are wanted, scores where they are due."""
+    def _snapshot(self, epoch: int, part: int) -> None:
+        """Of each member that wants one, with ``part`` parts of the open epoch done."""
         self._members.agree()
+        for m, stop in enumerate(self._epochs):
+            if self._keep.snapshot((stop - epoch) * self._keep.parts - part):
+                self.snapshots[m].append(self._members.get(m))
+
+    def _close(self, done: int) -> None:
+        """The end of epoch number ``done``, after its last snapshot: moments, and scores where they are due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
-            if self._keep.snapshot(stop - done):
-                self.snapshots[m].append(self._members.get(m))
             if self._keep.counts(stop - done):
                 weights = self._members.get(m)
                 self.moments[m].update({name: weights[name] for name in self._members.named})

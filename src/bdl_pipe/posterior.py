@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from . import networks
-from .artifacts import State, stack, unstack
+from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .predictive import Categorical, Gaussian, Predictive
@@ -78,15 +78,21 @@ class NetworkSpec:
 
 @final
 class NetworkDraws:
-    """S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws."""
+    """S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws.
+
+    Attributes:
+        weights: every entry of the network's ``state_dict``, stacked [draw, ...], filters in the memory order that the
+            network computes fastest in.
+    """
 
     key = "network_draws"
 
     def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
         """``weights``: every entry of the network's ``state_dict``, stacked [draw, ...]."""
-        self.spec, self.weights = spec, weights
         self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
-        self._order = networks.fastest_order(self._skeleton)
+        self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(self._skeleton))
+        trunks = under("trunk.", self.weights).values()
+        self._one_trunk = all(bool((stacked == stacked[:1]).all()) for stacked in trunks)
 
     @classmethod
     def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":
@@ -94,16 +100,18 @@ class NetworkDraws:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """``rng`` is not used: the draws are fixed."""
-        outputs = [functional_call(self._skeleton, self._ordered(draw), (inputs,)) for draw in unstack(self.weights)]
+        """``rng`` is not used: the draws are fixed. A trunk that all draws have in common is computed once."""
+        draws = unstack(self.weights)
+        if self._one_trunk:
+            features = functional_call(self._skeleton.trunk, under("trunk.", draws[0]), (inputs,))
+            outputs = [functional_call(self._skeleton.head, under("head.", draw), (features,)) for draw in draws]
+        else:
+            outputs = [functional_call(self._skeleton, draw, (inputs,)) for draw in draws]
         return self.spec.predictive(torch.stack(outputs))
 
-    def _ordered(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Filters in the memory order that the network computes fastest in."""
-        return {k: v.contiguous(memory_format=self._order) if v.ndim == 4 else v for k, v in draw.items()}
-
     def state(self) -> State:
-        return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})
+        stored = {name: value.contiguous() for name, value in self.weights.items()}
+        return State(stored, {"posterior": self.key, "spec": to_mapping(self.spec)})
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "NetworkDraws":

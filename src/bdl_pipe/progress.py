@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
+from torch import Tensor
+
 from .artifacts import State, from_bytes, to_bytes
 from .errors import ArtifactError
 from .files import write_bytes
@@ -41,6 +43,37 @@ class Silent(Report):
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         pass
+
+
+@final
+class Phase(Report):
+    """One of the parts of a fit, behind one report: its place among all steps, and its checkpoints by name."""
+
+    def __init__(
+        self, report: Report, name: str, done: int, total: int, carried: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """
+        Args:
+            done: steps of the fit before this part, of ``total`` in all.
+            carried: what earlier parts found, kept in the checkpoints of this one; no names of its own tensors.
+        """
+        self._report, self._name, self._done, self._total = report, name, done, total
+        self._carried = dict(carried or {})
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._report(self._done + step, self._total, metrics)
+
+    def due(self) -> bool:
+        return self._report.due()
+
+    def save(self, state: State) -> None:
+        self._report.save(State(state.tensors | self._carried, state.config | {"phase": self._name}))
+
+    def load(self) -> State | None:
+        last = self._report.load()
+        if last is None or last.config["phase"] != self._name:
+            return None
+        return State({k: v for k, v in last.tensors.items() if k not in self._carried}, last.config)
 
 
 @final

@@ -54,17 +54,31 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, learn: LearnConfig, da
     Raises:
         ConfigError: as :func:`learn_from`.
     """
+    found = last_network(inputs, network, learn, data, "learn.choose")
+    if found is None:
+        return None
+    spec, last = found
+    means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
+    return last | means
+
+
+def last_network(
+    inputs: Inputs, network: NetworkConfig, learn: LearnConfig, data: FitData, choose: str
+) -> tuple[NetworkSpec, Weights] | None:
+    """The same with the whole head, and how its outputs are read; ``choose`` is the key of ``learn.choose``.
+
+    Raises:
+        ConfigError: as :func:`learn_from`.
+    """
     if not inputs.get("trajectory"):
         return None
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     require(spec.network == network, "network", f"must be the trajectory's ({spec.network})", network)
     rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
-    require(learn.choose is None, "learn.choose", rule, learn.choose)
+    require(learn.choose is None, choose, rule, learn.choose)
     assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    last = {name: past[-1] for name, past in snapshots(trajectory).items()}
-    means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
-    return last | means
+    return spec, {name: past[-1] for name, past in snapshots(trajectory).items()}
 
 
 def begin(network: Network, start: Weights | None) -> Network:

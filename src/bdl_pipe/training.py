@@ -33,18 +33,19 @@ class OptimiserConfig:
         name: the update rule, torch's.
         rate: the peak learning rate.
         schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
-            times ``factor`` from each of ``milestones`` on.
+            times ``factor`` from each of ``milestones`` on; ``linear``: constant up to the first of two ``milestones``,
+            on a straight line to ``factor`` times the rate at the second, constant then (Maddox et al. 2019).
         warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
         weight_decay: γ, enters the gradient as γw (decoupled for adamw).
         momentum: for sgd.
         clip: the largest gradient norm, or null.
-        milestones: shares of all steps, each rounded to a whole step (step only).
-        factor: of the rate at each milestone (step only).
+        milestones: shares of all steps, for step each rounded to a whole one (step and linear only).
+        factor: of the rate at each milestone (step), or at the last one (linear).
     """
 
     name: Literal["adam", "adamw", "sgd"]
     rate: float
-    schedule: Literal["constant", "cosine", "one_cycle", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "one_cycle", "step", "linear"] = "constant"
     warmup: float = 0.3
     weight_decay: float = 0.0
     momentum: float = 0.0
@@ -62,6 +63,8 @@ class OptimiserConfig:
         rising = all(before < after for before, after in pairwise(edges))
         require(rising, "milestones", "must rise, each in (0, 1)", given)
         require(self.schedule != "step" or given != [], "milestones", "must be given for the schedule step", given)
+        two = self.schedule != "linear" or len(given) == 2
+        require(two, "milestones", "must be two for the schedule linear", given)
         require(self.factor > 0, "factor", "must be > 0", self.factor)
 
 
@@ -139,6 +142,10 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
         return config.rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     if config.schedule == "step":
         return config.rate * config.factor ** sum(step >= round(share * steps) for share in config.milestones)
+    if config.schedule == "linear":
+        first, second = config.milestones
+        done = min(max((step / steps - first) / (second - first), 0.0), 1.0)
+        return config.rate * (1 + (config.factor - 1) * done)
     rising = config.warmup * steps
     if step < rising:
         return config.rate * (1 / 25 + (1 - 1 / 25) * step / rising)

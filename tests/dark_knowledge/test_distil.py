@@ -107,12 +107,15 @@ def test_a_resumed_student_has_the_same_bits(task, mode, at):
 
 
 @tasks
-def test_online_is_algorithm_1(task):
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_online_is_algorithm_1(task, temperature):
     """At student step t the teacher is θ_{t+1} of the plain chain, and nothing but θ is stored."""
     data, mode = DATA[task], config("online").mode
+    mode = dataclasses.replace(mode, target=dataclasses.replace(mode.target, temperature=temperature))
     living = distil.LivingChain(data, mode, Seed(5))
     x, _ = data.tensors("train")
-    joint = NetworkJoint(living.spec, data.tensors("train"), mode.target.prior_precision, Seed(5).fold("start"))
+    rows, start = data.tensors("train"), Seed(5).fold("start")
+    joint = NetworkJoint(living.spec, rows, mode.target.prior_precision, start, temperature)
     batches = sgld.Minibatches(len(data.train), mode.target.batch, Seed(5))
     visited = sgld.chain(
         {"flat": joint.start}, joint.gradient, batches, mode.target.step_size, Seed(5), 0, mode.burn_in + 4

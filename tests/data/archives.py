@@ -71,6 +71,20 @@ def svhn(folder: Path, train: int = 20, test: int = 10) -> None:
         scipy.io.savemat(folder / f"{part}_32x32.mat", arrays)
 
 
+STL10_NAMES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+
+
+def stl10(folder: Path, train: int = 10, test: int = 20) -> None:
+    members = {}
+    for part, rows, seed in (("train", train, 0), ("test", test, 1)):
+        columns = images(rows, (3, 96, 96), seed).transpose(0, 1, 3, 2)  # written column by column
+        members[f"stl10_binary/{part}_X.bin"] = columns.tobytes()
+        members[f"stl10_binary/{part}_y.bin"] = (labels(rows, 10) + 1).astype(np.uint8).tobytes()
+    members["stl10_binary/class_names.txt"] = ("\n".join(STL10_NAMES) + "\n").encode()
+    members["stl10_binary/unlabeled_X.bin"] = bytes(3 * 96 * 96)
+    tar(folder / "stl10_binary.tar.gz", members)
+
+
 def idx(folder: Path, train: int = 40, test: int = 20) -> None:
     for part, rows, seed in (("train", train, 0), ("t10k", test, 1)):
         pixels, codes = images(rows, (28, 28), seed), labels(rows, 10).astype(np.uint8)
@@ -80,7 +94,7 @@ def idx(folder: Path, train: int = 40, test: int = 20) -> None:
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + codes.tobytes()))
 
 
-WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn, "mnist": idx, "fashion_mnist": idx}
+WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn, "stl10": stl10, "mnist": idx, "fashion_mnist": idx}
 
 
 def small(name: str, folder: Path) -> Archive:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of TFDS and what it imports
 from bdl_pipe.data.sources.fetch import fetch, require_reachable  # noqa: E402
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10", "mnist"])
 def test_tfds_builder_ingests_and_serves_the_rows_in_order(name: str, tmp_path: Path) -> None:
     small = made.small(name, tmp_path / "downloads")
     parsed = small.parse(tmp_path / "downloads")

@@ -19,6 +19,7 @@ SHAPES = {
     "cifar10": (20, 10, (3, 32, 32), 10),
     "cifar100": (120, 100, (3, 32, 32), 100),
     "svhn": (20, 10, (3, 32, 32), 10),
+    "stl10": (10, 20, (3, 96, 96), 10),
     "mnist": (40, 20, (1, 28, 28), 10),
     "fashion_mnist": (40, 20, (1, 28, 28), 10),
 }
@@ -88,6 +89,40 @@ def test_records_cut_short_inside_a_whole_archive(tmp_path: Path) -> None:
     made.tar(tmp_path / "cifar-10-binary.tar.gz", members)
     with pytest.raises(DataError, match=r"test_batch\.bin: must be whole records of 3073 bytes, got 3000"):
         small.parse(tmp_path)
+
+
+def stl10_archive(folder: Path, **changed: bytes) -> Path:
+    """A small archive with other contents in some members, by the name without its suffix."""
+    members = {"train_X": bytes(2 * 27648), "train_y": b"\1\2", "test_X": bytes(27648), "test_y": b"\12", **changed}
+    files = {f"stl10_binary/{name}.bin": blob for name, blob in members.items() if blob}
+    files["stl10_binary/class_names.txt"] = "\n".join(made.STL10_NAMES).encode()
+    made.tar(folder / "stl10_binary.tar.gz", files)
+    return folder
+
+
+def test_stl10_by_hand(tmp_path: Path) -> None:
+    """One red pixel in the second row and third column of the second image: byte 2·96 + 1 of its red plane."""
+    pixels = bytearray(2 * 27648)
+    pixels[27648 + 2 * 96 + 1] = 200
+    raw = archives.STL10.parse(stl10_archive(tmp_path, train_X=bytes(pixels)))
+    assert np.argwhere(raw.train.inputs).tolist() == [[1, 0, 1, 2]] and raw.train.inputs[1, 0, 1, 2] == 200
+    assert raw.train.targets.tolist() == [0, 1] and raw.test is not None and raw.test.targets.tolist() == [9]
+    assert raw.classes == tuple(made.STL10_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"test_X": bytes(27647)}, r"test_X\.bin: must be whole images of 27648 bytes, got 27647"),
+        ({"train_y": b"\1"}, r"train_y\.bin: must be one label for each of 2 images, got 1"),
+        ({"train_y": b"\1\0"}, r"train_y\.bin: labels must be in 1\.\.10, got 0\.\.1"),
+        ({"test_y": b"\13"}, r"test_y\.bin: labels must be in 1\.\.10, got 11\.\.11"),
+        ({"test_y": b""}, r"must contain stl10_binary/test_y\.bin"),
+    ],
+)
+def test_stl10_that_is_not_as_published(changed: dict, rule: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rule):
+        archives.STL10.parse(stl10_archive(tmp_path, **changed))
 
 
 def test_package_copies() -> None:

@@ -14,7 +14,7 @@ PARAMS = """
 seed: 0
 datasets:
   digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
-           splits: 1, ood: [mnist5k], corrupted_images: 10, corruptions: made}
+           splits: 1, ood: [mnist5k], corrupted_images: 10, corruptions: made, transfer: [mnist5k]}
   boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
            splits: 2, ood: [], corrupted_images: 0, corruptions: made}
 methods:

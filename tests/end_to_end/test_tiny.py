@@ -27,7 +27,7 @@ def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: 
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["dataset", "method", "setting", "seed", "split", "metric", "value", "n"]
     of = {(r["dataset"], r["split"].split(":")[0]) for r in rows}
-    assert of == {("digits", s) for s in ("test", "corrupted", "ood", "cost")} | {
+    assert of == {("digits", s) for s in ("test", "corrupted", "ood", "transfer", "cost")} | {
         ("boston", "test"),
         ("boston", "cost"),
     }
@@ -35,6 +35,8 @@ def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: 
     assert {r["seed"] for r in rows if r["dataset"] == "boston"} == {"0", "1", "1000", "1001"}
     costs = {r["metric"] for r in rows if r["split"] == "cost"}
     assert costs == {"parameters", "bytes", "fit_seconds", "seconds_per_1000", "peak_bytes"}
+    assert {r["metric"] for r in rows if r["split"] == "transfer:mnist5k"} == {"accuracy", "nll", "brier", "ece"}
+    assert "<h3>Transfer</h3>" in (finished.folder / "report/index.html").read_text()
     assert "nothing to do" in finished.pipeline("repro").stdout
     assert "up to date" in finished.dvc("status")
     assert not [p for p in (finished.folder / ".state/checkpoints").rglob("*") if p.is_file()]

@@ -49,6 +49,17 @@ def test_draws_do_not_depend_on_the_order_of_memory(together: int | None, channe
     assert together is not None or (seen and all(seen))
 
 
+def test_instance_norm_gets_the_plain_order() -> None:
+    seen: list[int] = []
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten())
+    net = shaken(bayesianize(plain, rows=3, cols=4)).eval()
+    net.network[0].register_forward_hook(lambda _m, given, _o: seen.append(given[0].stride(1)))
+    inputs = normal(5, 3, 6, 6).to(memory_format=torch.channels_last)
+    found = outputs(net, inputs, 2, Seed(1), rows=2)
+    assert set(seen) == {36}
+    torch.testing.assert_close(found, one_by_one(net, inputs, 2, Seed(1)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shared", [None, (2, 3)])
 def test_draws_of_shared_weights_and_of_points(shared: tuple[int, int] | None) -> None:
     inputs = normal(5, 3)

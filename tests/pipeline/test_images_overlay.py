@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
-    "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp", "swag"),
-    "subspace": ("pca_ess", "pca_vi"),
+    "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp"),
+    "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # those of the default run, too
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
     "ciber": ("ciber", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
@@ -46,10 +46,9 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
     methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
     for name in ("pca_ess", "pca_vi"):
         few = {"burn_in": 1, "every": 1} if name == "pca_ess" else {"steps": 2}
-        if name in methods:
-            methods[name] |= few | {"draws": 2, "batch_norm_rows": 20}
-    if "kfac_laplace" in methods:
-        methods["kfac_laplace"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
+        methods[name] |= few | {"draws": 2, "batch_norm_rows": 20}
+    methods["swa"] |= {"batch_norm_rows": 20, "batch_norm_batch": 10}
+    methods["kfac_laplace"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
     for name in ("ffg_w", "ffg_u", "ensemble_u"):
         section = methods.get(name, {"learn": {}, "weights": {}})
         section |= {"draws": members, "validation_draws": members, "annealing": {"start": 0.0, "end": 1.0}}
@@ -74,7 +73,11 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     small = {**raw, "teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
     small["runs"] = {k: v | {"members": min(v["members"], 2)} for k, v in runs.items()}
     used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
+    used |= {raw["trajectories"][k]["input"].removeprefix("trajectory/") for k in used & raw["trajectories"].keys()}
     members = 2 if shifted else 1
+    for run in small["runs"].values():
+        few = {} if run["method"] == "ensemble_u" else {"draws": 2, "steps": 2}  # draws are a multiple of its members
+        run["override"] = {k: few.get(k, v) for k, v in run.get("override", {}).items()}
     small["trajectories"] = {k: v | {"members": members} for k, v in raw["trajectories"].items() if k in used}
     if shifted:
         small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}

@@ -114,6 +114,21 @@ WRONG = {
     "setting above": ("trajectories.b-walk.setting", "small", "trajectories.b-walk.setting is for runs only"),
     "no setting": ("runs.b-run.setting", ..., "runs.b-run.setting is missing"),
     "unknown ood": ("datasets.boston.ood", ["mist"], "datasets.boston.ood"),
+    "unknown transfer": (
+        "datasets.images",
+        {**GOOD["datasets"]["boston"], "source": {"name": "mnist5k"}, "transfer": ["fashion_mnist", "mist"]},
+        "datasets.images.transfer[1] must name a data set",
+    ),
+    "transfer to itself": (
+        "datasets.images",
+        {**GOOD["datasets"]["boston"], "source": {"name": "mnist5k"}, "transfer": ["mnist5k"]},
+        "datasets.images.transfer[0] must name another set than the fitted one, got 'mnist5k'",
+    ),
+    "transfer of a table": (
+        "datasets.boston.transfer",
+        ["digits"],
+        "datasets.boston.transfer must be empty for a table",
+    ),
     "unknown source": ("datasets.boston.source", {"name": "bosten"}, "datasets.boston.source.name must be one of"),
 }
 

@@ -312,3 +312,24 @@ def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
     assert "score: feature density" in shown
     assert "score: mutual information" not in shown
     assert shown.count("0.750") == 2
+
+
+def test_transfer_scores_have_their_section_and_columns(tmp_path):
+    def scored(method, accuracy, nll):
+        rows = [("d", method, "s", seed, "test", "accuracy", 0.99, 9) for seed in (0, 1)]
+        rows += [
+            ("d", method, "s", s, "transfer:stl<10", "accuracy", accuracy + d, 9) for s, d in ((0, 0.01), (1, -0.01))
+        ]
+        rows += [("d", method, "s", seed, "transfer:stl<10", "nll", nll, 9) for seed in (0, 1)]
+        return write_run(tmp_path, "d", method, "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+
+    table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
+    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
+    assert "<h4>on stl&lt;10</h4>" in sections.transfer(part)
+    shown = sections.transfer_table(part, "transfer:stl<10")
+    assert "<b>72.46</b> <small>± 1.00</small>" in shown and "<b>0.990</b>" in shown
+    assert "72.25" in shown and "Brier" not in shown and "99.00" not in shown
+    titles = [c.title for c in columns.columns(table, "d")]
+    assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
+    assert {"transfer:stl<10"} < {*tables.comparison(table).split}
+    assert sections.transfer(replace(part, dataset="other")) == ""

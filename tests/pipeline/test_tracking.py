@@ -47,6 +47,8 @@ def test_final_scores_have_the_same_names_for_every_method():
         row("corrupted:fog:1", "accuracy", 0.7),
         row("corrupted:gaussian_noise:5", "accuracy", 0.1),
         row("ood:mnist5k", "auroc", 0.6),
+        row("transfer:stl10", "accuracy", 0.5),
+        row("transfer:stl10", "accuracy", 0.7, seed=1),
         row("cost", "fit_seconds", 12),
     ]
     assert tracking.final_scores(rows) == pytest.approx(
@@ -54,6 +56,7 @@ def test_final_scores_have_the_same_names_for_every_method():
             "test/accuracy": 0.85,
             "corrupted/accuracy": 0.4,
             "ood/mnist5k/auroc": 0.6,
+            "transfer/stl10/accuracy": 0.6,
             "cost/fit_seconds": 12.0,
         }
     )

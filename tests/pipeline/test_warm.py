@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import yaml
 
+from bdl_pipe.errors import UserError
 from pipeline import warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
@@ -63,3 +66,22 @@ def test_a_signal_is_the_exit_code(server: warm.Server) -> None:
         time.sleep(0.05)
     os.killpg(stage.pid, signal.SIGKILL)
     assert list(stage.lines()) is not None and stage.wait() == -signal.SIGKILL
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every server made inside ends while it imports."""
+    (tmp_path / "ends_the_server.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(warm, "_PRELOAD", "ends_the_server")
+    forkserver._forkserver._stop()
+    yield
+    forkserver._forkserver._stop()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["while it is asked", "before"])
+def test_a_server_that_has_ended_is_one_line(dying: None, seconds: float) -> None:
+    server = warm.Server()
+    time.sleep(seconds)
+    with pytest.raises(UserError, match=r"^good: the process that stages are forked from has ended \(\w+.*\); python"):
+        server.start("good")

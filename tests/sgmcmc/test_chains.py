@@ -10,11 +10,11 @@ from torch.func import functional_call
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, ResNetConfig, WideResNetConfig
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import chains
+from bdl_pipe.sgmcmc import chains, sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
 from tests.sgmcmc import cases
 
@@ -48,6 +48,25 @@ def test_gradient_is_that_of_torch_distributions(task):
     torch.testing.assert_close(got, flat, rtol=1e-4, atol=1e-3)
     again = joint.gradient({"flat": joint.start}, torch.arange(len(rows[0])))["flat"]
     assert torch.equal(got, again)  # nothing accumulates
+
+
+@tasks
+def test_a_temperature_divides_the_log_joint(task):
+    """Draws of a chain at T = 4 are those of the kernel on a quarter of the plain gradient, from the same start."""
+    data, target = DATA[task], cases.sgld_config().target
+    rng = Seed(0).fold("member", 0)
+    joint = NetworkJoint(chains.teacher_spec(data, target), data.tensors("train"), 1.0, rng.fold("start"))
+
+    def quarter(position, index):
+        return {"flat": joint.gradient(position, index)["flat"] / 4}
+
+    batches = sgld.Minibatches(len(data.train), target.batch, rng)
+    visited = sgld.chain({"flat": joint.start}, quarter, batches, target.step_size, rng, 0, 4)
+    expected = joint.named(torch.stack([position["flat"] for _, position in visited]))
+    thinning = {"steps": 4, "burn_in": 0, "every": 1}
+    warm, plain = (fit(task, target={"temperature": t}, thinning=thinning).tensors for t in (4.0, 1.0))
+    assert all(torch.equal(value, expected[name]) for name, value in warm.items())
+    assert not torch.allclose(plain["head.weight"], warm["head.weight"], atol=1e-3)
 
 
 @tasks
@@ -150,6 +169,11 @@ def test_student_is_the_mixture_of_all_draws(task):
     torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
 
 
+def test_a_temperature_is_positive():
+    with pytest.raises(ConfigError, match=r"^methods.sgld.target.temperature must be > 0, got 0.0$"):
+        cases.sgld_config(target={"temperature": 0})
+
+
 @tasks
 def test_a_target_has_no_dropout(task):
     target = dataclasses.replace(cases.sgld_config().target, network=MlpConfig("mlp", (4,), dropout=0.1))
@@ -162,5 +186,7 @@ def test_network_specs_that_factorise():
         NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical")
     )
     assert chains.factorises(NetworkSpec(ConvNetConfig("convnet", 8, 1, "group"), (1, 4, 4), 2, "categorical"))
-    for residual in (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18)):
-        assert not chains.factorises(NetworkSpec(residual, (1, 4, 4), 2, "categorical"))
+    assert chains.factorises(NetworkSpec(VggConfig("vgg", "none", 0.0), (1, 32, 32), 2, "categorical"))
+    normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
+    for network in (*normal, VggConfig("vgg", "batch", 0.0)):
+        assert not chains.factorises(NetworkSpec(network, (1, 32, 32), 2, "categorical"))

@@ -20,6 +20,7 @@ CONFIG = PcaEssConfig(
     dimension=3,
     temperature=TEMPERATURE,
     prior_variance=PRIOR_VARIANCE,
+    rows=None,
     draws=500,
     batch_norm_rows=None,
     batch_norm_batch=32,

@@ -21,6 +21,7 @@ CONFIG = PcaViConfig(
     dimension=3,
     temperature=TEMPERATURE,
     prior_variance=PRIOR_VARIANCE,
+    rows=None,
     draws=1000,
     batch_norm_rows=None,
     batch_norm_batch=32,

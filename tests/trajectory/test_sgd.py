@@ -3,16 +3,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from bdl_pipe.artifacts import State
+from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import read
 from bdl_pipe.data.augment import AugmentConfig, augment
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.posterior import NetworkSpec
-from bdl_pipe.progress import Silent
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory import SGD, SgdConfig
+from tests.test_conformance import Interrupted, Recorder, same
 
 RNG = Seed(0).fold("member", 0)
 SECTION = {
@@ -24,28 +26,89 @@ SECTION = {
 }
 
 
-def trajectory(data: FitData, **changes: object) -> State:
-    config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    return SGD.rooms["trajectory"].make(data, {}, config, rng=RNG, report=Silent())
+def trajectory(data: FitData, start: State | None = None, report: Report | None = None, **changes: object) -> State:
+    config, inputs = read(SgdConfig, SECTION | changes, "methods.sgd"), {} if start is None else {"trajectory": [start]}
+    return SGD.rooms["trajectory"].make(data, inputs, config, rng=RNG, report=report or Silent())
 
 
-def test_snapshots_are_those_of_a_plain_loop(tiny_images: FitData) -> None:
-    state = trajectory(tiny_images)
-    network = read(NetworkSpec, state.config["spec"], "spec").build(RNG.fold("weights")).train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    inputs, labels = tiny_images.tensors("train")
-    for epoch in range(3):
-        order = torch.randperm(160, generator=RNG.fold("epoch", epoch).generator())
-        losses = []
-        for rows in order.split(32):
+def plain_loop(data: FitData, network: nn.Module, epochs: int = 3) -> tuple[list[dict[str, Tensor]], list[float]]:
+    """The ``state_dict`` after each step of 32 rows, and the losses."""
+    optimiser, after, losses = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), [], []
+    inputs, labels = data.tensors("train")
+    for epoch in range(epochs):
+        for rows in torch.randperm(160, generator=RNG.fold("epoch", epoch).generator()).split(32):
             optimiser.zero_grad()
             loss = F.cross_entropy(network(inputs[rows]), labels[rows])
             loss.backward()
             optimiser.step()
+            after.append({name: value.detach().clone() for name, value in network.state_dict().items()})
             losses.append(loss.item())
-        for name, value in network.state_dict().items():
-            torch.testing.assert_close(state.tensors[name][epoch], value, atol=2e-4, rtol=1e-3)
-    assert abs(state.config["loss"] - sum(losses) / len(losses)) < 1e-4
+    return after, losses
+
+
+def fresh(state: State) -> nn.Module:
+    return read(NetworkSpec, state.config["spec"], "spec").build(RNG.fold("weights")).train()
+
+
+def alike(state: State, expected: list[dict[str, Tensor]]) -> bool:
+    stacked = stack(expected)
+    close = (torch.allclose(value, stacked[name], atol=2e-4, rtol=1e-3) for name, value in state.tensors.items())
+    return state.tensors.keys() == stacked.keys() and all(close)
+
+
+def test_snapshots_are_those_of_a_plain_loop(tiny_images: FitData) -> None:
+    state = trajectory(tiny_images)
+    after, losses = plain_loop(tiny_images, fresh(state))
+    assert alike(state, after[4::5]) and not alike(state, after[3::5])
+    assert abs(state.config["loss"] - sum(losses[-5:]) / 5) < 1e-4
+
+
+def test_snapshots_within_epochs_are_those_after_their_steps(tiny_images: FitData) -> None:
+    """Five steps an epoch: the first of two parts has two of them, the second three."""
+    state = trajectory(tiny_images, parts=2, keep=4)
+    after, _ = plain_loop(tiny_images, fresh(state))
+    assert alike(state, [after[i] for i in (6, 9, 11, 14)])
+    assert not alike(state, [after[i] for i in (7, 9, 12, 14)])
+    spaced = trajectory(tiny_images, parts=5, keep=3, every=4)
+    assert alike(spaced, [after[i] for i in (6, 10, 14)])
+    ends = trajectory(tiny_images, parts=2, keep=3, every=2)
+    whole = trajectory(tiny_images)
+    assert all(torch.equal(value, whole.tensors[name]) for name, value in ends.tensors.items())
+
+
+def test_more_parts_than_steps_are_refused(tiny_images: FitData) -> None:
+    with pytest.raises(ConfigError, match=r"^parts must be <= the steps of an epoch \(5\), got 6"):
+        trajectory(tiny_images, parts=6)
+
+
+def test_a_trajectory_starts_where_another_ended(tiny_images: FitData) -> None:
+    """With its running statistics; the optimiser's momentum is not carried over."""
+    before = trajectory(tiny_images, epochs=2)
+    state = trajectory(tiny_images, before, epochs=1, keep=1)
+    for epoch, expected in ((-1, True), (0, False)):
+        network = fresh(state)
+        network.load_state_dict({name: past[epoch] for name, past in before.tensors.items()})
+        after, _ = plain_loop(tiny_images, network, epochs=1)
+        assert alike(state, after[-1:]) == expected
+    assert not alike(state, plain_loop(tiny_images, fresh(state), epochs=1)[0][-1:])
+
+
+def test_what_started_elsewhere_and_stopped_within_an_epoch_ends_with_the_same_bits(tiny_images: FitData) -> None:
+    before = trajectory(tiny_images, epochs=1)
+    whole = trajectory(tiny_images, before, parts=5, keep=15)
+    for stop in (2, 5, 8):
+        interrupted = Recorder(stop_at=stop)
+        with pytest.raises(Interrupted):
+            trajectory(tiny_images, before, interrupted, parts=5, keep=15)
+        assert same(trajectory(tiny_images, before, Recorder(start=interrupted.kept), parts=5, keep=15), whole)
+
+
+def test_a_trajectory_of_another_variance_is_no_start(tiny_table: FitData) -> None:
+    numbers = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1}
+    bounded = trajectory(tiny_table, **numbers, variance_floor=1e-3)
+    trajectory(tiny_table, bounded, **numbers, variance_floor=1e-3)
+    with pytest.raises(ConfigError, match=r"^variance_floor must be the trajectory's \(0\.001\), got None"):
+        trajectory(tiny_table, bounded, **numbers)
 
 
 def test_the_last_partial_batch_is_dropped_unless_it_is_the_only_one(tiny_images: FitData) -> None:

@@ -1,5 +1,7 @@
 """The plane against scikit-learn's principal components, and its likelihood against the network's own."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -12,13 +14,14 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.networks.normalisation import by_batch_statistics, refresh_batch_norm
 from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.subspace import SubspaceConfig, Target, principal
 
 from .cases import flat, linear_trajectory, plane
 
 CONFIG = SubspaceConfig(
-    dimension=2, temperature=4.0, prior_variance=1.0, draws=2, batch_norm_rows=None, batch_norm_batch=1000
+    dimension=2, temperature=4.0, prior_variance=1.0, rows=None, draws=2, batch_norm_rows=None, batch_norm_batch=1000
 )
 HEADS = NetworkSpec(MlpConfig("mlp", (5,), dropout=0.3), (4,), 1, "gaussian_head")
 IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
@@ -69,7 +72,7 @@ def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
     """Predicted log-variances move, too; dropout is off."""
     past = trajectory(HEADS)
     target = Target(tiny_table, {"trajectory": [past]}, CONFIG, "pca_ess", Seed(0))
-    state = target.posterior(Z[None])
+    state = target.networks(Z[None], Silent()).state()
     network = HEADS.build(Seed(0)).eval()
     network.load_state_dict({k: v[0] for k, v in state.tensors.items()})
     inputs, targets = tiny_table.tensors("train")
@@ -80,6 +83,34 @@ def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
     assert target.total(0 * Z, 1000) != pytest.approx(expected, rel=1e-3)
     still = torch.stack([past.tensors["head.bias"][:, 1]]).std()
     assert still > 0  # the bias of the log-variance is among what moves
+
+
+def test_some_rows_stand_for_all(tiny_table: FitData) -> None:
+    """The mean over 100 choices of 20 of 80 rows against all of them, within 6 standard errors (2e-9)."""
+    past, rows = linear_trajectory(), torch.arange(20)
+
+    def target(rows: int | None, choice: int = 0) -> Target:
+        config = dataclasses.replace(CONFIG, rows=rows)
+        return Target(tiny_table, {"trajectory": [past]}, config, "pca_ess", Seed(choice))
+
+    whole = target(None).total(Z, 1000)
+    some = [target(20, choice) for choice in range(100)]
+    logs = np.array([each.total(Z, 1000) for each in some])
+    error = logs.std(ddof=1) / 10
+    assert {(len(each), each.num_train) for each in some} == {(20, 80)}
+    assert 0 < error < 0.05 * abs(whole) and abs(logs.mean() - whole) < 6 * error
+    assert abs(logs.mean() / 4 - whole) > 6 * error  # not scaled up
+    assert some[0].tempered(Z, rows).item() == pytest.approx(logs[0])
+    for many in (80, 1000):
+        assert target(many).total(Z, 1000) == pytest.approx(whole, rel=1e-9)
+
+
+def test_images_are_put_in_order_once(tiny_images: FitData) -> None:
+    """Each batch comes to the network in its fastest order, though one channel makes the orders the same."""
+    target, strides = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_ess", Seed(0)), []
+    target._snapshots.network.register_forward_pre_hook(lambda _, given: strides.append(given[0].stride(1)))
+    target.total(Z, 50)
+    assert strides == [1] * 4
 
 
 def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
@@ -98,7 +129,7 @@ def test_batches_are_normalised_by_their_own_statistics(tiny_images: FitData) ->
     """Of all rows in one batch a drawn network has the same ones, but for the variance's n − 1."""
     target = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_ess", Seed(0))
     before = target.total(Z, 160)
-    state = target.posterior(torch.stack([Z, -Z]))
+    state = target.networks(torch.stack([Z, -Z]), Silent()).state()
     assert target.total(Z, 160) == before  # whatever statistics the network had
     network = IMAGES.build(Seed(0)).eval()
     inputs, labels = tiny_images.tensors("train")

@@ -73,7 +73,7 @@ class Cluster:
         return [results[task.name] for task in tasks]
 
     def _is_light(self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
-        """Whether all tasks, one after the other, take a few seconds; the smallest is run to know, and thrown away."""
+        """Whether all tasks in turn take less than a minute; the smallest is run to know, and thrown away."""
         from .worker import attempt
 
         task = min(tasks, key=lambda t: t.size)

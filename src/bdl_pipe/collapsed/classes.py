@@ -17,10 +17,11 @@ p_k is moved into bounds that the exact average keeps (:mod:`.tails`), which bri
 where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one snapshot, or snapshots
 with one last layer, are their ensemble.
 
-The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x], a lower bound on that with
-all weights, since what is left of the disagreement inside of the box is in each draw's entropy (the mixture as one draw
-would have none at all); and the joint over inputs takes the collapsed weights as independent between them. Statistics
-of batch normalisation are those that each snapshot was trained with: its weights are its own, not an average's.
+The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
+the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box (the
+classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none); and the joint over
+inputs takes the collapsed weights as independent between them. Statistics of batch normalisation are those that each
+snapshot was trained with: its weights are its own, not an average's.
 
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
 """
@@ -36,7 +37,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from .. import networks
-from ..artifacts import State, unstack
+from ..artifacts import State, under, unstack
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
@@ -109,10 +110,10 @@ class CiberPosterior:
 
     def __init__(self, spec: NetworkSpec, config: CiberConfig, weights: dict[str, Tensor]) -> None:
         """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
-        self.spec, self.config, self.weights = spec, config, weights
         self._head = Head.of(weights["head.weight"], weights["head.bias"])
         network = spec.build(Seed(0)).eval().to(self._head.weights.device)
-        self._trunk, self._order = network.trunk, networks.fastest_order(network)
+        self.spec, self.config, self._trunk = spec, config, network.trunk
+        self.weights = networks.in_order(weights, networks.fastest_order(network))
         self._count = config.form.count(self._head.weights.shape[-1])
 
     @torch.no_grad()
@@ -120,20 +121,15 @@ class CiberPosterior:
         """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
         logits, collapsed = [], []
         for number, weights in enumerate(unstack(self.weights)):
-            features = functional_call(self._trunk, self._trunk_weights(weights), (inputs,))
+            features = functional_call(self._trunk, under("trunk.", weights), (inputs,))
             logits.append(F.linear(features, weights["head.weight"], weights["head.bias"]))
             collapsed.append(self._head.collapse(number, features, self._count))
         together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
         return Categorical(log_probs(torch.stack(logits), together, self.config.form))
 
-    def _trunk_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Filters in the memory order that the network computes fastest in."""
-        trunk = {k.removeprefix("trunk."): v for k, v in weights.items() if k.startswith("trunk.")}
-        return {k: v.contiguous(memory_format=self._order) if v.ndim == 4 else v for k, v in trunk.items()}
-
     def state(self) -> State:
         config = {"posterior": self.key, "spec": to_mapping(self.spec), "ciber": to_mapping(self.config)}
-        return State(dict(self.weights), config)
+        return State({name: value.contiguous() for name, value in self.weights.items()}, config)
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":

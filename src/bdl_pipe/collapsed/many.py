@@ -5,22 +5,13 @@
 a sum of n = d + 2 uniforms of half-widths w = (h_1, …, h_d, r/2, r/2). The tree of :mod:`.spline` doubles with each.
 
 Distances are those from the nearer edge of the support, e = Σw − |y − c|, in which the density is the convolution of n
-uniforms on [0, 2w_i]. With an interval [0, ∞) for one more it is the tail probability. Tilted by exp(−θv), all are
-truncated exponentials V_i of variance v_i, and θ is the saddle point, E ΣV = e (Daniels 1954, "Saddlepoint
-approximations in statistics"), for which q, the tilted density at its own mean, is of the order of 1/σ however small
-the density itself is. We do not approximate q but sum its Fourier series over a period P: terms
-
-    E exp(−itV_i) = [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/(θ + it),   Q_i = 2θ/(exp(2w_iθ) − 1),   t = 2πk/P.
-
-A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997); two bounds give P and the last t:
-
-    aliasing     ≤ 2 Pr(|ΣV − e| ≥ P − σ)/σ, by Chernoff's bound; nothing at all once P exceeds the support
-    truncation   |E exp(−itV_i)|² ≤ 1/(1 + v_it²), equal for an exponential: it says sin²b/b² ≤ 1/(1 + b²/3) at θ = 0
+uniforms on [0, 2w_i]. With an interval [0, ∞) for one more it is the tail probability. Both are the sum of a Fourier
+series, :mod:`.tilted`, whose relative error is bounded everywhere in the support.
 
 Where few widths dominate, the series is long. Then the k widest intervals are taken apart as in :mod:`.spline`,
 [0, 2w] = [0, ∞) − [2w, ∞), and the same series is summed for k intervals [0, ∞) and the narrow rest, at those of the
 2^k corners which the rest reaches: its terms fall at least as t^(−k) on the scale of the rest. Elsewhere the value is
-zero or a polynomial with the moments of the rest.
+zero or a polynomial with the moments of the rest. No difference is of values close together.
 """
 
 import functools
@@ -34,20 +25,15 @@ from torch import Tensor
 
 from ..errors import DataError
 from .box import wide
+from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
 
-LOG_ERROR: Final = 25.0  # −log of the share of aliasing and of truncation, each, in the density times σ
 FLOOR: Final = 1e-20  # of the edge distance: narrower widths, and none, are taken for this
-SMALLEST_TILT: Final = 1e-3  # times the edge distance: at the centre the saddle point is zero, and any tilt is right
 LONGEST: Final = 96  # terms of a series that is summed without taking widths apart
 MOST: Final = 10  # intervals taken apart
-NEWTON: Final = 9  # steps for the tilt, which need not be exact
-CUTOFF: Final = 6  # steps for the last term, each of them on the safe side
 CHUNK: Final = 1 << 22  # widths kept at a time
-BLOCK: Final = 1 << 15  # widths summed at a time: what stays in a cache
 NODES: Final = 1 << 16  # corners at a time
-CUMULANTS: Final = (1 / 6, -1 / 180, 1 / 2835, -1 / 37800, 1 / 467775)  # log(sinh z/z) in powers of z²
 
 
 @torch.no_grad()
@@ -59,8 +45,8 @@ def log_density(
 ) -> Float[Tensor, "*batch"]:
     """log E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius]; −∞ off the support.
 
-    The relative error of the density is of the order of 1e-12 (largest found: 1e-10), also deep in the tails.
-    Not differentiable.
+    The relative error of the density, also deep in the tails, is of the order of 1e-12; that of a series is certain to
+    be below 1e-8, to which differences of corners add a moderate factor. Not differentiable.
 
     Raises:
         DataError: a value that is not finite, a negative half-width, a radius ≤ 0.
@@ -129,154 +115,31 @@ def _sum(terms: Tensor) -> Tensor:
 
 
 def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
-    """log of the convolution at ``edge`` [point] of uniforms of half-widths [n, point] and ``endless`` [0, ∞) of height 1.
+    """log of the convolution at ``edge`` [point] of uniforms of half-widths [n, point], and of ``endless`` [0, ∞).
 
     −∞ where edge ≤ 0; otherwise edge ≤ Σw.
     """
     result = torch.full_like(edge, -torch.inf)
     inside = (edge > 0).nonzero().squeeze(-1)
-    edge, scaled = edge[inside], (widths[:, inside] / edge[inside]).clamp_min(FLOOR)
-    log, terms = _series(scaled, torch.full_like(edge, endless), LONGEST)
+    edge = edge[inside]
+    scaled = (widths[:, inside] / edge).clamp_min(FLOOR).sort(0, descending=True).values
+    log, terms = log_convolution(scaled, torch.full_like(edge, endless), LONGEST)
     for at in (terms > LONGEST).nonzero().squeeze(-1).split(NODES):
         log[at] = _taken_apart(scaled[:, at], endless, terms[at])
     result[inside] = log + (endless - 1) * edge.log()
     return result
 
 
-# --- the series, at an edge distance of 1
-
-
-def _series(widths: Tensor, endless: Tensor, longest: float = math.inf) -> tuple[Tensor, Tensor]:
-    """log of the convolution at 1, and its number of terms, both [point]; not summed where that is over ``longest``.
-
-    Args:
-        widths: half-widths [n, point], > 0.
-        endless: number of intervals [0, ∞) of height 1 [point].
-    """
-    size = max(1, BLOCK // len(widths))
-    plans = [_plan(*block) for block in zip(widths.split(size, -1), endless.split(size), strict=True)]
-    tilt, step, terms = (torch.cat(values) for values in zip(*plans, strict=True))
-    result = torch.full_like(tilt, torch.nan)
-    order = terms.argsort()[: int((terms <= longest).sum())]  # blocks of about as many terms
-    for at in order.split(size) if len(order) else ():
-        result[at] = _summed(widths[:, at], endless[at], tilt[at], step[at], int(terms[at[-1]]))
-    return result, terms
-
-
-def _plan(widths: Tensor, endless: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tilt θ, step in t and number of terms [point]."""
-    tilt = _saddle(widths, endless)
-    _, variances = _moments(widths, tilt)
-    sigma = (variances.sum(0) + endless / tilt.square()).sqrt()
-    period = _period(widths, endless, tilt, sigma)
-    last = _cutoff(variances, endless, tilt, sigma)
-    return tilt, 2 * math.pi / period, (last * period / (2 * math.pi)).ceil()
-
-
-def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the truncated exponentials [n, point]; absolute errors of 1e-16/θ and 1e-16/θ²."""
-    whole = 2 * widths
-    rest = whole / torch.expm1(whole * tilt)
-    inverse = 1 / tilt
-    return inverse - rest, (inverse.square() - rest * (rest + whole)).clamp_min(0)
-
-
-def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
-    """θ [point] for which the sum has mean 1: Newton's method for 1/mean, all but linear in θ, within a bracket."""
-    low, high = endless.clamp_min(SMALLEST_TILT), endless + len(widths)
-    tilt = (low * high).sqrt()
-    for _ in range(NEWTON):
-        means, variances = _moments(widths, tilt)
-        mean, variance = means.sum(0) + endless / tilt, variances.sum(0) + endless / tilt.square()
-        low, high = torch.where(mean > 1, tilt, low), torch.where(mean > 1, high, tilt)
-        new = tilt + mean * (mean - 1) / variance
-        tilt = torch.where((new > low) & (new < high), new, (low * high).sqrt())
-    return tilt
-
-
-def _log_mass(widths: Tensor, tilt: Tensor) -> Tensor:
-    """log Π (1 − exp(−2wθ))/(2wθ) [point], for θ of any sign."""
-    exponents = -2 * widths * tilt
-    return (torch.expm1(exponents) / exponents).log().sum(0)
-
-
-def _period(widths: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """P [point]: what lies a period from 1, on either side, is negligible."""
-    at_tilt = _log_mass(widths, tilt)
-
-    def chernoff(rate: Tensor) -> Tensor:
-        """Distance from 1, to the right for a positive rate, at which Pr is exp(−LOG_ERROR) by Chernoff's bound."""
-        growth = _log_mass(widths, tilt - rate) - at_tilt - rate
-        growth = torch.where(endless > 0, growth - endless * torch.log1p(-rate / tilt), growth)
-        return sigma + (LOG_ERROR + growth) / rate.abs()
-
-    normal = math.sqrt(2 * LOG_ERROR) / sigma
-    ends = torch.where(endless > 0, torch.inf, 2 * widths.sum(0) - 1)
-    right = torch.minimum(chernoff(0.6 * tilt), chernoff(0.85 * tilt)).nan_to_num(torch.inf)
-    right = torch.minimum(right, torch.minimum(ends, chernoff(normal).nan_to_num(torch.inf)))
-    return torch.maximum(right, chernoff(-normal).nan_to_num(torch.inf).clamp_max(1))
-
-
-def _cutoff(variances: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """The t [point] from which on the terms' bound has an integral ≤ exp(−LOG_ERROR)/σ; ∞ where not found.
-
-    log of the bound times tσ is concave in log t, so that Newton's steps stay beyond the zero after the first.
-    """
-    t = 8 / sigma
-    for step in range(CUTOFF + 1):
-        relative = variances * t.square()
-        ratio = (t / tilt).square()
-        excess = LOG_ERROR + (t * sigma).log() - (torch.log1p(relative).sum(0) + endless * torch.log1p(ratio)) / 2
-        if step < CUTOFF:
-            power = (relative / (1 + relative)).sum(0) + endless * ratio / (1 + ratio)
-            t = t * (excess / (power - 1).clamp_min(0.5)).clamp_max(50).exp()
-    return torch.where(excess <= 1e-3, t, torch.inf)
-
-
-def _summed(widths: Tensor, endless: Tensor, tilt: Tensor, step: Tensor, terms: int) -> Tensor:
-    """log of the convolution at 1 [point]."""
-    weights = 2 * tilt / torch.expm1(2 * widths * tilt)
-    turn_cos, turn_sin = (widths * step).cos(), (widths * step).sin()
-    cos, sin, total = turn_cos, turn_sin, torch.ones_like(tilt)
-    for k in range(1, terms + 1):
-        t = k * step
-        inverse = 1 / torch.hypot(tilt, t)
-        scaled = (weights * sin).mul_(inverse)
-        real, imaginary = _product(torch.addcmul(tilt * inverse, scaled, sin), scaled.mul_(cos))
-        phase = t - (endless + len(widths)) * torch.atan2(t, tilt)
-        total = total + 2 * (tilt * inverse) ** endless * (real * phase.cos() - imaginary * phase.sin())
-        cos, sin = (cos * turn_cos).addcmul_(sin, turn_sin, value=-1), (sin * turn_cos).addcmul_(cos, turn_sin)
-    density = total * step / (2 * math.pi)
-    return density.log() + _log_mass(widths, tilt) - endless * tilt.log() + tilt
-
-
-def _product(real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor]:
-    """Of complex numbers over the first dimension."""
-    while len(real) > 1:
-        half = len(real) // 2
-        a, b, c, d = real[:half], imaginary[:half], real[half : 2 * half], imaginary[half : 2 * half]
-        odd = real[2 * half :], imaginary[2 * half :]
-        real, imaginary = (a * c).addcmul_(b, d, value=-1), (a * d).addcmul_(b, c)
-        if len(odd[0]):
-            first = real[:1] * odd[0] - imaginary[:1] * odd[1], real[:1] * odd[1] + imaginary[:1] * odd[0]
-            real[:1], imaginary[:1] = first
-    return real[0], imaginary[0]
-
-
-# --- the widest intervals taken apart
-
-
 def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point], for which the series has so many terms [point]."""
-    ordered = widths.sort(0, descending=True).values
-    kept = ordered.clamp_max(1)  # wider than the edge distance is as good as endless
+    """log of the convolution at 1 [point], of half-widths [n, point]; the whole series would have ``terms`` [point]."""
+    kept = widths.clamp_max(1)  # wider than the edge distance is as good as endless
     apart = _number_apart(kept, endless, terms)
     result = torch.empty_like(terms)
     for k in apart.unique().tolist():
         of_k = (apart == k).nonzero().squeeze(-1)
         for at in of_k.split(max(1, NODES >> k)):
             result[at] = _corners(kept[:, at], k, endless)
-    return result + (kept / ordered).log().sum(0)
+    return result + (kept / widths).log().sum(0)
 
 
 def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
@@ -304,7 +167,7 @@ def _sums_after(values: Tensor) -> Tensor:
 
 
 def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point] the widest first, by differences of 2^k corners."""
+    """log of the convolution at 1 [point], of half-widths [n, point], by differences of 2^k corners."""
     rest = _sums_after(widths)  # δ_j
     nodes = torch.ones_like(widths[:1])
     for width in widths[:k]:
@@ -316,7 +179,7 @@ def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
     if len(reached[0]):
         edge, count = nodes[reached], torch.full_like(nodes[reached], k + endless)
         narrow = (widths[k:, reached[1]] / edge).clamp_min(FLOOR)
-        log[reached] = _series(narrow, count)[0] + (k + endless - 1) * edge.log()
+        log[reached] = log_convolution(narrow, count)[0] + (k + endless - 1) * edge.log()
     unit = torch.where(log[0].isfinite(), log[0], 0)  # where the first corner is reached none is beyond
     value = value + (log - unit).exp()
     for j in reversed(range(k)):

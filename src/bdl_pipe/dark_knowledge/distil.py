@@ -129,8 +129,8 @@ class LivingChain(Teacher):
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         self.spec, self._config, self._rng = teacher_spec(data, config.target), config, rng
-        rows = data.tensors("train", data.device)
-        self._joint = NetworkJoint(self.spec, rows, config.target.prior_precision, rng.fold("start"))
+        target, rows = config.target, data.tensors("train", data.device)
+        self._joint = NetworkJoint(self.spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
         self._batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
         self._position: Position = {"flat": self._joint.start}
         self._done = 0

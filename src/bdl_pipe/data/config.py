@@ -1,9 +1,10 @@
 """A row of ``datasets`` in params.yaml: where rows come from, and how they are split and normalised."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ..errors import ConfigError, require
+from ..config import LATER
+from ..errors import require
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class Svhn:
     """73,257/26,032 colour images 32×32 of house numbers (Netzer et al., 2011)."""
 
     name: Literal["svhn"] = "svhn"
+
+
+@dataclass(frozen=True)
+class Stl10:
+    """5,000/8,000 labelled colour images 96×96 (Coates et al., 2011); nine of its ten classes are CIFAR-10's."""
+
+    name: Literal["stl10"] = "stl10"
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,7 @@ Source = (
     | Cifar10
     | Cifar100
     | Svhn
+    | Stl10
     | Digits
     | Boston
     | Concrete
@@ -186,7 +195,7 @@ REGRESSION: Final = (Boston, Concrete, Wine, Uci)  # the sources that are regres
 TABULAR: Final = (Table, *REGRESSION)
 NAMED: Final[dict[str, Source]] = {  # the sources that need no path
     make().name: make()
-    for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Digits, Boston, Concrete, Wine)
+    for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Stl10, Digits, Boston, Concrete, Wine)
 }
 
 
@@ -210,6 +219,10 @@ class DatasetConfig:
             2024, G.2); ``none``: as they are. Classes have neither.
         held_out: classes, by their index, that leave the training, validation and test rows; their
             test rows are the out-of-distribution set ``held_out``. Of images alone.
+        transfer: labelled sets that share classes with this one, named as in ``ood`` (no ``noise``);
+            their test rows of the shared classes are scored by the posteriors fitted here.
+        transfer_names: classes of those sets -> the class of this set that they are, where the names
+            differ and ``data/transfer.py`` does not know it; null: none.
     """
 
     source: Source
@@ -223,6 +236,8 @@ class DatasetConfig:
     corruptions: Literal["made", "published"]
     targets: Literal["standardise", "centre", "none"] = "standardise"
     held_out: tuple[int, ...] = ()
+    transfer: tuple[str, ...] = field(default=(), metadata=LATER)
+    transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
 
     @property
     def task(self) -> Literal["classification", "regression"]:
@@ -237,14 +252,18 @@ class DatasetConfig:
         require(0 <= self.validation < 1 if share else self.validation >= 0, "validation", rule, self.validation)
         require(self.splits >= 1, "splits", "must be >= 1", self.splits)
         require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
-        require(len(set(self.ood)) == len(self.ood), "ood", "must not name a set twice", list(self.ood))
+        for key, names in (("ood", self.ood), ("transfer", self.transfer)):
+            require(len(set(names)) == len(names), key, "must not name a set twice", list(names))
+        idle = self.transfer_names and not self.transfer
+        require(not idle, "transfer_names", "must be empty without transfer", self.transfer_names)
         meant = self.task == "regression" or self.targets != "centre"
         require(meant, "targets", "must be standardise or none for classes", self.targets)
         self._check_held_out()
         if isinstance(self.source, TABULAR):
             require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
-            require(not self.ood, "ood", "must be empty for a table", list(self.ood))
+            for key, names in (("ood", self.ood), ("transfer", self.transfer)):
+                require(not names, key, "must be empty for a table", list(names))
             require(self.corrupted_images == 0, "corrupted_images", "must be 0 for a table", self.corrupted_images)
 
     def _check_held_out(self) -> None:
@@ -259,20 +278,3 @@ class DatasetConfig:
             # a release has the images of every class, in the order of the whole test set
             fits = not self.corrupted_images or self.corruptions == "made"
             require(fits, "corruptions", "must be made where classes are held out", self.corruptions)
-
-
-def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
-    """The source behind an entry of ``ood``: a row of ``datasets``, a source without options, or noise.
-
-    Raises:
-        ConfigError: it is none of these, or not a set of images.
-    """
-    if name == Noise.name and name not in datasets:
-        return Noise()
-    source = datasets[name].source if name in datasets else NAMED.get(name)
-    if source is None:
-        known = ", ".join(sorted({*datasets, *NAMED, Noise.name}))
-        raise ConfigError(path, f"must name a data set (known: {known})", name)
-    if isinstance(source, TABULAR):
-        raise ConfigError(path, "must name a set of images", name)
-    return source

@@ -4,8 +4,8 @@
 ``<s>/train.arrow`` (training rows first, so that both parts and their union are views of one
 memory map) and ``<s>/transform`` (of all rows that a final fit sees; ``<s>/transform-search`` of the
 training rows alone where that differs), and ``schema.json``. ``folder_holdout`` holds the rest:
-``<s>/test.arrow``, ``ood/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``. No byte of the first
-depends on a row of the second.
+``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``.
+No byte of the first depends on a row of the second.
 """
 
 import hashlib
@@ -23,13 +23,15 @@ from ..errors import ConfigError, DataError
 from ..files import write_bytes
 from ..seeds import Seed
 from . import sources, store
-from .config import HELD_OUT, DatasetConfig, Noise, Source, ood_source
+from .config import HELD_OUT, DatasetConfig, Noise, Source
 from .corrupted import Job, corrupt_one, corruption_jobs
 from .fitdata import FitData, Split
 from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
+from .partners import ood_source, transfer_source
 from .raw import Raw
 from .splits import hold_out, uci_splits
+from .transfer import shared_rows
 from .transform import Transform
 
 FIT_KIND: Final = "prepare"
@@ -56,7 +58,11 @@ class Holdout:
 
     def ood(self) -> dict[str, Split]:
         """Out-of-distribution sets by name; their labels are those of their own classes."""
-        return {p.stem: store.read(p).split for p in sorted((self.path / "ood").glob("*.arrow"))}
+        return self._by_name("ood")
+
+    def transfer(self) -> dict[str, Split]:
+        """Labelled rows of other sets by name; their labels are those of the fitted set."""
+        return self._by_name("transfer")
 
     def corruptions(self) -> list[Job]:
         """The corruptions and severities that are there."""
@@ -65,6 +71,9 @@ class Holdout:
 
     def corrupted(self, name: str, severity: int) -> Split:
         return store.read(self.path / "corrupted" / f"{Job(name, severity).key}.arrow").split
+
+    def _by_name(self, folder: str) -> dict[str, Split]:
+        return {p.stem: store.read(p).split for p in sorted((self.path / folder).glob("*.arrow"))}
 
 
 def prepare(
@@ -79,7 +88,7 @@ def prepare(
     """Fill both folders with the data set ``name``; call it between their ``artifacts.publish``.
 
     Args:
-        datasets: the rows of ``datasets`` that it reads: its own, and those that its ``ood`` names.
+        datasets: the rows of ``datasets`` that it reads: its own, and those that its ``ood`` and ``transfer`` name.
         rng: the data set's address; the validation rows and the corruptions depend on it.
         fan_out: maps a picklable function over corruption jobs, in order; the builtin ``map``, or
             an executor's.
@@ -88,8 +97,11 @@ def prepare(
         UserError, DataError: the rows cannot be had or are wrong.
         ConfigError: a key of ``datasets.<name>`` does not fit the rows.
     """
-    config, path = datasets[name], f"datasets.{name}"
-    ood = [ood_source(o, dict(datasets), f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
+    config, path, known = datasets[name], f"datasets.{name}", dict(datasets)
+    ood = [ood_source(o, known, f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
+    transfer = [
+        transfer_source(t, name, dict(datasets), f"{path}.transfer[{i}]") for i, t in enumerate(config.transfer)
+    ]
     raw, held_out = sources.load(config.source), None
     _check_fit(config, raw, path)
     if config.held_out:
@@ -102,6 +114,7 @@ def prepare(
         store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
     for key, source in zip(config.ood, ood, strict=True):
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
+    _write_transfer(folder_holdout / "transfer", transfer, raw, config, path)
     if held_out is not None:
         store.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
     _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
@@ -219,6 +232,17 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
         raise DataError(f"{other.origin}: an out-of-distribution set must be images, and so must its partner")
     rows = test_rows(other)
     store.write(path, Split(to_shape(rows.inputs, shape), rows.targets))
+
+
+def _write_transfer(folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str) -> None:
+    known, names = set[str](), config.transfer_names or {}
+    for i, (key, source) in enumerate(zip(config.transfer, others, strict=True)):
+        other = sources.load(source)
+        known |= {*other.classes}
+        store.write(folder / f"{key}.arrow", shared_rows(other, raw, names, f"{path}.transfer[{i}]"))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"{path}.transfer_names", "must name classes of the transfer sets", unknown[0])
 
 
 def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed, fan_out: FanOut) -> None:

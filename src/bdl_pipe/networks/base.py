@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar, final
 
 import torch
@@ -56,6 +56,22 @@ def fastest_order(network: nn.Module) -> torch.memory_format:
     """
     by_image = any(isinstance(m, nn.GroupNorm) and m.num_groups == m.num_channels for m in network.modules())
     return torch.contiguous_format if by_image else torch.channels_last
+
+
+def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[str, Tensor]:
+    """Stacked weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
+
+    Filters that are in it already, as those of one channel or one pixel are in any, stay as they are.
+    """
+    return {name: _filters_in_order(value, order) if value.ndim == 5 else value for name, value in weights.items()}
+
+
+def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
+    if stacked[0].is_contiguous(memory_format=order):
+        return stacked
+    if order is torch.channels_last:
+        return stacked.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    return stacked.contiguous()
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:

@@ -6,13 +6,14 @@ parameter [draw, ...], and the network's spec. Student: the predictive (1/S) Σ_
 draws of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Inputs, Method, Room
@@ -37,6 +38,7 @@ class TargetConfig:
         noise_precision: λ_n of regression targets in standardised units; not used for classes.
         step_size: η_t, the variance of the noise of step t.
         batch: M, rows of a minibatch; N or more: all rows.
+        temperature: T of the posterior^(1/T) that is sampled; 1 is the posterior.
     """
 
     network: NetworkConfig
@@ -44,11 +46,13 @@ class TargetConfig:
     noise_precision: float
     step_size: StepSize
     batch: int
+    temperature: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
         require(self.noise_precision > 0, "noise_precision", "must be > 0", self.noise_precision)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
 def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
     """One chain. Resumes exactly: every random number is addressed by its step."""
     spec, total = teacher_spec(data, config.target), config.thinning.steps
-    joint = NetworkJoint(spec, data.tensors("train", data.device), config.target.prior_precision, rng.fold("start"))
+    target, rows = config.target, data.tensors("train", data.device)
+    joint = NetworkJoint(spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
     draws = joint.start.new_zeros(config.thinning.count, len(joint.start))
     start, position, kept = _resume(report, joint.start, draws)
     batches = Minibatches(len(data.train), config.target.batch, rng, data.device)

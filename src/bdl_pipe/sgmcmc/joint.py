@@ -4,8 +4,9 @@
     log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
                     = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression
 
-(Korattikara et al. 2015, eqs. 1, 6 and 9.) The network's parameters are views of the vector and
-their gradients views of another, so that a step costs one vector operation per term, not one per layer.
+(Korattikara et al. 2015, eqs. 1, 6 and 9.) With a temperature T other than 1 the gradient is that of log p(θ, D)/T, a
+posterior colder (T < 1) or warmer than Bayes' (Wenzel et al. 2020). The network's parameters are views of the vector
+and their gradients views of another, so that a step costs one vector operation per term, not one per layer.
 """
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..networks import ConvNetConfig, ResNetConfig, WideResNetConfig
+from ..networks import ConvNetConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
@@ -34,10 +35,11 @@ class NetworkJoint:
         data: tuple[Tensor, Tensor],
         prior_precision: float,
         rng: Seed,
+        temperature: float = 1.0,
     ) -> None:
         """``data``: transformed inputs [row, ...] and labels [row] or standardised targets [row, output]."""
         assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
-        self.spec, self.prior_precision = spec, prior_precision
+        self.spec, self.prior_precision, self.temperature = spec, prior_precision, temperature
         self.inputs, self.targets = data
         self._network = spec.build(rng).to(self.inputs.device)
         self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
@@ -52,14 +54,14 @@ class NetworkJoint:
             parameter.grad = value
 
     def gradient(self, position: Position, index: Tensor) -> Position:
-        """∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ), as {"flat": [weight]}."""
+        """[∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ)] / T, as {"flat": [weight]}."""
         self.vector.copy_(position["flat"])
         self._gradient.zero_()
         inputs, targets = self.inputs.index_select(0, index), self.targets.index_select(0, index)
         mean = log_likelihood(self.spec, self._network(inputs), targets).mean()
         (mean * len(self.inputs)).backward()  # (N/M) Σ = N · mean
         self._last = mean.detach()
-        return {"flat": self._gradient - self.prior_precision * position["flat"]}
+        return {"flat": (self._gradient - self.prior_precision * position["flat"]).div_(self.temperature)}
 
     @property
     def batch_log_likelihood(self) -> float:
@@ -93,6 +95,6 @@ def log_likelihood(
 def factorises(spec: NetworkSpec) -> bool:
     """Whether p(y | x, θ) of a row does not depend on the other rows of its batch."""
     network = spec.network
-    if isinstance(network, ConvNetConfig):
+    if isinstance(network, ConvNetConfig | VggConfig):
         return network.norm not in ("batch", "batch_stats")
-    return not isinstance(network, ResNetConfig | WideResNetConfig)
+    return not isinstance(network, ResNetConfig | WideResNetConfig | PreResNetConfig)

@@ -3,9 +3,10 @@
     θ_{t+1} = θ_t + (η_t/2) [∇ log p(θ) + (N/M) Σ_{i in batch} ∇ log p(y_i | x_i, θ)] + z_t,   z_t ~ N(0, η_t I)
 
 (Welling & Teh 2011, eq. 4; Korattikara et al. 2015, Algorithm 1.) There is no preconditioner, no
-Metropolis correction and no temperature: what is sampled is the posterior as stated, up to the bias
-of a step that is not infinitely small and of gradients from minibatches. On a quadratic potential of
-curvature P, with full-batch gradients, the variance that a constant η leaves is 1/(P(1 − ηP/4)).
+Metropolis correction and no temperature (that of ``joint`` is in the gradient): what is sampled is the
+posterior as stated, up to the bias of a step that is not infinitely small and of gradients from
+minibatches. On a quadratic potential of curvature P, with full-batch gradients, the variance that a
+constant η leaves is 1/(P(1 − ηP/4)).
 Draws are equally weighted also under a decreasing step (Welling & Teh weight them by η_t).
 """
 

@@ -33,11 +33,11 @@ from ..seeds import Seed
 from .curvature import kronecker_factors, layers_of
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LinearisedDraws
-from .snapshots import Snapshots
+from .snapshots import BatchNormConfig, Snapshots
 
 
 @dataclass(frozen=True)
-class KfacLaplaceConfig:
+class KfacLaplaceConfig(BatchNormConfig):
     """``methods.kfac_laplace``.
 
     Attributes:
@@ -49,8 +49,6 @@ class KfacLaplaceConfig:
             with the running statistics there.
         max_factor: the largest side of a Kronecker factor; a layer of a larger one is refused.
         draws: networks drawn at the fit.
-        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
-        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
     """
 
     layers: Literal["last", "all"]
@@ -60,19 +58,15 @@ class KfacLaplaceConfig:
     predictive: Literal["draws", "linearised"]
     max_factor: int
     draws: int
-    batch_norm_rows: int | None
-    batch_norm_batch: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         precision = self.prior_precision is None or self.prior_precision > 0
         require(precision, "prior_precision", "must be > 0 or null", self.prior_precision)
         require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
         require(self.rows is None or self.rows > 0, "rows", "must be > 0 or null", self.rows)
         require(self.max_factor > 0, "max_factor", "must be > 0", self.max_factor)
         require(self.draws > 0, "draws", "must be > 0", self.draws)
-        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
-        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
-        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
 
 
 def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, report: Report) -> State:
@@ -85,8 +79,7 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     """
     (trajectory,) = inputs["trajectory"]
     refresh = config.layers == "all" and config.predictive == "draws"  # else the trunk is that of the trajectory
-    rows, batch = config.batch_norm_rows, config.batch_norm_batch
-    snapshots = Snapshots(trajectory, data, rows, batch, rng, refresh)
+    snapshots = Snapshots(trajectory, data, config, rng, refresh)
     spec, last = snapshots.spec, snapshots.last
     network = spec.build(Seed(0)).to(data.device)
     network.load_state_dict(last)

@@ -21,7 +21,7 @@ from ..errors import require
 from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
-from .subspace import SubspaceConfig, Target
+from .subspace import SubspaceConfig, Target, fitted
 
 LogLikelihood = Callable[[Tensor], float]
 
@@ -45,6 +45,11 @@ class PcaEssConfig(SubspaceConfig):
         require(self.burn_in >= 0, "burn_in", "must be >= 0", self.burn_in)
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.batch > 1, "batch", "must be > 1", self.batch)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole chain."""
+        return self.burn_in + self.every * self.draws
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,12 @@ def sample(
     else:
         place = Place(saved.tensors["z"], saved.tensors["log_likelihood"].item())
         kept, first = list(saved.tensors["kept"]), int(saved.config["step"])
-    steps = config.burn_in + config.every * config.draws
-    for number in range(first, steps):
+    for number in range(first, config.steps):
         place = step(place, log_likelihood, config.prior_variance, rng.fold("step", number).generator())
         done = number + 1
         if done > config.burn_in and (done - config.burn_in) % config.every == 0:
             kept.append(place.z)
-        report(done, steps, {"log_likelihood": place.log_likelihood})
+        report(done, config.steps, {"log_likelihood": place.log_likelihood})
         if report.due():
             report.save(_checkpoint(place, kept, done))
     return torch.stack(kept)
@@ -126,7 +130,11 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
         FloatingPointError: the log-likelihood at the trajectory's mean is not finite.
     """
     target = Target(data, inputs, config, "pca_ess", rng)
-    return target.posterior(sample(lambda z: target.total(z, config.batch), config, rng=rng, report=report))
+
+    def chain(part: Report) -> Tensor:
+        return sample(lambda z: target.total(z, config.batch), config, rng=rng, report=part)
+
+    return fitted(target, chain, config.steps, config.draws, report)
 
 
 PCA_ESS = Method(

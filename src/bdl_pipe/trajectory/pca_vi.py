@@ -27,7 +27,7 @@ from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
 from ..training import Descent, OptimiserConfig, descend
-from .subspace import SubspaceConfig, Target
+from .subspace import SubspaceConfig, Target, fitted
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PcaViConfig(SubspaceConfig):
         initial_sd: of each coordinate; its mean starts at 0, the trajectory's mean.
         steps: updates of q.
         samples: draws of z at each step.
-        batch: rows of one step; all of them where there are no more.
+        batch: rows of one step, of those of the likelihood; all of them where there are no more.
         optimiser: the update rule and its schedule over all steps.
     """
 
@@ -60,7 +60,7 @@ class PcaViConfig(SubspaceConfig):
 
 @final
 class Bound(Descent):
-    """Minus the tempered bound, in nats per row and unit of likelihood: × temperature / rows.
+    """Minus the tempered bound, in nats per row and unit of likelihood: × temperature / training rows.
 
     Attributes:
         mean: m [dimension].
@@ -91,7 +91,7 @@ class Bound(Descent):
         likelihood = torch.stack([self._target.tempered(one, chosen) for one in z]) * (rows / len(chosen))
         prior = Normal(0.0, self._config.prior_variance**0.5).log_prob(z).sum(1)
         own = MultivariateNormal(self.mean.detach(), scale_tril=self.factor().detach()).log_prob(z)
-        return -(likelihood + prior - own).mean() * self._config.temperature / rows
+        return -(likelihood + prior - own).mean() * self._config.temperature / self._target.num_train
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": loss.item()}
@@ -117,9 +117,13 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
     """
     target = Target(data, inputs, config, "pca_vi", rng)
     bound = Bound(target, config, rng)
-    descend(bound, config.optimiser, config.steps, report)
-    with torch.no_grad():
-        return target.posterior(bound.draw(config.draws, rng.fold("draws").generator()))
+
+    def coordinates(part: Report) -> Tensor:
+        descend(bound, config.optimiser, config.steps, part)
+        with torch.no_grad():
+            return bound.draw(config.draws, rng.fold("draws").generator())
+
+    return fitted(target, coordinates, config.steps, config.draws, report)
 
 
 PCA_VI = Method(

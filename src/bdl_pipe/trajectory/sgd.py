@@ -7,18 +7,23 @@ is dropped where there are others, so that all steps weigh the same. In a proces
 share of every batch, with its own dropout masks; ``parallel`` says what is averaged.
 
 State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], at the ends of
-the ``keep`` last epochs, or of every ``every``-th; beside them the running moments of the parameters, where
-they are asked for (``iterates``); config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many were run),
-``loss`` (the last epoch's mean training loss) and with moments ``iterates`` (how many counted).
+the ``keep`` last epochs, or of every ``every``-th, or of ``parts`` of epochs; beside them the running moments of the
+parameters, where they are asked for (``iterates``); config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many
+were run), ``loss`` (the last epoch's mean training loss) and with moments ``iterates`` (how many counted).
 
 Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``choose`` the number of epochs is that of
 the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` = ``after``
 the snapshots are the iterates of those. Their images' protocol, epochs 165 to 300 every 5, is ``epochs`` 300,
 ``keep`` 28, ``every`` 5.
+
+A trajectory may start where another one ended, at its member's last snapshot: with a constant rate it is then SWAG's
+protocol in practice (Maddox et al. 2019, section 3: from a pretrained network on), and its snapshots the iterates.
+The optimiser starts afresh.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, final
 
 from torch import Tensor
@@ -37,6 +42,7 @@ from ..posterior import Likelihood, NetworkSpec
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..start import Weights, begin, last_network
 from ..training import OptimiserConfig
 
 _PREFIX: Final = "network."  # of the learner's names
@@ -54,11 +60,12 @@ class SgdConfig:
         optimiser: the update rule and its schedule over all steps.
         augmentation: of each batch of images; null: none.
         choose: how the number of epochs is chosen on validation rows; null: all of them.
-        every: epochs from one snapshot to the next.
+        every: epochs, or parts of them, from one snapshot to the next.
         after: epochs run beyond the chosen number; only with ``choose``.
         moments: running moments of the parameters; null: none.
         variance_floor: of regression, in standardised units: the variance is this + softplus of an output; null: exp
             of it, not bounded.
+        parts: of an epoch, of as many steps each as can be; snapshots are at ends of parts, and ``keep`` counts those.
     """
 
     network: NetworkConfig
@@ -72,6 +79,7 @@ class SgdConfig:
     after: int = field(default=0, metadata=LATER)
     moments: MomentsConfig | None = field(default=None, metadata=LATER)
     variance_floor: float | None = field(default=None, metadata=LATER)
+    parts: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
@@ -83,15 +91,16 @@ class SgdConfig:
         require(self.after == 0 or self.choose is not None, "after", "must be 0 where choose is null", self.after)
         bounded = self.variance_floor is None or self.variance_floor > 0
         require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
+        require(self.parts > 0, "parts", "must be > 0", self.parts)
 
 
 @final
 class _Network(Learner):
     """The mean negative log-likelihood of a network's outputs."""
 
-    def __init__(self, spec: NetworkSpec, rng: Seed) -> None:
+    def __init__(self, spec: NetworkSpec, start: Weights | None, data: FitData, rng: Seed) -> None:
         super().__init__()
-        self.spec, self.network = spec, spec.build(rng)
+        self.spec, self.network = spec, begin(spec.build(rng), start)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return -self.spec.predictive(self.network(inputs)[None]).log_prob(targets).mean()
@@ -103,10 +112,12 @@ class _Network(Learner):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: SgdConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """A trajectory on each of ``data``, from random weights; ``inputs`` are not used.
+    """A trajectory on each of ``data``, from random weights or from the last ones of its trajectory in ``inputs``.
 
     Raises:
-        ConfigError: augmentation of rows that are not images, or a variance of classes.
+        ConfigError: augmentation of rows that are not images, a variance of classes, more parts than steps, or a
+            trajectory of another network or variance; or epochs are to be chosen on validation rows, which a
+            trajectory of the final fit has been trained on.
         FloatingPointError: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
@@ -118,8 +129,10 @@ def fit(
     )
     spec = _spec(data[0], config)
     how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose, config.augmentation)
-    keep = Keep(config.keep, config.every, config.after, config.moments)
-    fitted = learn(lambda _, rng: _Network(spec, rng), data, how, rngs=rngs, report=report, keep=keep)
+    keep = Keep(config.keep, config.every, config.after, config.moments, config.parts)
+    starts = [_start(i, spec, how, d) for d, i in zip(data, inputs, strict=True)]
+    builds = [partial(_Network, spec, start) for start in starts]
+    fitted = learn(builds, data, how, rngs=rngs, report=report, keep=keep)
     states = []
     for member in fitted:
         snapshots = stack([{k.removeprefix(_PREFIX): v for k, v in s.items()} for s in member.snapshots])
@@ -137,11 +150,25 @@ def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
     return NetworkSpec(config.network, data.input_shape, data.outputs, likelihood, variance_floor=floor)
 
 
+def _start(inputs: Inputs, spec: NetworkSpec, how: LearnConfig, data: FitData) -> Weights | None:
+    """The last snapshot of the trajectory in ``inputs``, which is read as this one will be."""
+    found = last_network(inputs, spec.network, how, data, "choose")
+    if found is None:
+        return None
+    theirs, last = found
+    rule = f"must be the trajectory's ({theirs.variance_floor})"
+    require(theirs.variance_floor == spec.variance_floor, "variance_floor", rule, spec.variance_floor)
+    assert theirs.likelihood == spec.likelihood, "one task"
+    return last
+
+
 SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={"trajectory": Room(alone(fit), takes="each", together=fit, shares=True)},
+    rooms={
+        "trajectory": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
+    },
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),

@@ -5,6 +5,7 @@ running statistics of batch normalisation are recomputed on training rows; all o
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -15,10 +16,29 @@ from .. import iterates
 from ..artifacts import State, stack, unstack
 from ..config import read
 from ..data.fitdata import FitData
+from ..errors import require
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+
+
+@dataclass(frozen=True)
+class BatchNormConfig:
+    """What every method that makes networks of a trajectory's has in common.
+
+    Attributes:
+        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
+        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+    """
+
+    batch_norm_rows: int | None
+    batch_norm_batch: int
+
+    def __post_init__(self) -> None:
+        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
+        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
+        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
 
 
 @final
@@ -36,13 +56,12 @@ class Snapshots:
     flat: Float[Tensor, "epoch weight"]
 
     def __init__(
-        self, trajectory: State, data: FitData, rows: int | None, batch: int, rng: Seed, refresh: bool = True
+        self, trajectory: State, data: FitData, config: BatchNormConfig, rng: Seed, refresh: bool = True
     ) -> None:
         """
         Args:
-            rows: training rows that refresh running statistics, the same at all points; None: all.
-            batch: rows in one batch of that pass.
-            rng: where the choice of rows is drawn.
+            config: the training rows that refresh running statistics are the same at all points.
+            rng: where their choice is drawn.
             refresh: False: running statistics stay those of the last snapshot.
         """
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
@@ -52,7 +71,8 @@ class Snapshots:
         self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
         self.last = {name: past[-1] for name, past in stored.items()}
         self.moments = None if kept is None else (self._point(kept[0]), self._point(kept[1]))
-        self._rows, self._batch = self._choose(data, rows, rng) if refresh else None, batch
+        self._rows = self._choose(data, config.batch_norm_rows, rng) if refresh else None
+        self._batch = config.batch_norm_batch
 
     def named(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
         """The parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""

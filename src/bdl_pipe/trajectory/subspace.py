@@ -11,7 +11,7 @@ far as the trajectory itself went. The posterior is
     p(z | D) ∝ Π_i p(y_i | x_i, w(z))^(1/temperature) N(z; 0, prior_variance I).
 
 The noise of regression is the network's own (``posterior.NetworkSpec``): where it predicts a log-variance, that is
-moved with all other weights.
+moved with all other weights. The sum may be taken over some of the rows, drawn once for a fit, and scaled up to all.
 
 Batch normalisation: within the likelihood each batch is normalised by its own statistics, as in training and in the
 published code; a network that is drawn has statistics refreshed on training rows, as SWAG's.
@@ -19,6 +19,7 @@ published code; a network that is drawn has statistics refreshed on training row
 Deviation: snapshots are the trajectory's last epochs and w̄ their mean, where the paper has SWAG's running ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -34,38 +35,36 @@ from ..method import Inputs
 from ..networks import fastest_order
 from ..networks.normalisation import by_batch_statistics
 from ..posterior import NetworkDraws
+from ..progress import Phase, Report
 from ..seeds import Seed
-from .snapshots import Snapshots
+from .snapshots import BatchNormConfig, Snapshots
 
 
 @dataclass(frozen=True)
-class SubspaceConfig:
+class SubspaceConfig(BatchNormConfig):
     """What the methods of a subspace have in common.
 
     Attributes:
         dimension: K, the principal components.
         temperature: the likelihood enters to the power 1/temperature; 1: the posterior, infinite: the prior.
         prior_variance: of each coordinate; a coordinate's unit is the trajectory's deviation along its component.
+        rows: training rows that the likelihood is summed over, scaled up to all; null: all.
         draws: networks in the predictive.
-        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
-        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
     """
 
     dimension: int
     temperature: float
     prior_variance: float
+    rows: int | None
     draws: int
-    batch_norm_rows: int | None
-    batch_norm_batch: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.dimension > 0, "dimension", "must be > 0", self.dimension)
         require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
         require(self.prior_variance > 0, "prior_variance", "must be > 0", self.prior_variance)
+        require(self.rows is None or self.rows > 0, "rows", "must be > 0 or null", self.rows)
         require(self.draws > 0, "draws", "must be > 0", self.draws)
-        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
-        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
-        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,7 @@ class Target:
 
     Attributes:
         plane: where the coordinates lie.
+        num_train: training rows that the likelihood stands for.
     """
 
     def __init__(self, data: FitData, inputs: Inputs, config: SubspaceConfig, method: str, rng: Seed) -> None:
@@ -109,41 +109,77 @@ class Target:
             ConfigError: the dimension is more than snapshots less one, which have no more components.
         """
         (trajectory,) = inputs["trajectory"]
-        self._snapshots = Snapshots(trajectory, data, config.batch_norm_rows, config.batch_norm_batch, rng)
+        self._snapshots = Snapshots(trajectory, data, config, rng)
         most = len(self._snapshots.flat) - 1
         key, rule = f"methods.{method}.dimension", f"must be <= the trajectory's snapshots less one ({most})"
         require(config.dimension <= most, key, rule, config.dimension)
         self.plane = principal(self._snapshots.flat, config.dimension)
-        self._inputs, self._targets = data.tensors("train", data.device)
-        self._temperature = config.temperature
+        self._order = fastest_order(self._snapshots.network)
+        self._inputs, self._targets = self._rows(data, config.rows, rng)
+        self.num_train = len(data.train)
+        self._scale, self._temperature = self.num_train / len(self), config.temperature
+
+    def _rows(self, data: FitData, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
+        """The rows that the likelihood is summed over, images in the order that the network computes fastest in."""
+        inputs, targets = data.tensors("train", data.device)
+        if rows is not None:
+            order = torch.randperm(len(inputs), generator=rng.fold("likelihood").generator())
+            chosen = order[:rows].to(data.device)
+            inputs, targets = inputs[chosen], targets[chosen]
+        # a copy even where one channel makes the orders the same: convolutions tell them by the strides
+        return (inputs.clone(memory_format=self._order) if inputs.ndim == 4 else inputs), targets
 
     def __len__(self) -> int:
-        """Training rows."""
+        """Training rows that the likelihood is summed over."""
         return len(self._inputs)
 
     def tempered(self, z: Float[Tensor, " dimension"], rows: Int[Tensor, " row"]) -> Float[Tensor, ""]:
-        """(1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows``, one batch, in float64; differentiable."""
+        """(1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows`` of those here, one batch, in float64; differentiable.
+
+        Scaled up to all training rows: summed over all rows here, its mean over their choice is that of all.
+        """
         network, device = self._snapshots.network, self._inputs.device
-        weights = {name: value.to(device) for name, value in self._snapshots.named(self.plane.point(z)).items()}
+        weights = {name: self._placed(value) for name, value in self._snapshots.named(self.plane.point(z)).items()}
         chosen = rows.to(device)
-        inputs = self._inputs[chosen]
-        if inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=fastest_order(network))
         with by_batch_statistics(network):
-            outputs = functional_call(network, weights, (inputs,))
+            outputs = functional_call(network, weights, (self._inputs[chosen],))
         logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(_exact(self._targets[chosen]))
-        return logs.sum().cpu() / self._temperature
+        return logs.sum().cpu() * self._scale / self._temperature
 
     @torch.no_grad()
     def total(self, z: Float[Tensor, " dimension"], batch: int) -> float:
-        """The same over all rows, in order, in batches whose sizes differ by at most 1."""
+        """The same over all rows here, in order, in batches whose sizes differ by at most 1."""
         parts = torch.arange(len(self)).tensor_split(-(-len(self) // batch))
         return sum(self.tempered(z, part).item() for part in parts)
 
-    def posterior(self, coordinates: Float[Tensor, "draw dimension"]) -> State:
-        """The networks at these coordinates, as a posterior's state."""
-        drawn = [self._snapshots.state_at(self.plane.point(z)) for z in coordinates]
-        return NetworkDraws.of(self._snapshots.spec, drawn).state()
+    def networks(self, coordinates: Float[Tensor, "draw dimension"], report: Report) -> NetworkDraws:
+        """Those at these coordinates; may be resumed after any of them."""
+        points = self._snapshots.named
+        return self._snapshots.draws(
+            lambda k: points(self.plane.point(coordinates[k])), len(coordinates), report=report
+        )
+
+    def _placed(self, weight: Tensor) -> Tensor:
+        """On the rows' device; filters in the order of memory of the images."""
+        there = weight.to(self._inputs.device)
+        return there.contiguous(memory_format=self._order) if there.ndim == 4 else there
+
+
+def fitted(
+    target: Target, sample: Callable[[Report], Float[Tensor, "draw dimension"]], steps: int, draws: int, report: Report
+) -> State:
+    """The networks at ``draws`` coordinates as a posterior's state; may be resumed in either part of the fit.
+
+    Args:
+        sample: draws the coordinates in ``steps`` steps.
+    """
+    last = report.load()
+    if last is not None and last.config["phase"] == "networks":
+        coordinates = last.tensors["coordinates"]
+    else:
+        coordinates = sample(Phase(report, "coordinates", 0, steps + draws))
+    then = Phase(report, "networks", steps, steps + draws, {"coordinates": coordinates})
+    return target.networks(coordinates, then).state()
 
 
 def _exact(targets: Tensor) -> Tensor:

@@ -21,25 +21,12 @@ from ..method import Inputs, Method, Room
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
-from .snapshots import Snapshots
+from .snapshots import BatchNormConfig, Snapshots
 
 
 @dataclass(frozen=True)
-class SwaConfig:
-    """``methods.swa``.
-
-    Attributes:
-        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
-        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
-    """
-
-    batch_norm_rows: int | None
-    batch_norm_batch: int
-
-    def __post_init__(self) -> None:
-        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
-        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
-        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
+class SwaConfig(BatchNormConfig):
+    """``methods.swa``: nothing more to choose."""
 
 
 @torch.no_grad()
@@ -50,8 +37,7 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
         ConfigError: the trajectory has neither moments nor two snapshots.
     """
     (trajectory,) = inputs["trajectory"]
-    rows, batch = config.batch_norm_rows, config.batch_norm_batch
-    snapshots = Snapshots(trajectory, data, rows, batch, Seed(0).fold("swa"))
+    snapshots = Snapshots(trajectory, data, config, Seed(0).fold("swa"))
     made = snapshots.state_at(_mean(snapshots))
     report(1, 1)
     return NetworkDraws.of(snapshots.spec, [made]).state()

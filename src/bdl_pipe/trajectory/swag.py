@@ -27,34 +27,28 @@ from ..errors import require
 from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
-from .snapshots import Snapshots
+from .snapshots import BatchNormConfig, Snapshots
 
 
 @dataclass(frozen=True)
-class SwagConfig:
+class SwagConfig(BatchNormConfig):
     """``methods.swag``.
 
     Attributes:
         rank: K, the last deviations in the low-rank part; 0: the diagonal alone.
         scale: factor of the covariance; 1 is the paper's.
         draws: networks drawn at the fit.
-        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
-        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
     """
 
     rank: int
     scale: float
     draws: int
-    batch_norm_rows: int | None
-    batch_norm_batch: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.rank == 0 or self.rank > 1, "rank", "must be 0 or > 1", self.rank)
         require(self.scale > 0, "scale", "must be > 0", self.scale)
         require(self.draws > 0, "draws", "must be > 0", self.draws)
-        rows = self.batch_norm_rows is None or self.batch_norm_rows > 1
-        require(rows, "batch_norm_rows", "must be > 1 or null", self.batch_norm_rows)
-        require(self.batch_norm_batch > 1, "batch_norm_batch", "must be > 1", self.batch_norm_batch)
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
         ConfigError: the trajectory has fewer snapshots than ``rank``, or, without moments, fewer than two.
     """
     (trajectory,) = inputs["trajectory"]
-    snapshots = Snapshots(trajectory, data, config.batch_norm_rows, config.batch_norm_batch, rng)
+    snapshots = Snapshots(trajectory, data, config, rng)
     gaussian = _gaussian(snapshots, config.rank)
 
     def draw(number: int) -> dict[str, Tensor]:

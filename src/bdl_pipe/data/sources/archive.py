@@ -18,6 +18,7 @@ from ...errors import DataError
 from ..raw import Raw
 from .cifar import read_cifar10, read_cifar100
 from .idx import read_idx
+from .stl10 import read_stl10
 from .svhn import read_svhn
 
 FOLDER_VARIABLE: Final = "BDL_DATA_DIR"
@@ -211,4 +212,16 @@ SVHN: Final = Archive(
     (3, 32, 32),
     read_svhn,
 )
-ARCHIVES: Final[dict[str, Archive]] = {a.name: a for a in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100, SVHN)}
+STL10: Final = Archive(
+    "stl10",
+    (
+        File(
+            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+            2640397119,
+            "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
+        ),
+    ),
+    (3, 96, 96),
+    read_stl10,
+)
+ARCHIVES: Final[dict[str, Archive]] = {a.name: a for a in (FASHION_MNIST, MNIST, CIFAR10, CIFAR100, SVHN, STL10)}

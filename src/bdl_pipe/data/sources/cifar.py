@@ -3,8 +3,6 @@
 A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes red, green, blue, row by row.
 """
 
-import tarfile
-import zlib
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +11,7 @@ import numpy as np
 from ...errors import DataError
 from ..fitdata import Split
 from ..raw import Raw
+from .tar import members
 
 _PIXELS: Final = 3 * 32 * 32
 
@@ -31,31 +30,13 @@ def read_cifar100(folder: Path) -> Raw:
 
 
 def _read(path: Path, train: list[str], test: str, names: str, *, label_bytes: int) -> Raw:
-    members = _members(path, [*train, test, names])
-    classes = tuple(members[names].decode().split())
+    found = members(path, [*train, test, names])
+    classes = tuple(found[names].decode().split())
     parts = [
-        _records(b"".join(members[m] for m in group), f"{path}: {group[0]}", label_bytes, len(classes))
+        _records(b"".join(found[m] for m in group), f"{path}: {group[0]}", label_bytes, len(classes))
         for group in (train, [test])
     ]
     return Raw(str(path), "classification", "image", parts[0], parts[1], classes)
-
-
-def _members(path: Path, wanted: list[str]) -> dict[str, bytes]:
-    """The contents of some members; only regular files are read, nothing is extracted to disk."""
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                name = member.name.removeprefix("./")
-                stream = archive.extractfile(member) if name in wanted and member.isfile() else None
-                if stream is not None:
-                    found[name] = stream.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is truncated or not a gzipped tar archive ({error})") from None
-    for name in wanted:
-        if name not in found:
-            raise DataError(f"{path}: must contain {name}")
-    return found
 
 
 def _records(blob: bytes, origin: str, label_bytes: int, classes: int) -> Split:

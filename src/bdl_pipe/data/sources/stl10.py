@@ -1,0 +1,43 @@
+"""STL-10 in the *binary* version: one file of pixels and one of labels a part (Coates, Lee & Ng, 2011).
+
+An image is 3·96·96 bytes: red, green, blue, each column by column; a label is a byte 1..10. The 100,000
+images without labels are not read.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ...errors import DataError
+from ..fitdata import Split
+from ..raw import Raw
+from .tar import members
+
+_FOLDER: Final = "stl10_binary"
+_SIDE: Final = 96
+
+
+def read_stl10(folder: Path) -> Raw:
+    """``stl10_binary.tar.gz`` in ``folder``: images uint8 [n, 3, 96, 96], labels int64 [n] (0..9)."""
+    path = folder / "stl10_binary.tar.gz"
+    names = f"{_FOLDER}/class_names.txt"
+    wanted = [f"{_FOLDER}/{part}_{kind}.bin" for part in ("train", "test") for kind in "Xy"]
+    found = members(path, [*wanted, names])
+    classes = tuple(found[names].decode().split())
+    train, test = (_rows(found, f"{_FOLDER}/{part}", path, len(classes)) for part in ("train", "test"))
+    return Raw(str(path), "classification", "image", train, test, classes)
+
+
+def _rows(found: dict[str, bytes], part: str, path: Path, classes: int) -> Split:
+    pixels, codes = found[f"{part}_X.bin"], np.frombuffer(found[f"{part}_y.bin"], np.uint8).astype(np.int64)
+    size = 3 * _SIDE * _SIDE
+    if len(pixels) == 0 or len(pixels) % size:
+        raise DataError(f"{path}: {part}_X.bin: must be whole images of {size} bytes, got {len(pixels)} bytes")
+    if len(pixels) // size != len(codes):
+        rule = f"must be one label for each of {len(pixels) // size} images"
+        raise DataError(f"{path}: {part}_y.bin: {rule}, got {len(codes)}")
+    if codes.min() < 1 or codes.max() > classes:
+        raise DataError(f"{path}: {part}_y.bin: labels must be in 1..{classes}, got {codes.min()}..{codes.max()}")
+    columns = np.frombuffer(pixels, np.uint8).reshape(-1, 3, _SIDE, _SIDE)  # [n, channel, column, row]
+    return Split(np.ascontiguousarray(columns.swapaxes(2, 3)), codes - 1)

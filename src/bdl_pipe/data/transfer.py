@@ -1,0 +1,75 @@
+"""Transfer: labelled test rows of another set, under the labels of the set that a posterior is fitted on.
+
+As CIFAR-10 to STL-10 (Maddox et al., 2019; Zeng & Van den Broeck, 2023, section 6.2). Deviations: rows of
+classes that are not shared (of STL-10 the monkeys) are dropped, where the published code of the first counts
+them as frogs, the one class of CIFAR-10 that STL-10 lacks (``transfer_names: {monkey: frog}`` does the same);
+and no posterior sees an image of the other set before it is scored, where that code takes SWAG's running
+statistics of batch normalisation from STL-10's training images.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from ..errors import ConfigError, DataError
+from .fitdata import Split
+from .ood import test_rows, to_shape
+from .raw import Raw
+
+SAME: Final[Mapping[str, str]] = {"car": "automobile"}  # STL-10's name -> CIFAR-10's; all others are equal
+_SHOWN: Final = 10  # names in a message
+
+
+def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Split:
+    """The test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
+
+    Names of classes are all that is compared: two sets whose classes are called 0, 1, … share them.
+
+    Args:
+        names: classes of ``other`` -> the class of ``fitted`` that they are, before names are compared.
+        path: the key of params.yaml that names ``other``.
+
+    Raises:
+        ConfigError: no class is shared, ``names`` names a class that ``fitted`` lacks, or a row is one of
+            the rows that ``fitted`` trains on.
+        DataError: no row of a shared class is there to test on.
+    """
+    assert other.kind == fitted.kind == "image"
+    place = np.array([_place(name, fitted, names, path) for name in other.classes])  # -1: not shared
+    if (place < 0).all():
+        rule = f"must name a set that shares a class with {fitted.origin} ({_listed(fitted)})"
+        raise ConfigError(path, rule, f"{other.origin} ({_listed(other)})")
+    rows = test_rows(other)
+    stays = place[rows.targets] >= 0
+    if not stays.any():
+        raise DataError(f"{other.origin}: must have test rows of a class of {fitted.origin} ({path}), got none")
+    images = to_shape(np.ascontiguousarray(rows.inputs[stays]), fitted.train.inputs.shape[1:])
+    _check_apart(images, other, fitted, path)
+    return Split(images, place[rows.targets[stays]])
+
+
+def _place(name: str, fitted: Raw, names: Mapping[str, str], path: str) -> int:
+    if name in names:
+        if names[name] not in fitted.classes:
+            rule = f"must give {name} a class of {fitted.origin} ({_listed(fitted)})"
+            raise ConfigError(f"{path.rpartition('.')[0]}.transfer_names", rule, names[name])
+        return fitted.classes.index(names[name])
+    if name in fitted.classes:
+        return fitted.classes.index(name)
+    known = [SAME.get(own, own) for own in fitted.classes]
+    return known.index(SAME.get(name, name)) if SAME.get(name, name) in known else -1
+
+
+def _check_apart(images: np.ndarray, other: Raw, fitted: Raw, path: str) -> None:
+    """A row that a fit has seen tests nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
+    seen = {row.tobytes() for row in fitted.train.inputs}
+    count = sum(row.tobytes() in seen for row in images)
+    if count:
+        rule = f"must name a set of other images than {fitted.origin}"
+        raise ConfigError(path, rule, f"{other.origin}: {count} of its {len(images)} rows are there")
+
+
+def _listed(raw: Raw) -> str:
+    more = ", …" if len(raw.classes) > _SHOWN else ""
+    return ", ".join(raw.classes[:_SHOWN]) + more

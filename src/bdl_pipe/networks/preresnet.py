@@ -1,0 +1,83 @@
+"""PreResNet of depth 9n + 2: residual networks of pre-activation bottlenecks for small images (He et al. 2016b).
+
+"Identity Mappings in Deep Residual Networks", their ResNet-164 and ResNet-1001 for CIFAR: a 3×3 convolution of 16
+channels, three groups of n blocks, a batch norm, a ReLU and the mean. A block of inner width w is BN → ReLU → 1×1 conv
+to w → BN → ReLU → 3×3 conv → BN → ReLU → 1×1 conv to 4w, plus a shortcut; nothing follows the sum. Group g has
+w = 16·2^g, g = 0, 1, 2; the 3×3 convolution of the first block of groups 1 and 2 halves the image. Where a block
+changes the shape its shortcut is a 1×1 convolution of the pre-activated input, which both paths share, as in the
+authors' code; that of Maddox et al. 2019 projects the input as it is, with as many weights. Convolutions have no bias.
+Initial weights: N(0, 2/fan_in) (He et al. 2015); the published codes divide by fan_out. The head is the package's
+(1/fan_in).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import require
+from .base import he_normal
+
+_STEM: Final = 16  # channels of the first convolution and inner width of the first group
+_EXPANSION: Final = 4  # a block's output channels over its inner width
+
+
+@dataclass(frozen=True)
+class PreResNetConfig:
+    """A PreResNet trunk of 256 features.
+
+    Attributes:
+        depth: layers with weights along the main path, the head among them: 9n + 2 with n >= 1.
+    """
+
+    name: Literal["preresnet"]
+    depth: int
+
+    def __post_init__(self) -> None:
+        require(self.depth >= 11 and self.depth % 9 == 2, "depth", "must be 9n + 2, n >= 1", self.depth)
+
+
+@final
+class Block(nn.Module):
+    """Three pre-activated convolutions, the middle one of stride ``stride``, and a shortcut around them."""
+
+    def __init__(self, before: int, inner: int, stride: int, generator: torch.Generator) -> None:
+        super().__init__()
+        after = _EXPANSION * inner
+        self.norm1, self.conv1 = nn.BatchNorm2d(before), _conv(before, inner, 1, 1, generator)
+        self.norm2, self.conv2 = nn.BatchNorm2d(inner), _conv(inner, inner, 3, stride, generator)
+        self.norm3, self.conv3 = nn.BatchNorm2d(inner), _conv(inner, after, 1, 1, generator)
+        keeps = before == after and stride == 1
+        self.shortcut = None if keeps else _conv(before, after, 1, stride, generator)
+
+    def forward(self, inputs: Float[Tensor, "batch before h w"]) -> Float[Tensor, "batch after h_out w_out"]:
+        active = F.relu(self.norm1(inputs))
+        around = inputs if self.shortcut is None else self.shortcut(active)
+        hidden = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        return around + self.conv3(F.relu(self.norm3(hidden)))
+
+
+def preresnet_trunk(
+    config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """The trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv(input_shape[0], _STEM, 3, 1, generator))
+    channels = _STEM
+    for group in range(3):
+        inner = _STEM * 2**group
+        for index in range((config.depth - 2) // 9):
+            stride = 2 if group > 0 and index == 0 else 1
+            layers[f"group{group}_block{index}"] = Block(channels, inner, stride, generator)
+            channels = _EXPANSION * inner
+    layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers), channels
+
+
+def _conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    conv = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    return he_normal(conv, generator)

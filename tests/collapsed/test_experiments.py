@@ -1,0 +1,240 @@
+"""The paper's analytic experiments: closed forms behind benchmarks/ciber_*.py, each with a wrong variant that fails."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from mpmath import mp, mpf
+from scipy.integrate import quad
+from scipy.special import expit
+from scipy.stats import norm
+from torch import Tensor
+
+from bdl_pipe.collapsed.triangle import density_matched
+from bdl_pipe.seeds import Seed
+from benchmarks import ciber_figure2 as figure2
+from benchmarks import ciber_integrals as integrals
+from benchmarks import ciber_linear as linear
+from benchmarks import ciber_toy as toy
+from benchmarks.references import ciber_nuts as nuts
+
+RNG = Seed(0).fold("test experiments")
+
+
+def test_example_4_in_closed_form() -> None:
+    """The box integral against 50 digits at five radii; half of the weights left out is another figure."""
+    assert float(integrals.nearest_radius()) == pytest.approx(density_matched(), rel=1e-13)
+    for r in (0.8, 1.2, 2.0, math.sqrt(6), 7.0):
+        exact = integrals.Example.of(mpf(r))
+        assert integrals.by_box(r) == pytest.approx(float(exact.total), rel=1e-14)
+        kinks = sorted({min(max(1 + sign * r, 0.0), 3.0) for sign in (-1, 0, 1)})
+        on = quad(lambda w, r=r: max(0.0, (r - abs(1 - w)) / r**2) / 6, 0, 3, points=kinks, epsabs=1e-13)[0]
+        assert float(exact.on) == pytest.approx(on, rel=1e-10)
+    assert float(integrals.Example.of(mp.sqrt(6)).total) == pytest.approx(0.25547051268608525, rel=1e-15)
+
+
+def test_what_the_paper_prints_of_example_4_follows_from_one_slip_alone() -> None:
+    """0.164: the triangle of half the radius and the half of the weights where the unit is on; not from what is set."""
+    hits = {
+        (name, what)
+        for name, r in integrals.radii().items()
+        for what, value in integrals.variants(r).items()
+        if abs(value - integrals.PAPER_P) <= 0.0005
+    }
+    assert hits == {("(√6)/2", "the half where the unit is on")}
+    assert float(integrals.Example.of(mp.sqrt(6) / 2).on) == pytest.approx(0.163861, abs=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 2.0), (1.8227, 1.0), (4.0, 4.0)])
+def test_the_sigmoid_under_a_gaussian(mean: float, deviation: float) -> None:
+    exact = integrals.gaussian_sigmoid(mean, deviation)
+    by_scipy = quad(lambda z: expit(mean + deviation * z) * norm.pdf(z), -14, 14, epsabs=1e-13)[0]
+    assert float(exact) == pytest.approx(by_scipy, abs=1e-12)
+    if mean == 1.8227:
+        assert float(exact) == pytest.approx(integrals.PAPER_I, abs=1e-5)
+        with mp.workdps(integrals.DIGITS):  # adaptive, of another kind
+            ends = [mpf(k) for k in (-16, -4, 0, 4, 16)]
+            other = mp.quad(lambda z: mp.npdf(z) / (1 + mp.exp(-(mpf(mean) + z))), ends)
+            assert abs(exact - other) < mpf(10) ** -45
+    assert abs(float(integrals.gaussian_sigmoid(mean, 1.05 * deviation)) - by_scipy) > 1e-5 or mean == 0
+
+
+def gap(problem: linear.Problem, density: Callable[[linear.Problem, Tensor], Tensor]) -> Tensor:
+    y = linear.grid(problem)
+    return linear.divergence(y, linear.truth(problem, y), density(problem, y))
+
+
+def test_one_sample_of_monte_carlo_has_a_closed_divergence() -> None:
+    """KL(N(0, 1 + s²) ‖ N(f, 1)) = (s² + f² - log(1 + s²))/2; of the other direction it is another."""
+    for spread in (0.25, 1.0, 4.0):
+        problem = linear.isotropic(3, spread, 1, 20, RNG)
+        closed = (spread**2 + problem.f[:, 0] ** 2 - math.log1p(spread**2)) / 2
+        torch.testing.assert_close(gap(problem, linear.monte_carlo), closed, rtol=1e-6, atol=1e-8)
+        y = linear.grid(problem)
+        back = linear.divergence(y, linear.monte_carlo(problem, y), linear.truth(problem, y))
+        assert ((back - closed).abs() > 1e-3 * closed).all()
+
+
+def test_the_fitted_gaussian_has_a_closed_divergence() -> None:
+    problem = linear.isotropic(2, 2.0, 5, 20, RNG)
+    true, own = problem.deviation**2, 1 + problem.f.var(1)
+    closed = (true / own + problem.f.mean(1) ** 2 / own - 1 + (own / true).log()) / 2
+    torch.testing.assert_close(gap(problem, linear.fitted), closed, rtol=1e-6, atol=1e-9)
+
+
+def test_total_variation_of_shifted_gaussians() -> None:
+    """2Φ(shift/2) - 1, and 1 where they do not meet."""
+    y = torch.linspace(-40, 40, 20_001, dtype=torch.float64)[None]
+    one = torch.ones(1, 1, dtype=torch.float64)
+    for shift in (0.3, 2.0, 30.0):
+        gap = linear.variation(y, linear.gaussian(y, 0 * one, one), linear.gaussian(y, shift * one, one))
+        assert float(gap) == pytest.approx(2 * norm.cdf(shift / 2) - 1, abs=1e-6)
+
+
+@pytest.mark.parametrize("match", ["variance", "density"])
+def test_the_box_is_a_density_of_known_moments(match: str) -> None:
+    """Mass, mean and variance Σh²/3 + r²/6 by the grid's sum; and all of KL's parts are what one sample makes them."""
+    problem = linear.isotropic(2, 1.0, 5, 20, RNG)
+    y, made = linear.grid(problem), linear.Box.of(problem)
+    q = made.log_density(y, match).exp()
+    reach = linear.radius(1.0, match)
+    mass, mean = torch.trapezoid(q, y, dim=-1), torch.trapezoid(q * y, y, dim=-1)
+    second = torch.trapezoid(q * (y - mean[:, None]) ** 2, y, dim=-1)
+    torch.testing.assert_close(mass, torch.ones_like(mass), rtol=1e-5, atol=0)
+    torch.testing.assert_close(mean, made.centre, rtol=0, atol=1e-5)
+    torch.testing.assert_close(second, made.variance + reach**2 / 6, rtol=1e-3, atol=0)
+    assert ((second - made.variance - 1).abs() > 0.05).all() == (match == "density")
+
+
+def test_a_box_holds_its_samples_and_none_fewer() -> None:
+    problem = linear.isotropic(4, 1.0, 8, 10, RNG)
+    made = linear.Box.of(problem)
+    reach = made.half_widths.sum(-1, keepdim=True) + 1e-12
+    assert ((problem.f - made.centre[:, None]).abs() <= reach).all()
+    few = linear.Box.of(problem.few(3))
+    assert (few.half_widths <= made.half_widths).all() and (few.half_widths < made.half_widths).any()
+
+
+def test_the_range_grows_with_the_samples() -> None:
+    """E[range] of 5 and 50 normal numbers: 2.32593 and 4.49815 (Tippett 1925); the false alarm is 1e-6 a number."""
+    for size, known in ((5, 2.32593), (50, 4.49815)):
+        drawn = linear.isotropic(1, 1.0, size, 20_000, RNG.fold(size))
+        ranges = 2 * linear.Box.of(drawn).half_widths[:, 0]
+        off = (ranges.mean() - known) / (ranges.std() / math.sqrt(len(ranges)))
+        assert abs(float(off)) < norm.isf(5e-7)
+        assert abs(float((ranges.mean() - math.sqrt(12)) / ranges.std() * math.sqrt(len(ranges)))) > norm.isf(5e-7)
+
+
+def test_a_line_has_the_posterior_of_its_rows() -> None:
+    """The deviation of f over its samples, and by least squares with a ridge; samples of a wrong noise are refused."""
+    problem = linear.line(3, 0.5, 40_000, 4, RNG)
+    spread = problem.f.std(1)
+    torch.testing.assert_close(spread, problem.spread, rtol=0.02, atol=0)  # 6 standard errors
+    random = RNG.fold("line", 3).generator()
+    inputs = 2 * torch.rand(4, 3, generator=random, dtype=torch.float64) - 1
+    at = 4 * torch.rand(4, generator=random, dtype=torch.float64) - 2
+    for row, x, own in zip(inputs.numpy(), at.numpy(), problem.spread.tolist(), strict=True):
+        kernel = (1 + row * x) @ np.linalg.solve(1 + np.outer(row, row) + 0.25 * np.eye(3), 1 + row * x)
+        assert own == pytest.approx(math.sqrt(1 + x * x - kernel) / 0.5, rel=1e-10)  # the function-space form
+
+
+def test_a_curve_is_each_of_its_sizes() -> None:
+    problem = linear.isotropic(2, 2.0, 30, 10, RNG)
+    each = [float(gap(problem.few(size), linear.monte_carlo).mean()) for size in (1, 7, 30)]
+    assert linear.curve(problem, (1, 7, 30)) == pytest.approx(each, rel=1e-10)
+
+
+def test_samples_needed_between_two_sizes() -> None:
+    sizes, means = (5, 50, 500), (1.0, 0.1, 0.01)
+    assert linear.needed(0.1 / math.sqrt(10), sizes, means) == "158"
+    assert linear.needed(2.0, sizes, means) == "≤ 5"
+    assert linear.needed(0.001, sizes, means) == "> 500"
+
+
+def toy_weights(count: int) -> np.ndarray:
+    return RNG.fold("toy").numpy().standard_normal((count, toy.WEIGHTS)) * toy.prior_sd()
+
+
+def test_the_toy_network_is_torchs() -> None:
+    """Functions, and the log density up to one constant; another noise is not one constant."""
+    weights, x = toy_weights(6), np.linspace(-1, 1, 7)
+    first, bias, middle, shift, last = (torch.from_numpy(a) for a in toy.parts(weights))
+    hidden = (torch.from_numpy(x)[None, :, None] * first[:, None] + bias[:, None]).relu()
+    hidden = torch.stack([torch.nn.functional.linear(h, m, s) for h, m, s in zip(hidden, middle, shift, strict=True)])
+    f = torch.einsum("dxu,du->dx", hidden.relu(), last).numpy()
+    np.testing.assert_allclose(toy.functions(weights, x), f, rtol=1e-12)
+    inputs, targets = toy.data(Seed(0), 0.2)
+    fits = norm.logpdf(targets, toy.functions(weights, inputs), 0.2).sum(1)
+    density = fits + norm.logpdf(weights, 0, toy.prior_sd()).sum(1)
+    for noise, same in ((0.2, True), (0.3, False)):
+        whitened = weights / toy.prior_sd()
+        ours = [nuts.log_joint(w, inputs, targets, toy.prior_sd(), noise, np) for w in whitened]
+        assert (np.ptp(density - ours) < 1e-9) == same
+
+
+def test_a_box_over_the_last_layer_is_its_average() -> None:
+    """CIBER's density against 40,000 draws of the box at 8 points, a false alarm in 1e-6; the plain mixture fails."""
+    weights, x, y = 0.5 * toy_weights(3), np.array([0.3, -0.8]), np.array([-0.4, 0.0, 0.3, 0.8])
+    got = figure2.collapsed(weights, x, y, 0.5)
+    last = toy.parts(weights)[4]
+    random, reach = RNG.fold("draws").numpy(), 0.5 * math.sqrt(6)
+    drawn = random.uniform(last.min(0), last.max(0), (40_000, toy.HIDDEN))
+    z = toy.features(weights, x)
+    f = np.einsum("nu,sxu->nsx", drawn, z)[..., None]
+    triangles = np.maximum(reach - np.abs(y - f), 0).mean(1) / reach**2  # [draw, x, y]
+    spread = triangles.std(0) / math.sqrt(len(drawn))
+    half = (last.max(0) - last.min(0)) / 2
+    centre, variance = z @ ((last.max(0) + last.min(0)) / 2), ((half * z) ** 2).sum(-1) / 3 + 0.25
+    tail = norm.pdf(y, centre[..., None], np.sqrt(variance)[..., None]).mean(0)
+    expected = 0.99 * triangles.mean(0) + 0.01 * tail
+    assert (np.abs(got - expected) < norm.isf(5e-7 / 8) * spread).all()
+    assert (np.abs(figure2.mixture(weights, x, y, 0.5) - expected) > norm.isf(5e-7 / 8) * spread).any()
+
+
+def test_permuted_units_are_the_same_function() -> None:
+    """Aligning changes no function; and finds a permutation that was made."""
+    weights = toy_weights(4)
+    np.testing.assert_allclose(
+        toy.functions(figure2.aligned(weights), figure2.GRID), toy.functions(weights, figure2.GRID)
+    )
+    first, bias, middle, shift, last = toy.parts(weights[:1])
+    order = RNG.fold("order").numpy().permutation(toy.HIDDEN)
+    other = [first, bias, middle[:, order].reshape(1, -1), shift[:, order], last[:, order]]
+    pair = np.concatenate([weights[:1], np.concatenate(other, 1)])
+    assert not np.allclose(pair[0], pair[1])
+    back = toy.features(figure2.aligned(pair), figure2.GRID) * toy.parts(figure2.aligned(pair))[4][:, None]
+    np.testing.assert_allclose(back[1], back[0], atol=1e-12)
+
+
+def test_scores_of_shifted_gaussians() -> None:
+    """W₁ = the shift, KL = shift²/2σ², 90 % covered by itself and less by a shifted one; widths as their deviations."""
+    y = np.linspace(-14, 14, 281)
+    truth = figure2.gaussians(y, np.array([0.0, 0.0, 0.0]), 1.0)
+    own = figure2.gaussians(y, np.array([0.0, 0.7, 0.0]), np.array([1.0, 1.0, 2.0]))
+    found = figure2.score(truth, own, y)
+    np.testing.assert_allclose(found["W₁"], [0, 0.7, math.sqrt(2 / math.pi)], atol=2e-3)
+    np.testing.assert_allclose(found["KL"], [0, 0.7**2 / 2, math.log(2) + 1 / 8 - 1 / 2], atol=1e-6)
+    reach = norm.isf(0.05)
+    covered = [norm.cdf(reach + m) - norm.cdf(-reach + m) for m in (0.0, 0.7)]
+    covered.append(norm.cdf(2 * reach) - norm.cdf(-2 * reach))
+    np.testing.assert_allclose(found["coverage"], covered, atol=2e-3)
+    np.testing.assert_allclose(found["width"], [1, 1, 2], atol=5e-3)
+
+
+@pytest.mark.parametrize("noise", toy.NOISES)
+def test_what_is_stored_of_nuts(noise: float) -> None:
+    """Converged by R-hat, of the data of its seed; walks stay nearer to their start than draws lie to each other."""
+    reference = toy.read_reference(noise)
+    about, (x, y) = reference.about, toy.data(Seed(0), noise)
+    np.testing.assert_array_equal(reference.x, x)
+    np.testing.assert_array_equal(reference.y, y)
+    assert reference.weights.shape == (2000, 140) and reference.runs.shape == reference.walks.shape == (40, 10, 140)
+    assert about["r_hat_max"] < 1.01 and about["ess_min"] > 1000 and about["divergences"] <= 20
+    deviations = [block.std(1).mean() for block in (reference.walks, reference.runs)]
+    assert 0.01 < deviations[0] < deviations[1] / 3
+    residuals = (y - toy.functions(reference.weights, x)) / noise
+    assert (residuals**2).sum(1).mean() < 30  # of ten rows
+    prior = (y - toy.functions(toy_weights(500), x)) / noise
+    assert (prior**2).sum(1).mean() > 100

@@ -1,0 +1,178 @@
+"""Labelled test rows of another set: brought to this set's shape and labels, and nowhere but in the holdout."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.data import prepare as stage
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import Cifar10, DatasetConfig, Digits, Mnist5k, Npz
+from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.ood import to_shape
+from bdl_pipe.data.raw import Raw
+from bdl_pipe.data.sources import archive as archives
+from bdl_pipe.data.transfer import shared_rows
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.seeds import Seed
+
+from . import archives as made
+
+IMAGES = DatasetConfig(Cifar10(), "paper", False, 4, "train_and_validation", 1, (), 0, "made", transfer=("stl10",))
+PATH = "datasets.d.transfer[0]"
+
+
+def run(root: Path, config: DatasetConfig, **others: DatasetConfig) -> tuple[Path, Path]:
+    fit, holdout = root / "prepare", root / "holdout"
+    with artifacts.publish(fit, stage.FIT_KIND) as a, artifacts.publish(holdout, stage.HOLDOUT_KIND) as b:
+        stage.prepare("d", {"d": config, **others}, a, b, rng=Seed(0).fold("d"))
+    return fit, holdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path))
+    for name in ("cifar10", "stl10"):
+        monkeypatch.setitem(archives.ARCHIVES, name, made.small(name, tmp_path / name))
+    return tmp_path
+
+
+def raw(classes: Sequence[str], targets: Sequence[int], *, seed: int, shape: tuple[int, ...] = (1, 4, 4)) -> Raw:
+    rows = Split(made.images(len(targets), shape, seed), np.array(targets, dtype=np.int64))
+    return Raw(f"set {seed}", "classification", "image", rows, rows, tuple(classes))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_stl10_under_the_labels_of_cifar10(folder: Path) -> None:
+    """By name, spelt out: of ten classes, bird, car and horse have another place, and the monkeys go."""
+    _, holdout = run(folder, IMAGES)
+    found = stage.load_holdout(holdout, 0).transfer()
+    assert list(found) == ["stl10"] and found["stl10"].inputs.shape == (18, 3, 32, 32)
+    once = [0, 2, 1, 3, 4, 5, 7, 8, 9]
+    assert found["stl10"].targets.tolist() == once * 2
+    pixels = made.images(20, (3, 96, 96), 1)[np.arange(20) % 10 != 7]
+    np.testing.assert_array_equal(found["stl10"].inputs, to_shape(pixels, (3, 32, 32)))
+    names = sources.load(Cifar10()).classes
+    same = ["airplane", "bird", "automobile", "cat", "deer", "dog", "horse", "ship", "truck"]
+    assert [names[label] for label in once] == same
+
+
+def test_the_fit_artifact_does_not_depend_on_them(folder: Path) -> None:
+    with_them, without = run(folder / "a", IMAGES), run(folder / "b", replace(IMAGES, transfer=()))
+    assert bytes_of(with_them[0]) == bytes_of(without[0])
+    more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
+    assert more == {"transfer/stl10.arrow"}
+    assert stage.load_holdout(without[1], 0).transfer() == {}
+
+
+def test_a_set_without_them_is_written_as_before_there_were_any() -> None:
+    assert not {"transfer", "transfer_names"} & {*config.to_mapping(replace(IMAGES, transfer=()))}
+    named = replace(IMAGES, transfer_names={"monkey": "frog"})
+    assert config.read(DatasetConfig, config.to_mapping(named), "d") == named
+
+
+def test_names_that_params_give_as_the_published_protocol_has_them(folder: Path) -> None:
+    """Maddox et al.'s code counts monkeys as frogs."""
+    _, holdout = run(folder, replace(IMAGES, transfer_names={"monkey": "frog"}))
+    assert stage.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
+
+
+def test_held_out_classes_are_not_shared(folder: Path) -> None:
+    """Without airplane (0) and truck (9), and the others numbered anew."""
+    _, holdout = run(folder, replace(IMAGES, held_out=(0, 9)))
+    assert stage.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
+
+
+def test_digits_for_mnist5k(tmp_path: Path) -> None:
+    """All rows of a set without test rows, at twelve times the pixels."""
+    config = replace(IMAGES, source=Mnist5k(), normalise="train", validation=10, transfer=("small",))
+    small = replace(config, source=Digits(), transfer=())
+    fit, holdout = run(tmp_path, config, small=small)
+    rows, held = sources.load(Digits()).train, stage.load_holdout(holdout, 0)
+    np.testing.assert_array_equal(held.transfer()["small"].targets, rows.targets)
+    assert held.transfer()["small"].inputs.shape == (1797, 1, 28, 28)
+    seen = {row.tobytes() for row in stage.load_fit(fit, 0, final=True).train.inputs}
+    assert not any(row.tobytes() in seen for row in held.transfer()["small"].inputs)
+
+
+def test_names_are_compared_in_both_directions() -> None:
+    cars, autos = raw(["car", "cat"], [0, 1, 1], seed=1), raw(["cat", "automobile", "dog"], [0, 1, 2], seed=2)
+    assert shared_rows(cars, autos, {}, PATH).targets.tolist() == [1, 0, 0]
+    assert shared_rows(autos, cars, {}, PATH).targets.tolist() == [1, 0]
+    both = raw(["automobile", "car"], [0, 1], seed=3)
+    assert shared_rows(cars, both, {}, PATH).targets.tolist() == [1]  # its own name before the table's
+    assert shared_rows(cars, both, {"car": "automobile", "cat": "car"}, PATH).targets.tolist() == [0, 1, 1]
+
+
+def test_no_shared_class_names_both_sets() -> None:
+    with pytest.raises(ConfigError) as caught:
+        shared_rows(raw(["a", "b"], [0, 1], seed=1), raw(["c", "d"], [0, 1], seed=2), {}, PATH)
+    said = "datasets.d.transfer[0] must name a set that shares a class with set 2 (c, d), got 'set 1 (a, b)'"
+    assert str(caught.value) == said
+
+
+def test_shared_classes_without_a_row() -> None:
+    with pytest.raises(DataError, match=r"set 1: must have test rows of a class of set 2 .*, got none"):
+        shared_rows(raw(["a", "b"], [1, 1], seed=1), raw(["a", "d"], [0, 1], seed=2), {}, PATH)
+
+
+def test_rows_that_a_fit_sees_are_refused() -> None:
+    """As of MNIST and its copy mnist5k; the shapes may differ, what counts is the image that is predicted."""
+    fitted = raw(["a", "b"], [0, 1], seed=1)
+    other = replace(fitted, origin="copy", test=Split(fitted.train.inputs[1:], np.array([1])))
+    with pytest.raises(ConfigError, match=r"must name a set of other images than set 1, got 'copy: 1 of its 1 rows"):
+        shared_rows(other, fitted, {}, PATH)
+    colour = replace(other, test=Split(np.repeat(fitted.train.inputs[1:], 3, axis=1), np.array([1])))
+    with pytest.raises(ConfigError, match="must name a set of other images"):
+        shared_rows(colour, fitted, {}, PATH)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"transfer": ("moon",)}, r"transfer\[0\] must name a data set .*, got 'moon'"),
+        ({"transfer": ("noise",)}, r"transfer\[0\] must name a data set .*, got 'noise'"),
+        ({"transfer": ("boston",)}, r"transfer\[0\] must name a set of images, got 'boston'"),
+        ({"transfer": ("cifar10",)}, r"transfer\[0\] must name another set .*, got 'cifar10'"),
+        ({"transfer_names": {"monkey": "ape"}}, r"transfer_names must give monkey a class of .*, got 'ape'"),
+        ({"transfer_names": {"lion": "cat"}}, r"transfer_names must name classes of the transfer sets, got 'lion'"),
+    ],
+)
+def test_what_a_transfer_cannot_be(change: dict, rule: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^datasets\.d\.{rule}"):
+        run(folder / "out", replace(IMAGES, **change))
+    assert not (folder / "out/holdout").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"transfer": ("stl10", "stl10")}, "transfer must not name a set twice"),
+        ({"transfer": (), "transfer_names": {"monkey": "frog"}}, "transfer_names must be empty without transfer"),
+    ],
+)
+def test_rows_of_params_that_make_no_sense(change: dict, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        replace(IMAGES, **change)
+
+
+def test_a_users_own_set_may_be_one(tmp_path: Path) -> None:
+    for name, seed in (("mine", 1), ("theirs", 2)):
+        x = made.images(24, (3, 4, 4), seed)
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x_train=x[:16],
+            y_train=made.labels(16, 2),
+            x_test=x[16:],
+            y_test=made.labels(8, 2),
+        )
+    mine = replace(IMAGES, source=Npz(str(tmp_path / "mine.npz")), normalise="train", transfer=("theirs",))
+    theirs = replace(mine, source=Npz(str(tmp_path / "theirs.npz")), transfer=())
+    held = stage.load_holdout(run(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
+    np.testing.assert_array_equal(held.inputs, made.images(24, (3, 4, 4), 2)[16:])

@@ -1,0 +1,217 @@
+"""PreResNet: parameters by hand, sizes by arithmetic, and the network against a plain transcription of its formula."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bdl_pipe.artifacts import State, stack
+from bdl_pipe.config import read, to_mapping
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import Network, PreResNetConfig, build, fastest_order
+from bdl_pipe.networks.preresnet import Block
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.snapshots import Snapshots
+
+Statistics = dict[str, tuple[Tensor, Tensor]]  # of a batch norm: mean and unbiased variance of what it saw
+
+
+def preresnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> Network:
+    return build(PreResNetConfig("preresnet", depth), shape, outputs, rng=Seed(seed))
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """For tests that leave it as it was."""
+    return preresnet(20)
+
+
+def images(count: int, side: int = 8, channels: int = 3, seed: int = 1) -> Tensor:
+    return torch.randn(count, channels, side, side, generator=Seed(seed).generator())
+
+
+def by_hand(depth: int, channels: int, classes: int) -> int:
+    """The closed form: n blocks of inner width w, the first after u channels, three times.
+
+    First block: 2u + uw + 2w + 9w² + 2w + 4w² and its projection 4uw; later ones have u = 4w and no projection,
+    17w² + 12w each. After the last: a norm of u channels and the head.
+    """
+    n, u, total = (depth - 2) // 9, 16, channels * 9 * 16
+    for w in (16, 32, 64):
+        total += 2 * u + 5 * u * w + 13 * w**2 + 4 * w + (n - 1) * (17 * w**2 + 12 * w)
+        u = 4 * w
+    return total + 2 * u + u * classes + classes
+
+
+@pytest.mark.parametrize(
+    ("depth", "channels", "classes", "known"),
+    [
+        (164, 3, 10, 1_703_258),  # 1.7 million in He et al. 2016
+        (164, 3, 100, 1_703_258 + 90 * 257),
+        (164, 1, 10, 1_703_258 - 2 * 9 * 16),
+        (11, 3, 10, None),
+        (29, 4, 7, None),
+    ],
+)
+def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int | None) -> None:
+    count = sum(p.numel() for p in preresnet(depth, (channels, 32, 32), classes).parameters())
+    assert count == by_hand(depth, channels, classes)
+    assert known is None or count == known
+
+
+@pytest.mark.parametrize("depth", [11, 20, 164])
+def test_depth_counts_the_main_paths_layers(depth: int) -> None:
+    """Every convolution of a block, the stem and the head; the projections of shortcuts are not counted."""
+    convolutions = [name for name, m in preresnet(depth).named_modules() if isinstance(m, nn.Conv2d)]
+    assert len([name for name in convolutions if "shortcut" not in name]) + 1 == depth
+    assert len([name for name in convolutions if "shortcut" in name]) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("side", "sides"), [(32, [32, 16, 8]), (28, [28, 14, 7]), (9, [9, 5, 3])])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_groups_halve_the_image_and_double_the_width(side: int, sides: list[int], channels: int) -> None:
+    network, seen = preresnet(20, (channels, side, side)), []
+    for module in network.modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
+    assert network(images(2, side, channels)).shape == (2, 10)
+    assert seen == [(2, 64 * 2**g, sides[g], sides[g]) for g in range(3) for _ in range(2)]
+    assert network.trunk(images(2, side, channels)).shape == (2, network.width) == (2, 256)
+
+
+def transcribed(w: dict[str, Tensor], x: Tensor, blocks: int, train: bool) -> tuple[Tensor, Statistics]:
+    """Figure 4(e) of He et al. 2016 from its weights ``w``: outputs, and what each batch norm saw."""
+    seen: Statistics = {}
+
+    def normal_relu(x: Tensor, name: str) -> Tensor:
+        seen[name] = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=1)
+        mean, variance = (seen[name][0], x.var((0, 2, 3), correction=0)) if train else moments(name)
+        scale = w[f"{name}.weight"] / (variance + 1e-5).sqrt()
+        return ((x - mean[:, None, None]) * scale[:, None, None] + w[f"{name}.bias"][:, None, None]).clamp(min=0)
+
+    def moments(name: str) -> tuple[Tensor, Tensor]:
+        return w[f"{name}.running_mean"], w[f"{name}.running_var"]
+
+    def mix(x: Tensor, name: str) -> Tensor:
+        return torch.einsum("oc,bchw->bohw", w[f"{name}.weight"][:, :, 0, 0], x)
+
+    x = F.conv2d(x, w["trunk.stem.weight"], padding=1)
+    for group, index in itertools.product(range(3), range(blocks)):
+        block, stride = f"trunk.group{group}_block{index}", 2 if group and not index else 1
+        active = normal_relu(x, f"{block}.norm1")
+        inner = normal_relu(mix(active, f"{block}.conv1"), f"{block}.norm2")
+        inner = normal_relu(F.conv2d(inner, w[f"{block}.conv2.weight"], None, stride, 1), f"{block}.norm3")
+        around = x if index else mix(active[..., ::stride, ::stride], f"{block}.shortcut")
+        x = around + mix(inner, f"{block}.conv3")
+    features = normal_relu(x, "trunk.norm").mean((2, 3))
+    return features @ w["head.weight"].T + w["head.bias"], seen
+
+
+def moved(network: Network, seed: int) -> dict[str, Tensor]:
+    """Its state with scales, shifts and running statistics that are not 1 and 0."""
+    state = {k: v.clone() for k, v in network.state_dict().items()}
+    generator = Seed(seed).generator()
+    for name, value in state.items():
+        if value.ndim == 1 and value.is_floating_point():
+            positive = name.endswith(("running_var", "norm1.weight", "norm2.weight", "norm3.weight"))
+            noise = torch.rand(value.shape, generator=generator, dtype=value.dtype)
+            state[name] = 0.5 + noise if positive else noise - 0.5
+    return state
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("depth", [11, 20])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_network_is_its_formula(depth: int, train: bool) -> None:
+    network, batch = preresnet(depth).double().train(train), images(5, 9).double()
+    state = moved(network, 3)
+    network.load_state_dict(state)
+    expected, _ = transcribed(state, batch, depth // 9, train)
+    torch.testing.assert_close(network(batch), expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_the_projection_is_of_the_pre_activated_input() -> None:
+    block = Block(8, 4, 2, Seed(0).generator()).double().eval()
+    x = images(3, 8, 8).double()
+    around = block.shortcut(block.norm1(x).clamp(min=0))
+    block.conv3.weight.zero_()
+    torch.testing.assert_close(block(x), around)
+    assert not torch.allclose(block(x), block.shortcut(x), atol=0.1)
+
+
+def test_refreshed_statistics_are_those_of_the_formula(tiny_images: FitData) -> None:
+    """At the mean of two snapshots, from one batch of all rows."""
+    spec = NetworkSpec(PreResNetConfig("preresnet", 11), (1, 8, 8), 3, "categorical")
+    past = [spec.build(Seed(s)).state_dict() for s in (0, 1)]
+    trajectory = State(stack(past), {"spec": to_mapping(spec)})
+    snapshots = Snapshots(trajectory, tiny_images, None, 1000, Seed(0))
+    made = snapshots.state_at(snapshots.flat.mean(0))
+    rows, _ = tiny_images.tensors("train")
+    _, seen = transcribed({k: v.double() for k, v in made.items()}, rows.double(), 1, True)
+    assert len(seen) == 10
+    for name, (mean, variance) in seen.items():
+        torch.testing.assert_close(made[f"{name}.running_mean"], mean.float(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(made[f"{name}.running_var"], variance.float(), rtol=1e-3, atol=1e-4)
+    assert torch.equal(past[1]["trunk.norm.running_mean"], torch.zeros(256))
+    assert seen["trunk.norm"][0].abs().max() > 0.1, "the control: stale statistics would have failed"
+
+
+def test_every_parameter_has_a_gradient(network: Network) -> None:
+    loss = F.cross_entropy(network.train()(images(4)), torch.arange(4))
+    for name, gradient in zip(
+        dict(network.named_parameters()), torch.autograd.grad(loss, list(network.parameters())), strict=True
+    ):
+        assert gradient.isfinite().all() and gradient.abs().max() > 0, name
+
+
+@torch.no_grad()
+def test_channels_last_changes_the_memory_order_only(network: Network) -> None:
+    assert fastest_order(network) is torch.channels_last
+    batch = images(4)
+    plain = network.eval()(batch)
+    fast = network.to(memory_format=torch.channels_last)(batch.contiguous(memory_format=torch.channels_last))
+    network.to(memory_format=torch.contiguous_format)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
+@torch.no_grad()
+def test_features_keep_their_scale_at_depth_164() -> None:
+    """The last norm makes each channel standard; were it normal, the mean of its relu is 1/√(2π) = 0.399."""
+    features = preresnet(164).train().trunk(images(4, 16))
+    assert features.isfinite().all() and features.min() >= 0
+    assert features.mean().item() == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.1)
+
+
+def test_equal_addresses_give_equal_weights() -> None:
+    first, again, other = (preresnet(11, seed=s).state_dict() for s in (0, 0, 1))
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["trunk.stem.weight"], other["trunk.stem.weight"])
+
+
+def test_initial_weights_have_their_deviation() -> None:
+    """The four convolutions of 32,768 weights or more: 5 standard errors are 2 %; false alarm 3e-6."""
+    large = [m.weight for m in preresnet(29).modules() if isinstance(m, nn.Conv2d) and m.weight.numel() >= 32_768]
+    assert len(large) == 4
+    for weight in large:
+        assert weight.std().item() == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.02)
+
+
+@torch.no_grad()
+def test_evaluation_uses_running_statistics(network: Network) -> None:
+    batch = images(4)
+    assert not torch.allclose(network.train()(batch)[:2], network(batch[:2]), atol=1e-2)  # rows depend on the batch
+    torch.testing.assert_close(network.eval()(batch)[:2], network(batch[:2]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("depth", [2, 10, 163, -7])
+def test_rules(depth: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(PreResNetConfig, {"name": "preresnet", "depth": depth}, "n")
+    assert str(caught.value) == f"n.depth must be 9n + 2, n >= 1, got {depth}"
