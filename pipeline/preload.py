@@ -21,12 +21,12 @@ _MODULES: Final = (
     "ray",
 )
 
-with contextlib.suppress(Exception):  # before mlflow and ray are imported
+with contextlib.suppress(ImportError):  # before mlflow and ray are imported
     from .core.executors import cluster
     from .rows import tracking
 
     tracking.quiet()
     cluster.prepare_environment()
 for module in _MODULES:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(ImportError):
         importlib.import_module(module)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..seeds import Seed
 from .transform import Transform
 
 
@@ -89,3 +90,9 @@ class FitData:
         """Transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
         split = self.train if part == "train" else self.validation
         return self.transform.inputs(split.inputs, device), self.transform.targets(split.targets, device)
+
+    def drawn(self, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
+        """``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""
+        chosen = torch.randperm(len(self.train), generator=rng.generator())[:rows].numpy()
+        some = replace(self, train=Split(self.train.inputs[chosen], self.train.targets[chosen]), search=None)
+        return some.tensors("train", self.device)

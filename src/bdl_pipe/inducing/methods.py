@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import torch
-from torch import Tensor
-
 from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
@@ -150,16 +147,10 @@ def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
         return posterior_state(RandomWeightsPosterior.key, made, about)
     learner.load_state_dict(made.state)
     learner.to(data.device).net.reseed(rng.fold("normalisation"))
-    refresh_batch_norm(learner.net, _some(data, rng), spec.config.learn.batch)
+    rows, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))
+    refresh_batch_norm(learner.net, rows, spec.config.learn.batch)
     fresh = {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
     return posterior_state(RandomWeightsPosterior.key, Learned([fresh], made.epochs, made.loss), about)
-
-
-def _some(data: FitData, rng: Seed) -> Tensor:
-    """Training rows, the same for equal addresses."""
-    inputs, _ = data.tensors("train", data.device)
-    order = torch.randperm(len(inputs), generator=rng.fold("normalisation", "rows").generator())
-    return inputs[order[:_NORM_ROWS].to(data.device)]
 
 
 def _method(config: type[_Of]) -> Method:

@@ -84,6 +84,12 @@ def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
     return _normal(layer, 2.0, generator)
 
 
+def conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    """A convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
+    layer = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    return he_normal(layer, generator)
+
+
 def _normal(layer: Layer, gain: float, generator: torch.Generator) -> Layer:
     fan_in = layer.weight[0].numel()
     with torch.no_grad():

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import he_normal
+from .base import conv
 
 _STEM: Final = 16  # channels of the first convolution and inner width of the first group
 _EXPANSION: Final = 4  # a block's output channels over its inner width
@@ -48,11 +48,11 @@ class Block(nn.Module):
     def __init__(self, before: int, inner: int, stride: int, generator: torch.Generator) -> None:
         super().__init__()
         after = _EXPANSION * inner
-        self.norm1, self.conv1 = nn.BatchNorm2d(before), _conv(before, inner, 1, 1, generator)
-        self.norm2, self.conv2 = nn.BatchNorm2d(inner), _conv(inner, inner, 3, stride, generator)
-        self.norm3, self.conv3 = nn.BatchNorm2d(inner), _conv(inner, after, 1, 1, generator)
+        self.norm1, self.conv1 = nn.BatchNorm2d(before), conv(before, inner, 1, 1, generator)
+        self.norm2, self.conv2 = nn.BatchNorm2d(inner), conv(inner, inner, 3, stride, generator)
+        self.norm3, self.conv3 = nn.BatchNorm2d(inner), conv(inner, after, 1, 1, generator)
         keeps = before == after and stride == 1
-        self.shortcut = None if keeps else _conv(before, after, 1, stride, generator)
+        self.shortcut = None if keeps else conv(before, after, 1, stride, generator)
 
     def forward(self, inputs: Float[Tensor, "batch before h w"]) -> Float[Tensor, "batch after h_out w_out"]:
         active = F.relu(self.norm1(inputs))
@@ -65,7 +65,7 @@ def preresnet_trunk(
     config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
     """The trunk and its width, for images of any size and number of channels: an odd side is halved up."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv(input_shape[0], _STEM, 3, 1, generator))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
     channels = _STEM
     for group in range(3):
         inner = _STEM * 2**group
@@ -76,8 +76,3 @@ def preresnet_trunk(
     layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return nn.Sequential(layers), channels
-
-
-def _conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    conv = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
-    return he_normal(conv, generator)

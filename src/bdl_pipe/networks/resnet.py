@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import he_normal
+from .base import conv
 
 _STEM: Final = 64  # channels of the first convolution and inner width of the first group
 _BLOCKS: Final = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks of each group, by depth
@@ -91,5 +91,4 @@ def _residual(depth: int, inner: int, stride: int) -> list[tuple[int, int, int]]
 
 
 def _conv_norm(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> list[nn.Module]:
-    conv = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
-    return [he_normal(conv, generator), nn.BatchNorm2d(after)]
+    return [conv(before, after, side, stride, generator), nn.BatchNorm2d(after)]

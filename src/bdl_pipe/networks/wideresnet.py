@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import he_normal
+from .base import conv
 
 _STEM = 16  # channels of the first convolution, whatever k
 
@@ -50,11 +50,11 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
-        self.conv1 = _conv(before, after, 3, stride, generator)
-        self.conv2 = _conv(after, after, 3, 1, generator)
+        self.conv1 = conv(before, after, 3, stride, generator)
+        self.conv2 = conv(after, after, 3, 1, generator)
         self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         keeps = before == after and stride == 1
-        self.shortcut = None if keeps else _conv(before, after, 1, stride, generator)
+        self.shortcut = None if keeps else conv(before, after, 1, stride, generator)
 
     def forward(self, inputs: Float[Tensor, "batch before h w"]) -> Float[Tensor, "batch after h_out w_out"]:
         active = F.relu(self.norm1(inputs))
@@ -68,7 +68,7 @@ def wideresnet_trunk(
 ) -> tuple[nn.Module, int]:
     """The trunk and its width, for images of any size: an odd side is halved up."""
     blocks = (config.depth - 4) // 6
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv(input_shape[0], _STEM, 3, 1, generator))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
     channels = _STEM
     for group in range(3):
         wide = _STEM * config.widen * 2**group
@@ -79,8 +79,3 @@ def wideresnet_trunk(
     layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return nn.Sequential(layers), channels
-
-
-def _conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    conv = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
-    return he_normal(conv, generator)

@@ -115,16 +115,14 @@ def posterior(
     network.eval().double()
     names = {"head": network.head} if config.layers == "last" else layers_of(network)
     _require_factors(network, names, config)
-    inputs, _ = data.tensors("train", data.device)
-    order = torch.randperm(len(inputs), generator=rng.fold("curvature").generator())
-    rows = inputs[order[: config.rows].to(data.device)]
+    rows, _ = data.drawn(config.rows, rng.fold("curvature"))
     if config.layers == "last":
         with torch.no_grad():
             features = torch.cat([network.trunk(part.double()) for part in rows.split(128)])
         found = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
         found = kronecker_factors(network, rows, spec)
-    scale = len(inputs) / len(rows)
+    scale = len(data.train) / len(rows)
     return {name: _decomposed(layer, found[name], scale) for name, layer in names.items()}
 
 

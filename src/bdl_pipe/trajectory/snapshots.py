@@ -71,7 +71,8 @@ class Snapshots:
         self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
         self.last = {name: past[-1] for name, past in stored.items()}
         self.moments = None if kept is None else (self._point(kept[0]), self._point(kept[1]))
-        self._rows = self._choose(data, config.batch_norm_rows, rng) if refresh else None
+        refresh = refresh and has_batch_norm(self.network)
+        self._rows = data.drawn(config.batch_norm_rows, rng.fold("rows"))[0] if refresh else None
         self._batch = config.batch_norm_batch
 
     def named(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
@@ -105,11 +106,3 @@ class Snapshots:
 
     def _point(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].flatten() for name in self._names])
-
-    def _choose(self, data: FitData, rows: int | None, rng: Seed) -> Tensor:
-        """The rows that refresh statistics; none where nothing needs them."""
-        inputs, _ = data.tensors("train", data.device)
-        if not has_batch_norm(self.network):
-            return inputs[:0]
-        order = torch.randperm(len(inputs), generator=rng.fold("rows").generator())
-        return inputs[order[:rows].to(data.device)]

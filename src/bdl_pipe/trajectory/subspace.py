@@ -115,19 +115,11 @@ class Target:
         require(config.dimension <= most, key, rule, config.dimension)
         self.plane = principal(self._snapshots.flat, config.dimension)
         self._order = fastest_order(self._snapshots.network)
-        self._inputs, self._targets = self._rows(data, config.rows, rng)
+        rows, self._targets = data.drawn(config.rows, rng.fold("likelihood"))
+        # a copy even where one channel makes the orders the same: convolutions tell them by the strides
+        self._inputs = rows.clone(memory_format=self._order) if rows.ndim == 4 else rows
         self.num_train = len(data.train)
         self._scale, self._temperature = self.num_train / len(self), config.temperature
-
-    def _rows(self, data: FitData, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
-        """The rows that the likelihood is summed over, images in the order that the network computes fastest in."""
-        inputs, targets = data.tensors("train", data.device)
-        if rows is not None:
-            order = torch.randperm(len(inputs), generator=rng.fold("likelihood").generator())
-            chosen = order[:rows].to(data.device)
-            inputs, targets = inputs[chosen], targets[chosen]
-        # a copy even where one channel makes the orders the same: convolutions tell them by the strides
-        return (inputs.clone(memory_format=self._order) if inputs.ndim == 4 else inputs), targets
 
     def __len__(self) -> int:
         """Training rows that the likelihood is summed over."""
