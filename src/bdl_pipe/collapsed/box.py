@@ -16,18 +16,17 @@ computed in float64 (float32 where the device has nothing wider) and rounded onc
 differentiable; at a kink the derivative is that from one side. The work doubles with each weight, of no width as well.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import DataError
 from .pieces import one_piece
 from .piecewise import Piecewise
+from .points import blocks, check, checked_radius, flat, flat_last, wide, widest
 from .softmax import softmax_one
 from .spline import NEGLIGIBLE, Box, horner, one_sided
 
@@ -52,7 +51,7 @@ def triangular_density(
     Raises:
         DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, a radius ≤ 0.
     """
-    return _wide_density(y, centre, half_widths, radius).to(_dtype(y, centre, half_widths))
+    return _wide_density(y, centre, half_widths, radius).to(widest(y, centre, half_widths))
 
 
 def log_triangular_density(
@@ -67,7 +66,7 @@ def log_triangular_density(
     """
     density = _wide_density(y, centre, half_widths, radius)
     log = torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
-    return log.to(_dtype(y, centre, half_widths))
+    return log.to(widest(y, centre, half_widths))
 
 
 def triangular_cdf(
@@ -81,13 +80,13 @@ def triangular_cdf(
     Raises:
         DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
     """
-    reach = _radius(radius, y)
-    _check(half_widths, y=y, centre=centre)
+    reach = checked_radius(radius, y)
+    check(half_widths, MOST, y=y, centre=centre)
     batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
     triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
     widths = torch.cat([triangle, wide(half_widths).expand(*batch, half_widths.shape[-1])], -1)
     step = Piecewise(triangle.new_zeros(1), triangle.new_tensor([[0.0], [1.0]]))
-    return expect(step, wide(y) - wide(centre), widths).to(_dtype(y, centre, half_widths))
+    return expect(step, wide(y) - wide(centre), widths).to(widest(y, centre, half_widths))
 
 
 def expect(
@@ -101,27 +100,27 @@ def expect(
     Raises:
         DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them.
     """
-    _check(half_widths, centre=centre)
+    check(half_widths, MOST, centre=centre)
     g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
     batch = torch.broadcast_shapes(
         centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2]
     )
-    dtype, at_centre = _dtype(centre, half_widths), g(wide(centre)).expand(batch)
+    dtype, at_centre = widest(centre, half_widths), g(wide(centre)).expand(batch)
     if not half_widths.shape[-1]:
         return at_centre.to(dtype)
-    parts = [_flat(centre, batch), _flat_last(half_widths, batch), _flat_last(g.breakpoints, batch)]
-    coefficients = _flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
+    parts = [flat(centre, batch), flat_last(half_widths, batch), flat_last(g.breakpoints, batch)]
+    coefficients = flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
     value = _blocks(_expect, half_widths.shape[-1] + shape[0].bit_length(), *parts, coefficients)
     return torch.where((half_widths == 0).all(-1), at_centre, value.reshape(batch)).to(dtype)
 
 
 def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
     """The triangular density, checked, before it is rounded [*batch]."""
-    reach = _radius(radius, y)
-    _check(half_widths, y=y, centre=centre)
+    reach = checked_radius(radius, y)
+    check(half_widths, MOST, y=y, centre=centre)
     batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
-    points = [_flat(value, batch) for value in (y, centre, reach)]
-    return _blocks(_density, half_widths.shape[-1] + 1, *points, _flat_last(half_widths, batch)).reshape(batch)
+    points = [flat(value, batch) for value in (y, centre, reach)]
+    return _blocks(_density, half_widths.shape[-1] + 1, *points, flat_last(half_widths, batch)).reshape(batch)
 
 
 def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
@@ -206,47 +205,6 @@ def _sum(*terms: Tensor) -> Tensor:
     return total + error
 
 
-def wide(values: Tensor) -> Tensor:
-    """In float64, or in float32 where the device has nothing wider."""
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
-
-
-def _dtype(*values: Tensor) -> torch.dtype:
-    """The widest of theirs."""
-    return functools.reduce(torch.promote_types, (value.dtype for value in values))
-
-
-def _flat(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """[point]"""
-    return wide(values).expand(batch).reshape(-1)
-
-
-def _flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """[d, point] of [*batch, d]."""
-    size = values.shape[-1]
-    return wide(values).expand(*batch, size).movedim(-1, 0).reshape(size, math.prod(batch))
-
-
 def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
     """``compute`` on blocks of points (the last dimension), each of 2^levels nodes."""
-    size = max(1, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels)
-    return torch.cat([compute(*block) for block in zip(*(part.split(size, -1) for part in parts), strict=True)])
-
-
-def _radius(radius: float | Tensor, like: Tensor) -> Tensor:
-    """As a tensor, checked."""
-    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(like).dtype, device=like.device)
-    for good, rule in ((reach.isfinite(), "finite"), (reach > 0, "> 0")):
-        if not bool(good.all()):
-            raise DataError(f"radius must be {rule}, got {reach[~good][0].item()}")
-    return reach
-
-
-def _check(half_widths: Tensor, **values: Tensor) -> None:
-    for name, value in {"half_widths": half_widths, **values}.items():
-        if not bool(value.isfinite().all()):
-            raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
-    if half_widths.shape[-1] > MOST:
-        raise DataError(f"half_widths must be at most {MOST} for a point, got {half_widths.shape[-1]}")
-    if bool((half_widths < 0).any()):
-        raise DataError(f"half_widths must be ≥ 0, got {float(half_widths.min())}")
+    return blocks(compute, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels, *parts)

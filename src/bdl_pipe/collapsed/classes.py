@@ -36,12 +36,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from .. import networks
-from ..artifacts import State, under, unstack
-from ..config import read, to_mapping
+from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import snapshots
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
@@ -50,6 +47,8 @@ from ..seeds import Seed
 from . import box
 from .head import Collapsed, Head
 from .piecewise import Piecewise, cubic_sigmoid
+from .points import wide
+from .snapshots import CollapsedSnapshots, trajectory
 from .tails import within
 
 POINTS: Final = 1 << 15  # averages at a time
@@ -103,39 +102,26 @@ class CiberConfig:
 
 
 @final
-class CiberPosterior:
-    """The snapshots' networks, and how their last layers are collapsed."""
+class CiberPosterior(CollapsedSnapshots[CiberConfig]):
+    """The snapshots' networks, whose last layers are collapsed."""
 
-    key = "ciber"
+    key, reads = "ciber", CiberConfig
 
     def __init__(self, spec: NetworkSpec, config: CiberConfig, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        super().__init__(spec, config, weights)
         self._head = Head.of(weights["head.weight"], weights["head.bias"])
-        network = spec.build(Seed(0)).eval().to(self._head.weights.device)
-        self.spec, self.config, self._trunk = spec, config, network.trunk
-        self.weights = networks.in_order(weights, networks.fastest_order(network))
         self._count = config.form.count(self._head.weights.shape[-1])
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
         logits, collapsed = [], []
-        for number, weights in enumerate(unstack(self.weights)):
-            features = functional_call(self._trunk, under("trunk.", weights), (inputs,))
+        for number, weights in self.numbered():
+            features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
             logits.append(F.linear(features, weights["head.weight"], weights["head.bias"]))
             collapsed.append(self._head.collapse(number, features, self._count))
         together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
         return Categorical(log_probs(torch.stack(logits), together, self.config.form))
-
-    def state(self) -> State:
-        config = {"posterior": self.key, "spec": to_mapping(self.spec), "ciber": to_mapping(self.config)}
-        return State({name: value.contiguous() for name, value in self.weights.items()}, config)
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberPosterior":
-        spec = read(NetworkSpec, state.config["spec"], "spec")
-        config = read(CiberConfig, state.config["ciber"], "ciber")
-        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
 
 
 cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
@@ -143,7 +129,7 @@ cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
 
 def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
     """log p of snapshots with logits of their own, in blocks of points."""
-    sigmoid = cubics(form.pieces).to(box.wide(logits)) if isinstance(form, CubicConfig) else None
+    sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
     shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
     blocks = zip(logits.flatten(0, -2).split(rows), shifts, half_widths, strict=True)
@@ -152,8 +138,8 @@ def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form:
 
 def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
     """Of [row, class]; without a stand-in for the sigmoid, by the sigmoid itself over one collapsed weight."""
-    odds, half_widths = log_odds(logits), box.wide(half_widths)
-    centre = box.wide(odds + shift)
+    odds, half_widths = log_odds(logits), wide(half_widths)
+    centre = wide(odds + shift)
     if sigmoid is None:
         half = half_widths[..., 0]
         pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
@@ -188,10 +174,8 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
     Raises:
         ConfigError: more collapsed weights than the last layer has for a class, or than can be integrated.
     """
-    (trajectory,) = inputs["trajectory"]
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    spec, weights = trajectory(inputs)
     assert spec.likelihood == "categorical"
-    weights = snapshots(trajectory)
     width = weights["head.weight"].shape[-1] + 1
     most = min(box.MOST, width)
     rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"

@@ -14,7 +14,6 @@ Where few widths dominate, the series is long. Then the k widest intervals are t
 zero or a polynomial with the moments of the rest. No difference is of values close together.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Final
@@ -23,8 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import DataError
-from .box import wide
+from .points import blocks, check, checked_radius, flat, flat_last, widest
 from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
@@ -84,21 +82,18 @@ def _over_points(
     radius: float | Tensor,
 ) -> Tensor:
     """``compute`` of edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
-    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=torch.float64, device=y.device)
-    _check(half_widths, y=y, centre=centre, radius=reach)
+    reach = checked_radius(radius, y)
+    check(half_widths, math.inf, y=y, centre=centre)
     batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
-    points = [value.expand(batch).reshape(-1) for value in (y, centre, reach)]
-    d = half_widths.shape[-1]
-    rows = half_widths.expand(*batch, d).reshape(math.prod(batch), d)
-    size = max(1, CHUNK // (d + 2))
-    done = []
-    for *values, h in zip(*(part.split(size) for part in (*points, rows)), strict=True):
-        at, c, r, widths = (wide(value) for value in (*values, h.T))
-        side = (at - c).sign()
-        edge = _sum(torch.cat([torch.stack([c * side, -at * side, r]), widths]))
-        done.append(compute(edge, side, torch.cat([(r / 2).expand(2, -1), widths])))
-    dtype = functools.reduce(torch.promote_types, (value.dtype for value in (y, centre, half_widths)))
-    return torch.cat(done).reshape(batch).to(dtype)
+
+    def at(y: Tensor, c: Tensor, r: Tensor, widths: Tensor) -> Tensor:
+        side = (y - c).sign()
+        edge = _sum(torch.cat([torch.stack([c * side, -y * side, r]), widths]))
+        return compute(edge, side, torch.cat([(r / 2).expand(2, -1), widths]))
+
+    points = [flat(value, batch) for value in (y, centre, reach)]
+    done = blocks(at, CHUNK // (half_widths.shape[-1] + 2), *points, flat_last(half_widths, batch))
+    return done.reshape(batch).to(widest(y, centre, half_widths))
 
 
 def _sum(terms: Tensor) -> Tensor:
@@ -200,13 +195,3 @@ def _polynomial(x: Tensor, widths: Tensor, j: int, endless: int) -> Tensor:
         moments.append(sum(parts, torch.zeros_like(x[0])) / m)
     terms = (x ** (order - 2 * m) / math.factorial(max(order - 2 * m, 0)) * value for m, value in enumerate(moments))
     return sum(terms, torch.zeros_like(x))
-
-
-def _check(half_widths: Tensor, **values: Tensor) -> None:
-    for name, value in {"half_widths": half_widths, **values}.items():
-        if not bool(value.isfinite().all()):
-            raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
-    if bool((half_widths < 0).any()):
-        raise DataError(f"half_widths must be ≥ 0, got {float(half_widths.min())}")
-    if bool((values["radius"] <= 0).any()):
-        raise DataError(f"radius must be > 0, got {float(values['radius'].min())}")

@@ -13,6 +13,7 @@ rows. A share t of a Gaussian of equal moments keeps p a density, of the same me
 """
 
 import math
+from functools import cached_property
 from typing import final
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ..predictive import Continuous, gaussian_quantile, mixture
 from .parts import Part
+from .series import Series
 
 
 @final
@@ -59,7 +61,13 @@ class CollapsedMixture(Continuous):
             each = torch.logaddexp(each + math.log1p(-self.tail), gaussian + math.log(self.tail))
         return mixture(each.sum(-1))
 
+    @cached_property
+    def _series(self) -> Series | None:
+        return self.part.series(self.tail)
+
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        if self._series is not None:
+            return self._series.cdf(values)
         each = self.part.cdf(values)
         if self.tail > 0:
             gaussian = torch.special.ndtr((values - self.draw_mean) / self.draw_variance.sqrt())

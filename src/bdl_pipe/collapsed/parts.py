@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import box, many
 from .piecewise import Piecewise
+from .series import Series
 
 _TREE: Final = 6  # weights up to which a tree of corners is the faster
 _BELOW: Final = 2.0**-60  # of the radius: how far below zero a knot at zero is put
@@ -48,6 +49,10 @@ class Part(ABC):
     @abstractmethod
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
         """P(Y ≤ y)."""
+
+    def series(self, tail: float) -> Series | None:
+        """The distribution function of the mixture, with a Gaussian's share ``tail``, where one series is faster."""
+        return None
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Part":
@@ -83,6 +88,9 @@ class Linear(Part):
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
         cdf = many.cdf if self._wide else box.triangular_cdf
         return cdf(y.double(), self.centre, self.half_widths, self.radius)
+
+    def series(self, tail: float) -> Series | None:
+        return Series.of(self.centre, self.half_widths, self.radius, tail) if self._wide else None
 
     @property
     def _wide(self) -> bool:

@@ -25,11 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..artifacts import State, unstack
-from ..config import read, to_mapping
+from ..artifacts import State, under
+from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import snapshots
 from ..method import Inputs, Method, Room
 from ..networks import MlpConfig
 from ..posterior import NetworkSpec
@@ -40,6 +39,7 @@ from . import box
 from .head import Head
 from .mixture import CollapsedMixture
 from .parts import Linear, Rectified
+from .snapshots import CollapsedSnapshots, Config, trajectory
 from .triangle import radius
 
 
@@ -90,14 +90,12 @@ class CiberSecondConfig(LikelihoodConfig):
         require(0 < self.weights <= box.MOST, "weights", f"must be 1 … {box.MOST}", self.weights)
 
 
-class _Snapshots:
-    """The snapshots' networks, up to the features."""
+class _Regression(CollapsedSnapshots[Config]):
+    """The snapshots' networks of regression, the first part of whose head is that of the means."""
 
-    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
-        self.spec, self.weights = spec, weights
-        self.trunk = spec.build(Seed(0)).eval().to(weights["head.weight"].device).trunk
-        outputs = spec.outputs  # the means come first
-        self.head = Head.of(weights["head.weight"][:, :outputs], weights["head.bias"][:, :outputs])
+    def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
+        super().__init__(spec, config, weights)
+        self.head = Head.of(weights["head.weight"][:, : spec.outputs], weights["head.bias"][:, : spec.outputs])
 
     def outputs(self, weights: dict[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of one snapshot [batch, output]."""
@@ -107,78 +105,60 @@ class _Snapshots:
 
 
 @final
-class CiberLastPosterior:
+class CiberLastPosterior(_Regression[CiberLastConfig]):
     """The snapshots' networks, the last layer of whose means is collapsed."""
 
-    key = "ciber_last"
-
-    def __init__(self, spec: NetworkSpec, config: CiberLastConfig, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
-        self.spec, self.config, self.weights = spec, config, weights
-        self._snapshots = _Snapshots(spec, weights)
-        self._count = self._snapshots.head.weights.shape[-1] if config.weights is None else config.weights
+    key, reads = "ciber_last", CiberLastConfig
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
         """``rng`` is not used: nothing is drawn."""
-        parts = [self._part(number, weights, inputs) for number, weights in enumerate(unstack(self.weights))]
+        parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
         return CollapsedMixture(Linear(*(torch.stack(p) for p in zip(*parts, strict=True))), self.config.tail)
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centre, half-widths and radius for one snapshot."""
-        features = functional_call(self._snapshots.trunk, _trunk(weights), (inputs,))
-        mean, sd = self._snapshots.outputs(weights, features)
-        collapsed = self._snapshots.head.collapse(number, features, self._count)
+        features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
+        mean, sd = self.outputs(weights, features)
+        count = self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
+        collapsed = self.head.collapse(number, features, count)
         return mean + collapsed.shift, collapsed.half_widths.double(), radius(sd, self.config.radius)
-
-    def state(self) -> State:
-        config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}
-        return State(dict(self.weights), config)
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberLastPosterior":
-        spec = read(NetworkSpec, state.config["spec"], "spec")
-        config = read(CiberLastConfig, state.config[cls.key], cls.key)
-        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
 
 
 @final
-class CiberSecondPosterior:
+class CiberSecondPosterior(_Regression[CiberSecondConfig]):
     """The snapshots' networks, one of whose last hidden units is collapsed for each input.
 
     Attributes:
         incoming: weights of such a unit, with its bias.
     """
 
-    key = "ciber_second"
+    key, reads = "ciber_second", CiberSecondConfig
 
     def __init__(self, spec: NetworkSpec, config: CiberSecondConfig, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
-        self.spec, self.config, self.weights = spec, config, weights
-        self._snapshots = _Snapshots(spec, weights)
-        trunk = self._snapshots.trunk
-        assert isinstance(trunk, nn.Sequential)
-        self._last = max(i for i, module in enumerate(trunk) if isinstance(module, nn.Linear))
-        self._before = trunk[: self._last]
+        super().__init__(spec, config, weights)
+        assert isinstance(self.trunk, nn.Sequential)
+        self._last = max(i for i, module in enumerate(self.trunk) if isinstance(module, nn.Linear))
+        self._before = self.trunk[: self._last]
         self._layer = Head.of(weights[f"trunk.{self._last}.weight"], weights[f"trunk.{self._last}.bias"])
         self.incoming = self._layer.weights.shape[-1]
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
         """``rng`` is not used: nothing is drawn. Memory: inputs × units × their inputs, of one snapshot."""
-        parts = [self._part(number, weights, inputs) for number, weights in enumerate(unstack(self.weights))]
+        parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
         stacked = [torch.stack(p)[:, :, None] for p in zip(*parts, strict=True)]  # one output
         return CollapsedMixture(Rectified(*stacked), self.config.tail)
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
         """Base, sign, centre, half-widths and radius for one snapshot."""
-        names = {k: v for k, v in _trunk(weights).items() if int(k.split(".")[0]) < self._last}
+        names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
         before = functional_call(self._before, names, (inputs,))
         own = self._layer.weights[number]
         active = F.linear(before, own[:, :-1], own[:, -1])  # [batch, unit]
-        mean, sd = self._snapshots.outputs(weights, F.relu(active))
+        mean, sd = self.outputs(weights, F.relu(active))
         collapsed = self._layer.collapse(number, before, self.config.weights)
-        outgoing = self._snapshots.head.weights[number, 0, :-1]
+        outgoing = self.head.weights[number, 0, :-1]
         centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
         effect = outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))
         unit = effect.argmax(-1)  # [batch]
@@ -187,20 +167,6 @@ class CiberSecondPosterior:
         moved = w.abs() * centre[rows, unit].double(), w.abs()[:, None] * collapsed.half_widths[rows, unit].double()
         return base, torch.where(w < 0, -1.0, 1.0).to(w), *moved, radius(sd[:, 0], self.config.radius)
 
-    def state(self) -> State:
-        config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}
-        return State(dict(self.weights), config)
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "CiberSecondPosterior":
-        spec = read(NetworkSpec, state.config["spec"], "spec")
-        config = read(CiberSecondConfig, state.config[cls.key], cls.key)
-        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
-
-
-def _trunk(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix("trunk."): v for k, v in weights.items() if k.startswith("trunk.")}
-
 
 def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: Seed, report: Report) -> State:
     """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
@@ -208,7 +174,7 @@ def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: See
     Raises:
         ConfigError: more collapsed weights than the last layer has for a target.
     """
-    spec, weights = _trajectory(inputs)
+    spec, weights = trajectory(inputs)
     width = weights["head.weight"].shape[-1] + 1
     rule = f"must be at most {width}, the last layer's weights of a target with its bias"
     require(config.weights is None or config.weights <= width, "methods.ciber_last.weights", rule, config.weights)
@@ -222,7 +188,7 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
     Raises:
         ConfigError: the network is not a ReLU perceptron, there are several targets, or more weights than a unit has.
     """
-    spec, weights = _trajectory(inputs)
+    spec, weights = trajectory(inputs)
     relu = isinstance(spec.network, MlpConfig) and spec.network.activation == "relu"
     rule = "must be an mlp with relu for ciber_second"
     require(relu, "methods.sgd.network", rule, to_mapping(spec.network))
@@ -233,13 +199,6 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
     require(config.weights <= width, "methods.ciber_second.weights", rule, config.weights)
     report(1, 1)
     return posterior.state()
-
-
-def _trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
-    (trajectory,) = inputs["trajectory"]
-    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    assert spec.likelihood != "categorical"
-    return spec, snapshots(trajectory)
 
 
 CIBER_LAST = Method(

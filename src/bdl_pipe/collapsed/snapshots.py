@@ -1,0 +1,57 @@
+"""A trajectory's snapshots, some weights of which are integrated out: what the posteriors of CIBER have in common."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import networks
+from ..artifacts import State, unstack
+from ..config import read, to_mapping
+from ..iterates import snapshots
+from ..method import Inputs
+from ..posterior import NetworkSpec
+from ..seeds import Seed
+
+Config = TypeVar("Config")
+Own = TypeVar("Own", bound="CollapsedSnapshots[Any]")
+
+
+class CollapsedSnapshots(Generic[Config]):
+    """The snapshots' networks and the method's config.
+
+    Attributes:
+        weights: every entry of the network's ``state_dict``, stacked [snapshot, ...], filters in the memory order that
+            the network computes fastest in.
+        trunk: the network's, to be called with a snapshot's weights.
+    """
+
+    key: ClassVar[str]
+    reads: ClassVar[type[Any]]  # the config's class
+
+    def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
+        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        network = spec.build(Seed(0)).eval().to(weights["head.weight"].device)
+        self.spec, self.config, self.trunk = spec, config, network.trunk
+        self.weights = networks.in_order(weights, networks.fastest_order(network))
+
+    def numbered(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Each snapshot's number and weights."""
+        return enumerate(unstack(self.weights))
+
+    def state(self) -> State:
+        config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}
+        return State({name: value.contiguous() for name, value in self.weights.items()}, config)
+
+    @classmethod
+    def from_state(cls: type[Own], state: State, device: torch.device | str = "cpu") -> Own:
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        config = read(cls.reads, state.config[cls.key], cls.key)
+        return cls(spec, config, {k: v.to(device) for k, v in state.tensors.items()})
+
+
+def trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
+    """The network and the stacked weights of the snapshots of the one trajectory in ``inputs``."""
+    (found,) = inputs["trajectory"]
+    return read(NetworkSpec, found.config["spec"], "spec"), snapshots(found)
