@@ -51,6 +51,40 @@ def test_dvc_runs_and_records(server: warm.Server, monkeypatch: pytest.MonkeyPat
     assert stage.wait() == 255 and "no such thing" in said and "exited with 3" in said
 
 
+def test_the_lock_file_is_what_dvc_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two stages, one added to the other's, with every kind of value that params.yaml has."""
+    values = {
+        "rate": 4.0e-6,
+        "none": None,
+        "some": [1, 2.5],
+        "of none": [],
+        "text": "ünï: 'x'",
+        "yes": True,
+        "in": {"a": 1},
+    }
+    params = {"first": values, "second": {"b": values}}
+    stages = {
+        name: {"cmd": f"echo {name} > {name}", "params": [name], "outs": [name], "deps": ["params.yaml"]}
+        for name in params
+    }
+    written = []
+    for alone in (True, False):
+        folder = tmp_path / str(alone)
+        folder.mkdir()
+        (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        (folder / "params.yaml").write_text(yaml.safe_dump(params, allow_unicode=True))
+        subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm"], cwd=folder, check=True)
+        monkeypatch.chdir(folder)
+        for name in stages:
+            if alone:
+                subprocess.run([sys.executable, "-m", "dvc", "repro", "-q", "-s", name], check=True)
+            else:
+                stage = warm.Server().start(name)
+                assert list(stage.lines()) and stage.wait() == 0
+        written.append((folder / "dvc.lock").read_bytes())
+    assert written[0] == written[1] and written[0].count(b"4e-06") == 2
+
+
 def test_ours_is_called_where_dvc_is(server: warm.Server) -> None:
     """One line says what is wrong, and DVC sees the exit code; no interpreter was started for it."""
     stage = server.start("ours")
