@@ -1,5 +1,6 @@
 """Parameter counts by hand; normalisation against torch's own layers; initial weights by their law."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -36,6 +37,26 @@ def test_convnet_parameters_by_hand(norm: str) -> None:
 
 def test_odd_images_lose_their_last_row_in_each_pool() -> None:
     assert build(ConvNetConfig("convnet", 4), (1, 28, 28), 10, rng=Seed(0)).width == 16 * 3 * 3
+
+
+def test_pooling_before_the_relu_changes_no_bit() -> None:
+    """Against the blocks as they are described: values, and gradients of all weights."""
+    images = torch.randn(6, 1, 28, 28, generator=Seed(0).generator())
+    network = build(ConvNetConfig("convnet", 4, pool="max"), (1, 28, 28), 3, rng=Seed(1))
+    described = copy.deepcopy(network)
+    layers = list(described.trunk.children())
+    swapped = [(i, i + 1) for i, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    for pool, relu in swapped:
+        layers[pool], layers[relu] = layers[relu], layers[pool]
+    described.trunk = nn.Sequential(*layers)
+    assert len(swapped) == 3 and all(isinstance(layers[relu], nn.MaxPool2d) for _, relu in swapped)
+    found = [n(images) for n in (network, described)]
+    assert torch.equal(*found)
+    ours, theirs = (
+        torch.autograd.grad(f.square().sum(), list(n.parameters()))
+        for f, n in zip(found, (network, described), strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_batch_statistics_are_torchs_batch_norm_in_training_in_either_mode() -> None:
