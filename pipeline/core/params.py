@@ -259,13 +259,19 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Users' files that DVC does not watch, because they lie outside ``data/``; one line each."""
+    """What DVC does not watch, one line each: files of users outside ``data/``; rows that another one names."""
     lines = []
     for key, dataset in params.datasets.items():
         if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):
             path = Path(dataset.source.path)
             if not path.absolute().is_relative_to(Path("data").absolute()):
                 lines.append(f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed")
+        for kind, names in (("ood", dataset.ood), ("transfer", dataset.transfer)):
+            lines += [
+                f"datasets.{key}.{kind}: a change of datasets.{name}.source goes unnoticed (dvc repro -f prepare@{key})"
+                for name in names
+                if name in params.datasets
+            ]
     return lines
 
 

@@ -164,3 +164,18 @@ def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
     assert "elsewhere/a.csv is outside data/" in line
     table["path"] = "data/a.csv"
     assert params.unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
+
+
+def test_rows_that_another_one_names_are_pointed_out(tmp_path: Path) -> None:
+    """A source without a row has nothing that could change."""
+    raw = copy.deepcopy(GOOD)
+    images = GOOD["datasets"]["boston"] | {"normalise": "train", "splits": 1, "validation": 10}
+    raw["datasets"]["clothes"] = images | {"source": {"name": "fashion_mnist"}, "ood": ["digits", "noise", "figures"]}
+    raw["datasets"]["figures"] = images | {"source": {"name": "mnist5k"}}
+    (line,) = params.unwatched(read(tmp_path, raw))
+    rule = "datasets.clothes.ood: a change of datasets.figures.source goes unnoticed (dvc repro -f prepare@clothes)"
+    assert line == rule
+    raw["datasets"]["figures"]["transfer"] = ["digits"]
+    assert params.unwatched(read(tmp_path, raw)) == [rule]
+    raw["datasets"]["digits"] = images | {"source": {"name": "digits"}}
+    assert len(params.unwatched(read(tmp_path, raw))) == 3
