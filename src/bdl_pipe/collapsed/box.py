@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .pieces import one_piece
 from .piecewise import Piecewise
-from .points import blocks, check, checked_radius, flat, flat_last, wide, widest
+from .points import blocks, broadcast, check, checked_radius, flat, flat_last, wide, widest
 from .softmax import softmax_one
 from .spline import NEGLIGIBLE, Box, horner, one_sided
 
@@ -82,7 +82,7 @@ def triangular_cdf(
     """
     reach = checked_radius(radius, y)
     check(half_widths, MOST, y=y, centre=centre)
-    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
     triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
     widths = torch.cat([triangle, wide(half_widths).expand(*batch, half_widths.shape[-1])], -1)
     step = Piecewise(triangle.new_zeros(1), triangle.new_tensor([[0.0], [1.0]]))
@@ -102,9 +102,7 @@ def expect(
     """
     check(half_widths, MOST, centre=centre)
     g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
-    batch = torch.broadcast_shapes(
-        centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2]
-    )
+    batch = broadcast(centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2])
     dtype, at_centre = widest(centre, half_widths), g(wide(centre)).expand(batch)
     if not half_widths.shape[-1]:
         return at_centre.to(dtype)
@@ -118,7 +116,7 @@ def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float 
     """The triangular density, checked, before it is rounded [*batch]."""
     reach = checked_radius(radius, y)
     check(half_widths, MOST, y=y, centre=centre)
-    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
     points = [flat(value, batch) for value in (y, centre, reach)]
     return _blocks(_density, half_widths.shape[-1] + 1, *points, flat_last(half_widths, batch)).reshape(batch)
 

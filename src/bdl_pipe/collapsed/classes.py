@@ -49,6 +49,7 @@ from .head import Collapsed, Head
 from .piecewise import Piecewise, cubic_sigmoid
 from .points import wide
 from .snapshots import CollapsedSnapshots, trajectory
+from .softmax import mean_sigmoid
 from .tails import within
 
 POINTS: Final = 1 << 15  # averages at a time
@@ -140,12 +141,7 @@ def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piec
     """Of [row, class]; without a stand-in for the sigmoid, by the sigmoid itself over one collapsed weight."""
     odds, half_widths = log_odds(logits), wide(half_widths)
     centre = wide(odds + shift)
-    if sigmoid is None:
-        half = half_widths[..., 0]
-        pair = torch.stack([centre, torch.zeros_like(centre)], -1)  # a sigmoid is a softmax of two
-        average = box.softmax_one(pair, 0, -half, half, torch.ones_like(half))[..., 0]
-    else:
-        average = _expected(sigmoid, centre, half_widths)
+    average = mean_sigmoid(centre, half_widths[..., 0]) if sigmoid is None else _expected(sigmoid, centre, half_widths)
     logs = within(average, centre, half_widths).to(logits)
     logs = torch.where((half_widths > 0).any(-1), logs, F.logsigmoid(odds))
     return logs - logs.logsumexp(-1, keepdim=True)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .points import blocks, check, checked_radius, flat, flat_last, widest
+from .points import blocks, broadcast, check, checked_radius, flat, flat_last, widest
 from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
@@ -84,7 +84,7 @@ def _over_points(
     """``compute`` of edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
     reach = checked_radius(radius, y)
     check(half_widths, math.inf, y=y, centre=centre)
-    batch = torch.broadcast_shapes(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
 
     def at(y: Tensor, c: Tensor, r: Tensor, widths: Tensor) -> Tensor:
         side = (y - c).sign()

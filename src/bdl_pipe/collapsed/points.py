@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,15 @@ def wide(values: Tensor) -> Tensor:
 def widest(*values: Tensor) -> torch.dtype:
     """The widest of their types."""
     return functools.reduce(torch.promote_types, (value.dtype for value in values))
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all broadcast to; torch's own function imports sympy when it is first called, for two seconds.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    return np.broadcast_shapes(*map(tuple, shapes))
 
 
 def flat(values: Tensor, batch: Sequence[int]) -> Tensor:

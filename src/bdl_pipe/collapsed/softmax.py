@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import DataError
+from .points import broadcast
 
 NARROW: Final = 0.5  # h below this: a Gauss rule of 10 points has an error of (h/2π)^20, and its derivatives as well
 BLOCK: Final = 1 << 15  # points at a time
@@ -44,7 +45,7 @@ def softmax_one(
     ends = [torch.as_tensor(end, dtype=feature.dtype, device=feature.device) for end in (low, high)]
     index = torch.as_tensor(index, device=logits.device).long()
     _check(logits, index, feature, *ends)
-    batch = torch.broadcast_shapes(logits.shape[:-1], index.shape, feature.shape, *(end.shape for end in ends))
+    batch = broadcast(logits.shape[:-1], index.shape, feature.shape, *(end.shape for end in ends))
     logits, chosen = logits.expand(*batch, -1), index.expand(batch)[..., None]  # [..., class], [..., 1]
     own = F.one_hot(chosen[..., 0], logits.shape[-1]).bool()
     rest = logits.masked_fill(own, -torch.inf)
