@@ -33,8 +33,9 @@ from .spline import NEGLIGIBLE, Box, horner, one_sided
 __all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_cdf", "triangular_density"]
 
 MOST: Final = 10  # collapsed weights of one output: the work doubles with each
-BLOCK: Final = {"cpu": 1 << 16}  # nodes at a time: what stays in a cache
+BLOCK: Final = {"cpu": 1 << 17}  # leaves of the trees at a time: what stays in a cache, and is shared among threads
 LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
+SLACK: Final = 1e-12  # relative rounding of the ends of a box, many times over
 
 
 def triangular_density(
@@ -108,7 +109,7 @@ def expect(
         return at_centre.to(dtype)
     parts = [flat(centre, batch), flat_last(half_widths, batch), flat_last(g.breakpoints, batch)]
     coefficients = flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
-    value = _blocks(_expect, half_widths.shape[-1] + shape[0].bit_length(), *parts, coefficients)
+    value = _blocks(_expect, half_widths.shape[-1], *parts, coefficients)
     return torch.where((half_widths == 0).all(-1), at_centre, value.reshape(batch)).to(dtype)
 
 
@@ -133,20 +134,28 @@ def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> 
 def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
     """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
     half_widths, unit = _kept(half_widths)
-    order, inner = coefficients.shape[1], len(breaks) - 1
+    order = coefficients.shape[1]
     box = Box((half_widths / unit).sort(0, descending=True).values, order - 1)
-    derivatives = _factorials(coefficients.movedim(1, 0)).movedim(0, 1)  # of each piece at its breakpoint
     scale = torch.stack([unit**i for i in range(order)])  # [terms, point]
-    first, last = list(_mirrored(scale * derivatives[0])), list(scale * derivatives[-1])
-    left = one_sided(_sum(-centre, breaks[0], *half_widths) / unit, box, first, 0)[0][0]
-    right = one_sided(_sum(centre, -breaks[-1], *half_widths) / unit, box, last, 0)[0][0]
-    if inner == 0:
+    first, last = _mirrored(scale * _factorials(coefficients[0])), scale * _factorials(coefficients[-1])
+    left = one_sided(_sum(-centre, breaks[0], *half_widths) / unit, box, list(first), 0)[0][0]
+    right = one_sided(_sum(centre, -breaks[-1], *half_widths) / unit, box, list(last), 0)[0][0]
+    piece, point = _reached(centre, half_widths, breaks)
+    if not len(piece):
         return left + right
-    # the pieces between, side by side as more points
-    ends, pieces = (breaks[:-1].flatten(), breaks[1:].flatten()), coefficients[1:-1].movedim(0, 1).flatten(1)
-    wider = Box(box.widths.repeat(1, inner), order - 1)
-    between = _between(centre.repeat(inner), half_widths.repeat(1, inner), unit.repeat(inner), wider, ends, pieces)
-    return left + right + between.unflatten(0, (inner, -1)).sum(0)
+    wider = Box(box.widths[:, point], order - 1)
+    ends, inner = (breaks[piece, point], breaks[piece + 1, point]), coefficients[piece + 1, :, point].T
+    between = _between(centre[point], half_widths[:, point], unit[point], wider, ends, inner)
+    return (left + right).index_add(0, point, between)
+
+
+def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Pieces between two breakpoints, from 0 on, and the points whose box reaches them, or nearly."""
+    spread = half_widths.sum(0)
+    spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
+    within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
+    piece, point = within.nonzero(as_tuple=True)
+    return piece, point
 
 
 def _between(
@@ -204,5 +213,5 @@ def _sum(*terms: Tensor) -> Tensor:
 
 
 def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
-    """``compute`` on blocks of points (the last dimension), each of 2^levels nodes."""
+    """``compute`` on blocks of points (the last dimension), each with 2^levels leaves."""
     return blocks(compute, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels, *parts)

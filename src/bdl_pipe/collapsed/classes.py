@@ -52,7 +52,7 @@ from .snapshots import CollapsedSnapshots, trajectory
 from .softmax import mean_sigmoid
 from .tails import within
 
-POINTS: Final = 1 << 15  # averages at a time
+POINTS: Final = 1 << 17  # averages at a time
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 SCORES: Final = 1 << 15  # half-widths at a time; for more torch calls other threads, which costs more here
+FEW: Final = 4  # of the largest that are found one by one
 GROUP: Final = 32  # inputs whose largest is found first, since where it lies takes five times as long as what it is
 
 
@@ -84,6 +85,12 @@ def _grouped(values: Tensor, spare: int) -> Tensor:
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``topk`` over the last dimension, which takes longer than a maximum."""
-    largest, index = values.max(-1, keepdim=True) if count == 1 else values.topk(count, -1)
-    return largest, index
+    """``topk`` over the last dimension of values ≥ 0; a few are found sooner one after the other."""
+    if count > FEW:
+        largest, index = values.topk(count, -1)
+        return largest, index
+    found = [values.max(-1, keepdim=True)]
+    for _ in range(count - 1):
+        values = values.scatter(-1, found[-1].indices, -1.0)
+        found.append(values.max(-1, keepdim=True))
+    return torch.cat([f.values for f in found], -1), torch.cat([f.indices for f in found], -1)

@@ -36,8 +36,10 @@ def flat(values: Tensor, batch: Sequence[int]) -> Tensor:
 
 
 def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """[d, point] of [*batch, d]."""
+    """[d, point] of [*batch, d]; a view of what is the same for all points."""
     size = values.shape[-1]
+    if values.ndim == 1:
+        return wide(values)[:, None].expand(size, math.prod(batch))
     return wide(values).expand(*batch, size).movedim(-1, 0).reshape(size, math.prod(batch))
 
 

@@ -29,9 +29,11 @@ BLOCK: Final = 1 << 20  # factors of characteristic functions at a time
 @final
 @dataclass(frozen=True)
 class Series:
-    """Attributes:
-    first, period: the window's left end and length [batch, output].
-    terms: φ(t_k)/(it_k)·2/P.
+    """The distribution function of each mixture, and what lies to the left of its window is 0, to the right 1.
+
+    Attributes:
+        first, period: the window's left end and length.
+        terms: 2φ(t_k) exp(−it_k a)/(it_k P), k = 1, 2, ….
     """
 
     first: Float[Tensor, "batch output"]
