@@ -16,7 +16,6 @@ from bdl_pipe.collapsed.series import Series
 from .cases import numbers
 
 Box = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # centre, half-widths, radius
-KINDS = ("equal", "spread", "few", "none")
 
 
 def box(kind: str, d: int, draws: int = 5, batch: int = 4, outputs: int = 1) -> Box:
@@ -34,11 +33,11 @@ def box(kind: str, d: int, draws: int = 5, batch: int = 4, outputs: int = 1) -> 
     return tuple(torch.tensor(v) for v in values)  # type: ignore[return-value]
 
 
-def exact(box: Box, tail: float, y: torch.Tensor) -> torch.Tensor:
+def exact(given: Box, tail: float, y: torch.Tensor) -> torch.Tensor:
     """By the relatively exact distribution function of each sample."""
-    part = Linear(*box)
+    part = Linear(*given)
     gaussian = torch.special.ndtr((y - part.mean) / part.variance.sqrt())
-    return ((1 - tail) * many.cdf(y, *box) + tail * gaussian).mean(0)
+    return ((1 - tail) * many.cdf(y, *given) + tail * gaussian).mean(0)
 
 
 @pytest.mark.parametrize("tail", [0.0, 0.01, 0.9])
@@ -89,18 +88,16 @@ def test_quantiles_and_the_crps_are_those_of_draws_from_the_model() -> None:
             for i in range(widths.shape[-1]):
                 uniform += widths[s, i] * random.uniform(-1, 1, count)
             boxed = centre[s] + uniform + radius[s] * random.triangular(-1, 0, 1, count)
-            normal = part.mean[:, row, 0].numpy()[s] + part.variance[:, row, 0].sqrt().numpy()[s] * random.normal(
-                size=count
-            )
+            mean, sd = (v[:, row, 0].numpy()[s] for v in (part.mean, part.variance.sqrt()))
+            normal = mean + sd * random.normal(size=count)
             draws.append(np.where(random.uniform(size=count) < tail, normal, boxed))
         each = np.abs(draws[0] - float(y[row, 0])) - np.abs(draws[0] - draws[1]) / 2
         scores.append((each.mean(), each.std() / math.sqrt(count)))
         for end, level in ((low, 0.05), (high, 0.95)):
             below = np.concatenate(draws) < float(end[row, 0])
             assert abs(below.mean() - level) < limit * math.sqrt(level * (1 - level) / len(below))
-    mean, error = np.mean([m for m, _ in scores]), math.hypot(*(e for _, e in scores)) / 2
-    crps = metrics.crps(found, y).value
-    assert abs(crps - mean) < limit * error
-    # the same score of a mixture of a twentieth more spread is told apart
+    expected, error = np.mean([m for m, _ in scores]), math.hypot(*(e for _, e in scores)) / 2
+    assert abs(metrics.crps(found, y).value - expected) < limit * error
+    # that of boxes 1.3 times as wide is told apart
     wider = CollapsedMixture(Linear(given[0], 1.3 * given[1], given[2]), tail)
-    assert abs(metrics.crps(wider, y).value - mean) > limit * error
+    assert abs(metrics.crps(wider, y).value - expected) > limit * error
