@@ -16,9 +16,9 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepare
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
-from bdl_pipe.methods import POSTERIORS
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report
+from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 
 from .core import places

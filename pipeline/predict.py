@@ -9,8 +9,8 @@ import numpy as np
 
 from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
-from bdl_pipe.methods import load_fitted
 from bdl_pipe.posterior import Fitted
+from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
 
 STUDENTS: Final = Path("work/student")

@@ -17,9 +17,9 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 from .core.params import Row

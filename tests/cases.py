@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bdl_pipe.method import Room
-from bdl_pipe.methods import METHODS
+from bdl_pipe.registry import METHODS
 
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
 MLP = {"name": "mlp", "hidden": [8]}

@@ -14,10 +14,10 @@ from bdl_pipe import parallel
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.methods import METHODS
 from bdl_pipe.progress import Report
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory import SGD, SgdConfig
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 
 from .cases import CONFIGS
 from .conftest import make_tiny_images

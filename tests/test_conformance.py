@@ -13,10 +13,10 @@ from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.method import Method
-from bdl_pipe.methods import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
+from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, Case

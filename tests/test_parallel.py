@@ -10,7 +10,7 @@ from torch import nn
 
 from bdl_pipe import parallel
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.methods import METHODS
+from bdl_pipe.registry import METHODS
 
 from . import parallel_ranks as ranks
 

@@ -8,9 +8,9 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.learner import LearnConfig
-from bdl_pipe.methods import METHODS
 from bdl_pipe.networks import MlpConfig, build
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.start import begin, last_snapshot
 from bdl_pipe.training import OptimiserConfig

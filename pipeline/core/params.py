@@ -151,7 +151,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
 
 
 def _library() -> Mapping[str, Method]:
-    from bdl_pipe.methods import METHODS
+    from bdl_pipe.registry import METHODS
 
     return METHODS
 

@@ -13,7 +13,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
-from bdl_pipe.methods import load_fitted
+from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
 
 

@@ -11,8 +11,8 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..trial import MILESTONES, TIME, Chain, Milestones

@@ -21,7 +21,7 @@ class Make(Protocol):
 
     ``config`` is the method's config; ``inputs`` are the members of the artifacts that it needs;
     ``rng`` is this member's own address. A student's state is a posterior's (``config["posterior"]``
-    names its class in ``methods.POSTERIORS``).
+    names its class in ``registry.POSTERIORS``).
     """
 
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...

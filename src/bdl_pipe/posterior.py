@@ -31,7 +31,7 @@ class Posterior(Protocol):
         ...
 
     def state(self) -> State:
-        """Tensors and config; ``config["posterior"]`` is the class's key in ``methods.POSTERIORS``."""
+        """Tensors and config; ``config["posterior"]`` is the class's key in ``registry.POSTERIORS``."""
         ...
 
     @classmethod

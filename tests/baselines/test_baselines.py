@@ -10,10 +10,10 @@ from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ArtifactError, ConfigError
 from bdl_pipe.method import Method
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 SPEC = NetworkSpec(MlpConfig("mlp", (4,)), (1, 8, 8), 3, "categorical")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR, ExactLayerPosterior, linear
+from bdl_pipe.baselines import linear
 from bdl_pipe.baselines.evidence import fit_hyperparameters
-from bdl_pipe.baselines.exact_layer import features
-from bdl_pipe.baselines.gbll import Gbll, Ldgbll
+from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
+from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
+from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData, Split
 from bdl_pipe.errors import ConfigError, DataError

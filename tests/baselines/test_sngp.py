@@ -11,10 +11,10 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpSpec, precision_factor
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 SECTION = {

@@ -8,9 +8,9 @@ import torch
 
 from bdl_pipe.baselines import bnn, dropout
 from bdl_pipe.method import MakeTogether
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import OptimiserConfig
 from tests.baselines.cases import LEARN, STILL, table, trajectory

@@ -16,9 +16,9 @@ from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing.kept import Kept
 from bdl_pipe.inducing.learner import RandomConfig, RandomWeights, RandomWeightsPosterior
 from bdl_pipe.inducing.methods import fits
-from bdl_pipe.methods import METHODS, posterior_of
 from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, LEARN
 from tests.conftest import make_tiny_images, make_tiny_table

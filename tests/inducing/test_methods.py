@@ -14,9 +14,9 @@ from bdl_pipe.inducing import learner as module
 from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
 from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W
 from bdl_pipe.method import Method
-from bdl_pipe.methods import METHODS
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, RANDOM, RANDOM_IMAGES
 

@@ -9,7 +9,8 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from bdl_pipe.artifacts import State, read_state, write_state
-from bdl_pipe.baselines import GBLL, LDGBLL, MAP_BLR
+from bdl_pipe.baselines.gbll import GBLL, LDGBLL
+from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.splits import uci_splits
@@ -18,9 +19,9 @@ from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import FeaturesConfig, LastLayerLearner, LastLayerPosterior, LastLayerSpec
 from bdl_pipe.last_layer.methods import G_VBLL, VBLL, VBLL_BNN
 from bdl_pipe.method import Method
-from bdl_pipe.methods import METHODS
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
 from tests.tables import table_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import tune_cases
 import yaml
 
-import bdl_pipe.methods
+import bdl_pipe.registry
 from pipeline import study
 from pipeline.core.settings import Settings
 from pipeline.studies import Trial
@@ -29,7 +29,7 @@ PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of the one axis that
 def project(folder, monkeypatch):
     """A prepared project whose registry holds the known methods, here and in Ray's workers; it has a study."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(bdl_pipe.methods, "METHODS", tune_cases.REGISTRY)
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     tune_cases.project(folder)

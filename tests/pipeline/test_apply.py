@@ -3,7 +3,7 @@
 import pytest
 import tune_cases
 
-import bdl_pipe.methods
+import bdl_pipe.registry
 from bdl_pipe.errors import UserError
 from pipeline import apply
 from pipeline.core import params
@@ -11,7 +11,7 @@ from pipeline.core import params
 
 @pytest.fixture
 def target(tmp_path, monkeypatch):
-    monkeypatch.setattr(bdl_pipe.methods, "METHODS", tune_cases.REGISTRY)
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
     path = tmp_path / "params.yaml"
     path.write_text(tune_cases.PARAMS)
     return path

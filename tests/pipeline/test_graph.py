@@ -15,8 +15,8 @@ STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages
 KINDS = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 # What params.py imports in order to check the numbers of other stages; no result of these stages depends on it.
 CHECK_ONLY = {
-    "prepare": ("bdl_pipe.methods", "bdl_pipe.evaluation"),
-    "report": ("bdl_pipe.methods", "bdl_pipe.evaluation"),
+    "prepare": ("bdl_pipe.registry", "bdl_pipe.evaluation"),
+    "report": ("bdl_pipe.registry", "bdl_pipe.evaluation"),
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from fitted_cases import FEATURES, student
 
 from bdl_pipe import summary
-from bdl_pipe.methods import load_fitted
+from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
 from pipeline.rows import model
 

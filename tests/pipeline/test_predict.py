@@ -11,8 +11,8 @@ from fitted_cases import CLASSES, FEATURES, student
 
 from bdl_pipe import summary
 from bdl_pipe.errors import ArtifactError, UserError
-from bdl_pipe.methods import load_fitted
 from bdl_pipe.predictive import Gaussian
+from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
 from pipeline import predict
 

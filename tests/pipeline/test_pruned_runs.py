@@ -14,7 +14,7 @@ import yaml
 from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
-from bdl_pipe.methods import load_fitted
+from bdl_pipe.registry import load_fitted
 from pipeline import branch, current, evaluating, preparing, reporting, repro, run
 from pipeline.core import params, places
 from pipeline.core.executors.inline import Inline

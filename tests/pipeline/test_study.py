@@ -192,8 +192,8 @@ def test_a_study_that_is_interrupted_goes_on_and_is_written(toy):
     grid = {"inner.shift+more": [-3.0, -2.25, 1.0]}
     file = written_study(toy, overlay=overlay, grid=grid, figure=[{"x": "inner.shift+more"}])
     code = (
-        "import os, sys, tune_cases, bdl_pipe.methods; from pathlib import Path;"
-        "bdl_pipe.methods.METHODS = tune_cases.REGISTRY; from pipeline import cli;"
+        "import os, sys, tune_cases, bdl_pipe.registry; from pathlib import Path;"
+        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline import cli;"
         "'--resume' in sys.argv or Path('crash').write_text(str(os.getpid()));"
         "sys.exit(cli.main(sys.argv[1:]))"
     )

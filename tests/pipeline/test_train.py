@@ -9,7 +9,7 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory import SGD, SgdConfig
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.executors import Done, Executor, Task, choose
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline

@@ -18,8 +18,8 @@ from bdl_pipe.data.config import Digits
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.sources import packages
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.methods import POSTERIORS
 from bdl_pipe.posterior import Fitted
+from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import apply, cli, current
 from pipeline.core import params

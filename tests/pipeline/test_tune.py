@@ -14,7 +14,7 @@ import pytest
 import tune_cases
 import yaml
 
-import bdl_pipe.methods
+import bdl_pipe.registry
 from bdl_pipe.data import prepare
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 def toy(tmp_path, monkeypatch):
     """A prepared project whose registry holds the known methods, here and in Ray's workers."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bdl_pipe.methods, "METHODS", tune_cases.REGISTRY)
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     tune_cases.project(tmp_path)
@@ -150,8 +150,8 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     extra = f"crash: {crash}, log: {log}, inner: {{shift: 6.0}}"
     path.write_text(path.read_text().replace("inner: {shift: 6.0}", extra))
     code = (
-        "import sys, argparse, tune_cases, bdl_pipe.methods; from pathlib import Path;"
-        "bdl_pipe.methods.METHODS = tune_cases.REGISTRY; from pipeline import tune;"
+        "import sys, argparse, tune_cases, bdl_pipe.registry; from pathlib import Path;"
+        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline import tune;"
         "import os; sys.argv[1] == 'r' or Path('crash').write_text(str(os.getpid()));"
         "tune.main(argparse.Namespace(method='shift', dataset='toy', samples=3, resume=sys.argv[1]=='r',"
         " apply=True, max_concurrent=1))"

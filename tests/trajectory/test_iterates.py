@@ -13,14 +13,14 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.iterates import Keep, MomentsConfig, RunningMoments, moments, snapshots
 from bdl_pipe.learner import LearnConfig
-from bdl_pipe.methods import METHODS, posterior_of
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.start import last_snapshot
 from bdl_pipe.training import OptimiserConfig
-from bdl_pipe.trajectory import SGD, SgdConfig
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from tests.test_conformance import Interrupted, Recorder, same
 from tests.test_learning import table
 

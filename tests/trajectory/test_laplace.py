@@ -14,10 +14,10 @@ from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
 from bdl_pipe.trajectory.laplace import KFAC_LAPLACE, KfacLaplaceConfig, posterior

@@ -10,8 +10,8 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.splits import uci_splits
-from bdl_pipe.methods import METHODS
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
 from tests.tables import table_of

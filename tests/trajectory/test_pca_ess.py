@@ -11,8 +11,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory import PCA_ESS, PcaEssConfig
-from bdl_pipe.trajectory.pca_ess import Place, sample, step
+from bdl_pipe.trajectory.pca_ess import PCA_ESS, PcaEssConfig, Place, sample, step
 
 from .cases import PRIOR_VARIANCE, TEMPERATURE, coordinates, exact, linear_trajectory, rejects
 

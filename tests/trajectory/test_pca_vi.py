@@ -11,8 +11,7 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import OptimiserConfig, descend
-from bdl_pipe.trajectory import PCA_VI, PcaViConfig
-from bdl_pipe.trajectory.pca_vi import Bound
+from bdl_pipe.trajectory.pca_vi import PCA_VI, Bound, PcaViConfig
 from bdl_pipe.trajectory.subspace import Target
 
 from .cases import PRIOR_VARIANCE, TEMPERATURE, coordinates, exact, linear_trajectory, plane, rejects

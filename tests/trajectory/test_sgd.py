@@ -13,7 +13,7 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory import SGD, SgdConfig
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from tests.test_conformance import Interrupted, Recorder, same
 
 RNG = Seed(0).fold("member", 0)

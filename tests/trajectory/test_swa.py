@@ -10,11 +10,12 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.iterates import snapshots
-from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory import SGD, SWA, SgdConfig, SwaConfig
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+from bdl_pipe.trajectory.swa import SWA, SwaConfig
 from tests.trajectory.test_swag import IMAGES
 from tests.trajectory.test_swag import trajectory as walk
 

@@ -1,0 +1,138 @@
+"""The registry: where each method and each posterior lives. A module is imported when its entry is asked for.
+
+An entry is ``name: "module:attribute"``, the module below ``bdl_pipe``. A result depends on the modules that its own
+entry leads to and on no other entry, so a new method makes no result out of date.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from .errors import ArtifactError
+
+if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does without
+    import torch
+
+    from .artifacts import State
+    from .method import Method
+    from .posterior import Fitted, Posterior
+
+T = TypeVar("T")
+
+
+class Lazy(Mapping[str, T], Generic[T]):
+    """A mapping whose values are imported on use."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        """``places``: name -> ``module:attribute``."""
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._places[name].partition(":")
+        value: T = getattr(importlib.import_module(f".{module}", __package__), attribute)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def module(self, name: str) -> str:
+        """The module of an entry, in full; nothing is imported."""
+        return f"{__package__}.{self._places[name].partition(':')[0]}"
+
+
+METHODS: Final[Mapping[str, "Method"]] = Lazy(
+    {
+        "sgd": "trajectory.sgd:SGD",
+        "sgld": "sgmcmc.chains:SGLD",
+        "vbpc": "coresets.methods:VBPC",
+        "random_coreset": "coresets.methods:RANDOM_CORESET",
+        "deterministic": "baselines.deterministic:DETERMINISTIC",
+        "ensemble": "baselines.ensemble:ENSEMBLE",
+        "bnn": "baselines.bnn:BNN",
+        "dropout": "baselines.dropout:DROPOUT",
+        "dark_knowledge": "dark_knowledge.distil:DARK_KNOWLEDGE",
+        "vbll": "last_layer.methods:VBLL",
+        "vbll_bnn": "last_layer.methods:VBLL_BNN",
+        "d_vbll": "last_layer.methods:D_VBLL",
+        "d_vbll_bnn": "last_layer.methods:D_VBLL_BNN",
+        "g_vbll": "last_layer.methods:G_VBLL",
+        "g_vbll_bnn": "last_layer.methods:G_VBLL_BNN",
+        "gp": "baselines.gp:GP",
+        "swa": "trajectory.swa:SWA",
+        "swag": "trajectory.swag:SWAG",
+        "pca_ess": "trajectory.pca_ess:PCA_ESS",
+        "pca_vi": "trajectory.pca_vi:PCA_VI",
+        "kfac_laplace": "trajectory.laplace:KFAC_LAPLACE",
+        "ciber": "collapsed.classes:CIBER",
+        "ciber_last": "collapsed.regression:CIBER_LAST",
+        "ciber_second": "collapsed.regression:CIBER_SECOND",
+        "sngp": "baselines.sngp:SNGP",
+        "gbll": "baselines.gbll:GBLL",
+        "ldgbll": "baselines.gbll:LDGBLL",
+        "map_blr": "baselines.map_blr:MAP_BLR",
+        "ffg_u": "inducing.methods:FFG_U",
+        "fcg_u": "inducing.methods:FCG_U",
+        "ensemble_u": "inducing.methods:ENSEMBLE_U",
+        "ffg_w": "inducing.methods:FFG_W",
+        "fcg_w": "inducing.methods:FCG_W",
+    }
+)
+
+POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
+    {
+        "network_draws": "posterior:NetworkDraws",
+        "vbpc": "coresets.posterior:VbpcPosterior",
+        "last_layer": "last_layer.learner:LastLayerPosterior",
+        "gp": "baselines.gp:GpPosterior",
+        "bnn": "baselines.bnn:BnnPosterior",
+        "dropout": "baselines.dropout:DropoutPosterior",
+        "sngp": "baselines.sngp:SngpPosterior",
+        "exact_layer": "baselines.exact_layer:ExactLayerPosterior",
+        "random_weights": "inducing.learner:RandomWeightsPosterior",
+        "linearised_draws": "trajectory.linearised:LinearisedDraws",
+        "ciber": "collapsed.classes:CiberPosterior",
+        "ciber_last": "collapsed.regression:CiberLastPosterior",
+        "ciber_second": "collapsed.regression:CiberSecondPosterior",
+    }
+)
+
+
+def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> "Fitted":
+    """The fitted posterior in a student artifact: raw inputs in, original units out.
+
+    Raises:
+        ArtifactError: the folder is not a whole student artifact, or has no such split or member.
+    """
+    from . import artifacts
+    from .data.transform import Transform
+    from .posterior import Fitted
+
+    artifact = artifacts.load(path, "student")
+    name = f"{split}-{member}"
+    made = [n for n in artifact.names() if not n.startswith("transform-")]
+    if name not in made:
+        raise ArtifactError(
+            f"{path}: has no member {member} of split {split} (it has <split>-<member> {', '.join(made)})"
+        )
+    transform = Transform.from_state(artifact.state(f"transform-{split}"))
+    classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
+    return Fitted(posterior_of(artifact.state(name), device), transform, classes)
+
+
+def posterior_of(state: "State", device: "torch.device | str" = "cpu") -> "Posterior":
+    """The posterior whose ``state()`` this is, on ``device``.
+
+    Raises:
+        ArtifactError: the state is of no registered posterior.
+    """
+    key = str(state.config.get("posterior"))
+    if key not in POSTERIORS:
+        raise ArtifactError(f"posterior must be one of {', '.join(POSTERIORS)}, got {key!r}")
+    return POSTERIORS[key].from_state(state, device)
