@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,repro,run,paper,tune,study,apply,predict,ui}``.
+"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,predict,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     repro = verbs.add_parser("repro", help="run every stage whose result is out of date, several at once")
     repro.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once (default 3)")
     repro.add_argument("targets", nargs="*", metavar="STAGE", help="only these and what they need, as in dvc.yaml")
+    status = verbs.add_parser("status", help="which stages are out of date, and why")
+    status.add_argument("--all", action="store_true", help="list the others, too")
     run = verbs.add_parser("run", help="run one stage (or all) here, without DVC")
     run.add_argument("stage", choices=(*STAGES, "all"))
     run.add_argument("key", nargs="?", help="a row of the stage's section, or a data set")

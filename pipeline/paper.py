@@ -2,8 +2,8 @@
 
 The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the
 artifacts lie in a tree of their own, ``work/paper/<paper>-<table>``; tables of the same runs share both (``shares``
-of ``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`.current`), so an
-interrupted run goes on where it was.
+of ``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`.graph.fresh`), so
+an interrupted run goes on where it was.
 """
 
 import dataclasses
@@ -18,11 +18,12 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
-from . import current, papers
-from .core import places, shell
-from .core.executors import Executor
-from .core.params import Params, Row, load, nearest
+from . import papers
+from .core import places
+from .core.params import FIT_KINDS, Params, Row, load, nearest
 from .core.settings import Settings
+from .graph import client, run
+from .graph.plan import Plan, matching, plan
 from .papers import PaperTable, compare, show
 from .rows import provenance, records
 
@@ -53,6 +54,10 @@ class Request:
         return f"{self.table.paper}-{self.table.source}" + self.suffix
 
     @property
+    def root(self) -> Path:
+        return places.WORK / "paper" / self.name
+
+    @property
     def suffix(self) -> str:
         return f"-{self.splits}-splits" if self.splits else ""
 
@@ -65,14 +70,14 @@ def main(args: Namespace) -> None:
     """
     from rich.console import Console
 
-    asked = read(args.table, args.dataset, args.method, args.splits)
+    asked, settings = read(args.table, args.dataset, args.method, args.splits), Settings.read(executor=args.executor)
     console = Console()
-    with places.rooted(places.WORK / "paper" / asked.name), shell.opened(args.executor, asked.params) as opened:
-        _, executor, settings = opened
-        _bring(asked, executor, settings)
+    with places.rooted(asked.root):
+        _bring(asked, args.executor)
+        why = run.stale(plan(asked.params))
         for dataset in asked.datasets:
             rows = compare.runs_of(asked.table, dataset, asked.params)
-            there = [row for row in rows if _is_current(row, asked.params, settings)]
+            there = [row for row in rows if f"evaluate@{row.key}" not in why]
             lines = compare.compare(asked.table, dataset, asked.params, {row.key for row in there})
             show.terminal(asked.table, dataset, lines, console)
             for path in _write(asked, dataset, lines, _facts(asked, dataset, there, settings)):
@@ -154,31 +159,27 @@ def _with_splits(params: Params, splits: int) -> Params:
     return dataclasses.replace(params, datasets=datasets, raw={**params.raw, "datasets": written})
 
 
-def _bring(asked: Request, executor: Executor, settings: Settings) -> None:
-    todo, ran = current.steps(asked.params, asked.runs), 0
-    if all(current.is_current(step, asked.params, settings) for step in todo):
-        print(f"nothing to run: {len(todo)} stages are up to date", file=sys.stderr, flush=True)
+def _bring(asked: Request, executor: str | None) -> None:
+    stages = _stages(asked.params, asked.runs)
+    if not run.stale(stages):
+        print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
-    with _alone(asked), _tracked(asked):
-        for step in todo:
-            if current.bring(step, asked.params, executor, settings):
-                ran += 1
-                print(f"{step}: done", file=sys.stderr, flush=True)
-    print(f"{ran} stages run, {len(todo) - ran} up to date", file=sys.stderr, flush=True)
+    with _tracked(asked):
+        try:
+            outcome = run.bring_all(
+                stages, asked.params, jobs=run.JOBS, executor=executor, own=True, root=str(asked.root)
+            )
+        except client.Lost as error:
+            raise UserError(str(error)) from None
+        if outcome.failed:
+            raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
+    ran = len(outcome.done)
+    print(f"{ran} stages run, {len(stages) - ran} up to date", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def _alone(asked: Request) -> Iterator[None]:
-    """One process at a time makes the artifacts of a tree."""
-    from filelock import FileLock, Timeout
-
-    place = places.STATE / "paper" / f"{asked.name}.lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(place, timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"{asked.table}: another process is running it here") from None
+def _stages(params: Params, runs: Sequence[Row]) -> Plan:
+    """The stages of ``runs``, and of all that they are made from."""
+    return matching([f"evaluate@{row.key}" for row in runs], plan(params))
 
 
 @contextmanager
@@ -196,10 +197,6 @@ def _tracked(asked: Request) -> Iterator[None]:
         raise
     finally:
         tracking.end_parent(parent, status)
-
-
-def _is_current(row: Row, params: Params, settings: Settings) -> bool:
-    return all(current.is_current(step, params, settings) for step in current.steps(params, [row]))
 
 
 def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Settings) -> dict[str, Any]:
@@ -222,8 +219,9 @@ def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Setting
 
 def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
     """Of every stage that fits, once."""
-    for step in current.steps(params, there):
-        yield from records.read(step.kind, step.key).get("seconds", {}).values()
+    for stage in _stages(params, there).values() if there else ():
+        if stage.kind in FIT_KINDS:
+            yield from records.read(stage.kind, stage.key).get("seconds", {}).values()
 
 
 def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:

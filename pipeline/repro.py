@@ -1,26 +1,23 @@
-"""``python -m pipeline repro``: what ``dvc repro`` does, several stages at once, on one Ray head.
+"""``python -m pipeline repro``: bring every result up to date, several stages at once, and print the comparison.
 
-DVC still decides and records every stage: what is out of date, and what depends on it, is run by
-``dvc --wait-for-lock repro -s STAGE``, in processes that need not import anything anew. A stage that
-fails stops what depends on it, and nothing else.
+What it makes is what a plain ``dvc repro`` makes, and DVC is told of it. A stage that fails stops what depends on it,
+and nothing else.
 """
 
-import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
 from .core import places
-from .core.params import load, unwatched
+from .core.executors.cluster import preflight
+from .core.params import Params, load, unwatched
 from .core.settings import Settings
-from .scheduler import Command, Graph, Outcome, Plan, Process, ancestors, descendants, run
-
-_LIGHT: Final = ("report",)  # stage kinds that never fan out
+from .graph import client, dvc, fresh, plan, run, sources
+from .graph.plan import Plan
+from .graph.scheduler import Outcome
 
 
 def main(args: Namespace) -> int:
@@ -29,78 +26,45 @@ def main(args: Namespace) -> int:
     Raises:
         UserError: params.yaml, the environment, or a target is wrong; nothing has run then.
     """
-    settings = Settings.read()
-    for line in unwatched(load()):
+    settings, params = Settings.read(), load()
+    for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
-    graph, changed = _look(args.targets)
-    todo = changed | descendants(graph, changed)
+    if settings.executor == "ray":
+        preflight(settings.address)
+    dvc.mend()
+    sources.write(params)
+    everything = plan.plan(params)
+    stages = plan.matching(args.targets, everything)
+    todo = run.stale(stages)
     if not todo:
-        print("nothing to do: every result is up to date")
-        _point()
+        print(f"nothing to do: all {len(stages)} results are up to date")
+        _record(everything)
+        _point(everything)
         return 0
-    print(f"{len(todo)} of {len(graph)} stages to run, {args.jobs} at once", flush=True)
-    fans_out = any(name.split("@")[0] not in _LIGHT for name in todo)
-    start = _starter(len(todo))
-    with _parent_run() as tell, _ray(settings, fans_out):
-        outcome = run(Plan(graph, frozenset(todo), places.STATE / "seconds.json"), args.jobs, start)
+    print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
+    with _parent_run() as tell:
+        try:
+            outcome = run.bring_all(stages, params, jobs=args.jobs)
+        except client.Lost as error:
+            raise UserError(str(error)) from None
+        finally:
+            _record(everything)
         tell(outcome)
-    return _close(outcome)
+    return _close(outcome, everything, params)
 
 
-def _starter(stages: int) -> Callable[[str], Process]:
-    """How a stage's process is made: forked from a server, where forks are safe and there is more than one stage."""
-    if sys.platform == "linux" and stages > 1:
-        from .warm import Server
-
-        return Server().start
-    return lambda name: Command([sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", name])
-
-
-def _look(targets: Collection[str]) -> tuple[Graph, set[str]]:
-    """The graph (stage -> what it needs), and what DVC finds changed in it."""
-    os.environ.setdefault("DVC_NO_ANALYTICS", "1")
-    try:
-        from dvc.exceptions import DvcException
-        from dvc.repo import Repo
-    except ImportError:
-        raise UserError("dvc is not installed here: python -m pipeline run all works without it") from None
-    try:
-        with Repo() as repo:
-            stages = repo.index.graph
-            graph = {s.addressing: {d.addressing for d in stages.successors(s)} for s in stages.nodes}
-            changed = set(repo.status())
-    except DvcException as error:
-        raise UserError(f"dvc: {' '.join(str(error).split())}") from None
-    if targets:
-        wanted = {name for target in targets for name in _matching(target, graph)}
-        keep = wanted | ancestors(graph, wanted)
-        graph = {name: needs for name, needs in graph.items() if name in keep}
-    return graph, changed & graph.keys()
-
-
-def _matching(target: str, graph: Graph) -> list[str]:
-    """``teacher@boston-sgld`` is one stage, ``teacher`` all of its kind."""
-    found = [name for name in graph if target in (name, name.split("@")[0])]
-    if not found:
-        raise UserError(f"{target} is not a stage (see: dvc stage list)")
-    return found
-
-
-@contextmanager
-def _ray(settings: Settings, fans_out: bool) -> Iterator[None]:
-    """One Ray head for all stages, in this process, unless there is a cluster already or no need."""
-    if settings.executor != "ray" or not fans_out:
-        yield
+def _record(stages: Plan) -> None:
+    """Let DVC know what is up to date; that it cannot is no reason to lose a result."""
+    if not dvc.installed():
         return
-    from .core.executors.cluster import head
-
-    with head(settings) as address:
-        os.environ["RAY_ADDRESS"] = address
-        yield
+    why = run.stale(stages)
+    problem = dvc.record(stages, [name for name in stages if name not in why])
+    if problem is not None:
+        print(f"warning: DVC has not recorded the results, which are in place ({problem})", file=sys.stderr)
 
 
 @contextmanager
-def _parent_run() -> Iterator[Any]:
+def _parent_run() -> Iterator[Callable[[Outcome], None]]:
     """The tracked run that every stage's run belongs to."""
     from .rows import tracking
 
@@ -116,37 +80,42 @@ def _parent_run() -> Iterator[Any]:
         tracking.end_parent(parent, status[0])
 
 
-def _close(outcome: Outcome) -> int:
+def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
     """What happened, the table, and where to look further."""
     for name, lines in outcome.failed.items():
         print(f"\nFAILED {name}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
     if outcome.skipped:
         print(f"not run, because they need those: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
-    _table(places.REPORT / "comparison.md")
+    _table(everything, params)
     print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s" + _counts(outcome))
-    _point()
+    _point(everything)
     return 1 if outcome.failed else 0
 
 
 def _counts(outcome: Outcome) -> str:
-    return f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run" if outcome.failed else ""
+    same = f", {len(outcome.same)} came out up to date" if outcome.same else ""
+    lost = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run" if outcome.failed else ""
+    return same + lost
 
 
-def _table(path: Path) -> None:
-    if path.is_file():
-        text = path.read_text()
+def _table(everything: Plan, params: Params) -> None:
+    """The comparison of what is up to date, and why the rest is not in it."""
+    from rich.console import Console
+
+    from . import terminal
+
+    why = run.stale(everything)
+    if "report" not in why:
+        text = (places.REPORT / "comparison.md").read_text()
         if sys.stdout.isatty():
-            from rich.console import Console
-
-            from .terminal import show
-
-            show(text, Console())
+            terminal.show(text, Console())
         else:
             print(text)
 
 
-def _point() -> None:
+def _point(everything: Plan) -> None:
     page = places.REPORT / "index.html"
-    if page.is_file():
-        print(f"report: {page.absolute()}\ntracking page: make ui")
+    if fresh.reason(everything["report"]) is None:
+        print(f"report: {page.absolute()}")
+    print("tracking page: make ui")

@@ -1,32 +1,30 @@
-"""``python -m pipeline run STAGE KEY``: stages without DVC, for a debugger or a machine without it."""
+"""``python -m pipeline run STAGE KEY``: one stage in this process, for a debugger; ``run all``: all of them, here."""
 
-import importlib
 from argparse import Namespace
 
 from bdl_pipe.errors import UserError
 
-from .core import shell
-from .core.params import FIT_KINDS, Params, load
+from .core.params import load
+from .graph import body, plan, run
 
 
-def main(args: Namespace) -> None:
-    """Raises UserError where the key is missing, unknown or too much, or a stage fails."""
-    todo = everything(load()) if args.stage == "all" else [(args.stage, args.key)]
+def main(args: Namespace) -> int:
+    """Returns 1 if a stage of ``all`` failed.
+
+    Raises:
+        UserError: the key is missing, unknown or too much, or the stage fails.
+    """
     if args.stage in ("all", "report") and args.key:
         raise UserError(f"run {args.stage} takes no key, got {args.key}")
     if args.stage not in ("all", "report") and not args.key:
         raise UserError(f"run {args.stage} needs the key of a row")
-    with shell.opened(args.executor) as (params, executor, settings):
-        for kind, key in todo:
-            run = importlib.import_module(f"stages.{kind}").run
-            run(*([key] if key else []), params, executor, settings)
-            print(f"{kind} {key or ''}: done", flush=True)
-
-
-def everything(params: Params) -> list[tuple[str, str | None]]:
-    """Every stage, each after what it needs."""
-    used = dict.fromkeys(row.entry.dataset for row in params.rows.values())
-    todo: list[tuple[str, str | None]] = [("prepare", key) for key in used]
-    todo += [(kind, row.key) for kind in FIT_KINDS for row in params.of(kind)]
-    todo += [("evaluate", row.key) for row in params.of("student")]
-    return [*todo, ("report", None)]
+    params = load()
+    if args.stage != "all":
+        stage = plan.one(args.stage, args.key or "", params)
+        body.bring(stage, params, args.executor, force=True)
+        print(f"{stage.name}: done", flush=True)
+        return 0
+    outcome = run.here(plan.plan(params), params, args.executor)
+    for name, lines in outcome.failed.items():
+        print(f"FAILED {name}: {lines[-1]}", flush=True)
+    return 1 if outcome.failed else 0

@@ -22,11 +22,13 @@ from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
-from . import current, searching
+from . import searching
 from .branch import RECORD, Branch, begin, branch_of, finish, load_data, make_upstream, tracked
-from .core import places, shell
+from .core import places
 from .core.params import Params, load, nearest, read_yaml, typed
 from .core.settings import Settings
+from .graph import body
+from .graph.plan import one
 from .rows import provenance, records
 from .studies import METRICS, SEED, StudyConfig, Trial, numbers
 
@@ -126,8 +128,7 @@ def check(study: Study) -> None:
 
 def prepared(study: Study, settings: Settings) -> tuple[FitData, str]:
     """Split 0 with its validation rows apart, and the SHA-256 of the prepared data's manifest."""
-    with shell.opened("inline", study.params) as (_, executor, _):
-        current.bring(current.Step("prepare", study.dataset), study.params, executor, settings)
+    body.bring(one("prepare", study.dataset, study.params), study.params, "inline")
     data = load_data(study, study.params, settings)
     return data, artifacts.sha256(places.artifact("prepare", study.dataset) / artifacts.MANIFEST)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import methods
+from bdl_pipe import registry
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import Method
@@ -17,7 +17,7 @@ from bdl_pipe.seeds import Seed
 from .cases import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```(?:python|diff)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def block(marker: str) -> str:
@@ -33,19 +33,30 @@ def test_the_library_by_itself_runs_without_the_pipeline(marker: str) -> None:
     assert "tensor(" in done.stdout
 
 
+def new_method() -> tuple[str, tuple[str, str], str]:
+    """The example: its module, the (old, new) lines of the registry, and its section of ``methods``."""
+    lines = block("src/bdl_pipe/registry.py").splitlines()
+    added = [line[1:] for line in lines if line.startswith("+")]
+    old = next(line[1:] for line in lines if line.startswith(" ") and line.strip().startswith('"'))
+    return block("class SnapshotsConfig"), (f"{old}\n", f"{old}\n{added[0]}\n"), added[1].strip()
+
+
 def test_the_new_method_is_a_method(tiny_images: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, object] = {"__name__": "bdl_pipe.baselines.snapshots", "__package__": "bdl_pipe.baselines"}
     monkeypatch.setitem(sys.modules, "bdl_pipe.baselines.snapshots", type(sys)("bdl_pipe.baselines.snapshots"))
     sys.modules["bdl_pipe.baselines.snapshots"].__dict__.update(namespace)
-    exec(compile(block("SNAPSHOTS"), "README.md", "exec"), sys.modules["bdl_pipe.baselines.snapshots"].__dict__)
+    exec(
+        compile(block("class SnapshotsConfig"), "README.md", "exec"),
+        sys.modules["bdl_pipe.baselines.snapshots"].__dict__,
+    )
     snapshots = sys.modules["bdl_pipe.baselines.snapshots"].__dict__["SNAPSHOTS"]
     assert isinstance(snapshots, Method)
-    sgd = methods.METHODS["sgd"]
+    sgd = registry.METHODS["sgd"]
     config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
     trajectory = sgd.rooms["trajectory"].make(tiny_images, {}, config, rng=Seed(0), report=Silent())
     made = snapshots.rooms["student"].make(
         tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
     )
     inputs, targets = tiny_images.tensors("validation")
-    predictive = methods.posterior_of(made).predict(inputs, rng=Seed(0))
+    predictive = registry.posterior_of(made).predict(inputs, rng=Seed(0))
     assert predictive.draw_log_probs.shape == (2, len(targets), tiny_images.outputs)

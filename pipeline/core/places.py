@@ -9,6 +9,7 @@ from typing import Final
 WORK: Final = Path("work")
 STATE: Final = Path(".state")
 REPORT: Final = Path("report")
+REPORT_FILES: Final = ("index.html", "comparison.parquet", "comparison.csv", "comparison.md", "metrics.json")
 _root: Path | None = None  # in place of WORK, see rooted
 
 
@@ -20,6 +21,21 @@ def artifact(kind: str, key: str) -> Path:
 def record(kind: str, key: str) -> Path:
     """What differs between equal runs, beside the artifact: seconds, memory, device, commit."""
     return (_root or WORK) / kind / f"{key}.run.json"
+
+
+def identity(kind: str, key: str) -> Path:
+    """What an artifact was made from, see ``graph.fresh``."""
+    return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
+
+
+def lock(kind: str, key: str) -> Path:
+    """Held by the process that is at a stage."""
+    return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
+
+
+def sources() -> Path:
+    """Hashes of code and users' files, see ``graph.sources``."""
+    return WORK / "sources.yaml"
 
 
 def checkpoints(kind: str, key: str) -> Path:

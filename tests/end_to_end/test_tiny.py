@@ -74,13 +74,15 @@ def test_no_stage_but_evaluate_opens_the_holdout(project: Project) -> None:
 import sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from pipeline.core import shell
-import importlib
+from pipeline.core.params import load
+from pipeline.graph import body, plan
 student = "boston-deterministic"
-for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", None)):
+for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", "")):
     opened.clear()
-    with shell.opened("inline") as (params, executor, settings):
-        importlib.import_module(f"stages.{kind}").run(*([key] if key else []), params, executor, settings)
+    params = load()
+    stage = plan.one(kind, key, params)
+    with body.shell.opened("inline", params) as (_, executor, settings):
+        body._work(stage, params, executor, settings)
     print("READ", kind, any("holdout" in path for path in opened), any("work/" in path for path in opened))
 """
     said = project.run(sys.executable, "-c", text).stdout
@@ -90,9 +92,10 @@ for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate
 
 def test_a_failing_stage_stops_its_descendants_only(project: Project) -> None:
     project.edit(
-        "stages/student.py",
-        "    stage.fit(",
-        '    if key == "digits-ensemble":\n        raise SystemExit("no luck today")\n    stage.fit(',
+        "pipeline/graph/body.py",
+        "        from ..rows import stage as fitting\n",
+        '        from ..rows import stage as fitting\n\n        if stage.name == "student@digits-ensemble":\n'
+        '            raise SystemExit("no luck today")\n',
     )
     shutil.rmtree(project.folder / "work/student")
     shutil.rmtree(project.folder / "work/evaluate")

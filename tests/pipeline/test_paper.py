@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import yaml
 
 from bdl_pipe.data.config import UCI_SIZES
 from bdl_pipe.errors import UserError
-from pipeline import cli, current, paper, papers
-from pipeline.core import params, places, shell
-from pipeline.core.settings import Settings
+from pipeline import cli, paper, papers
+from pipeline.core import places
+from pipeline.graph import body, fresh
+from pipeline.graph.plan import one
 from pipeline.rows import stage, tracking
 
 TREE = Path("work/paper/vbll-table2")
@@ -93,7 +93,7 @@ def go(capsys: pytest.CaptureFixture[str], *words: str, rc: int = 0) -> tuple[li
     capsys.readouterr()
     assert cli.main(["paper", "vbll:table2", "--executor", "inline", *words]) == rc
     out, err = capsys.readouterr()
-    ran = [line.removesuffix(": done") for line in err.splitlines() if line.endswith(": done")]
+    ran = [line.removesuffix(": done").replace("@", " ") for line in out.splitlines() if line.endswith(": done")]
     return ran, err if rc else out
 
 
@@ -112,44 +112,33 @@ def test_only_what_is_out_of_date_runs_again(project: Path, capsys: pytest.Captu
     (gone / "manifest.json").unlink()
     assert go(capsys)[0] == ["trajectory boston-sgd"]
     # an artifact that is not the one that was recorded
-    place = TREE / "evaluate/boston-ensemble.identity.json"
-    place.write_text(json.dumps({**json.loads(place.read_text()), "made": ["0"]}))
+    place = TREE / "identity/evaluate/boston-ensemble.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "made": {}}))
     assert go(capsys)[0] == ["evaluate boston-ensemble"]
 
 
-STALE: dict[str, tuple[dict[str, Any], Settings, list[str]]] = {
-    "nothing": ({}, Settings("inline"), []),
-    "seed": ({"seed": 1}, Settings("inline"), ALL),
-    "splits": ({"datasets": {"boston": {**TINY["datasets"]["boston"], "splits": 3}}}, Settings("inline"), ALL[:1]),
+STALE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "nothing": ({}, []),
+    "seed": ({"seed": 1}, ALL),
+    "splits": ({"datasets": {"boston": {**TINY["datasets"]["boston"], "splits": 3}}}, ALL),
     "members": (
         {"trajectories": {**TINY["trajectories"], "boston-sgd": {**TINY["trajectories"]["boston-sgd"], "members": 3}}},
-        Settings("inline"),
         ["trajectory boston-sgd"],
     ),
-    "evaluate": ({"evaluate": {**TINY["evaluate"], "batch": 99}}, Settings("inline"), ALL[-2:]),
-    "threads": ({}, Settings("inline", threads=2), ALL),
-    "who runs it": ({}, Settings("ray", address="head:1", checkpoint_seconds=1.0), []),
-    "the report's look": ({"report": {"figures_dpi": 50}}, Settings("inline"), []),
+    "evaluate": ({"evaluate": {**TINY["evaluate"], "batch": 99}}, ALL[-2:]),
+    "the report's look": ({"report": {"figures_dpi": 50}}, []),
 }
 
 
 def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     go(capsys)
-    for name, (change, settings, stale) in STALE.items():
+    for name, (change, stale) in STALE.items():
         write({**TINY, **change})
         asked = paper.read("vbll:table2", None, None, None)
         with places.rooted(TREE):
-            todo = current.steps(asked.params, asked.runs)
-            found = [str(step) for step in todo if not current.is_current(step, asked.params, settings)]
+            stages = paper._stages(asked.params, asked.runs)
+            found = [key.replace("@", " ") for key, stage in stages.items() if fresh.reason(stage) is not None]
         assert found == stale, name
-
-
-def test_other_code_makes_every_stage_stale(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go(capsys, "--method", "deterministic")
-    monkeypatch.setattr(current, "_shells", lambda: "edited")
-    assert len(go(capsys, "--method", "deterministic")[0]) == 4
 
 
 def test_an_interrupted_run_goes_on(
@@ -267,32 +256,21 @@ def test_a_wrong_number_names_its_file(project: Path) -> None:
         paper.read("vbll:table2", None, None, None)
 
 
-def test_two_processes_do_not_share_a_tree(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with paper._alone(paper.read("vbll:table2", None, None, None)):
-        _, err = go(capsys, rc=2)
-    assert err == "paper: vbll:table2: another process is running it here\n"
-
-
-@pytest.fixture
-def opened(project: Path) -> Iterator[tuple[params.Params, Settings]]:
-    found = paper.read("vbll:table2", None, None, None).params
-    with places.rooted(TREE), shell.opened("inline", found) as (given, _, settings):
-        yield given, settings
-
-
 @pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
 def test_a_users_file_that_changes_is_prepared_again(
-    more: dict[str, str], opened: tuple[params.Params, Settings], monkeypatch: pytest.MonkeyPatch
+    more: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, settings = opened
     monkeypatch.setitem(UCI_SIZES, "yacht", (60, 1))
     table = {"path": "rows.csv", "target": ["y"]} | more
     write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
     Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
-    from pipeline.core.executors.inline import Inline
+    given = paper.read("vbll:table2", None, None, None).params
 
-    given, step = paper.read("vbll:table2", None, None, None).params, current.Step("prepare", "boston")
-    assert current.bring(step, given, Inline(settings), settings)
-    assert not current.bring(step, given, Inline(settings), settings)
+    def bring() -> bool:
+        with places.rooted(TREE):
+            return body.bring(one("prepare", "boston", given), given, "inline")
+
+    assert bring()
+    assert not bring()
     Path("rows.csv").write_text(Path("rows.csv").read_text().replace("\n3,2\n", "\n3,5\n"))
-    assert current.bring(step, given, Inline(settings), settings)
+    assert bring()

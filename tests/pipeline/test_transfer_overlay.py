@@ -21,8 +21,9 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
-from pipeline import apply, cli, current
+from pipeline import apply, cli
 from pipeline.core import params
+from pipeline.graph.sources import data_digest
 from pipeline.rows import tracking
 from tests.data import archives as made
 
@@ -107,8 +108,8 @@ def test_a_transfer_sets_own_source_is_part_of_what_data_are_made_from(tmp_path:
     raw = yaml.safe_load((tmp_path / "params.yaml").read_text())
     raw["datasets"]["other"] = {**raw["datasets"]["mnist5k"], "source": {"name": "digits"}, "transfer": []}
     raw["datasets"]["mnist5k"]["transfer"] = ["other"]
-    before = current._data("mnist5k", params.typed(raw))
+    before = data_digest("mnist5k", params.typed(raw))
     raw["datasets"]["other"] |= {"validation": 7}
-    assert current._data("mnist5k", params.typed(raw)) == before
+    assert data_digest("mnist5k", params.typed(raw)) == before
     raw["datasets"]["other"]["source"] = {"name": "svhn"}
-    assert current._data("mnist5k", params.typed(raw)) != before
+    assert data_digest("mnist5k", params.typed(raw)) != before

@@ -94,6 +94,9 @@ class Cluster:
         preflight(self._settings.address)
         import ray
 
+        from ...graph.client import ray_address
+
+        self._shared = "" if self._settings.address else ray_address()
         if not ray.is_initialized():
             self._connected = True
             try:
@@ -106,6 +109,8 @@ class Cluster:
     def _options(self) -> dict[str, Any]:
         if self._settings.address:
             return {"address": self._settings.address, **_code(self._settings.address)}
+        if self._shared:
+            return {"address": self._shared}
         self._temporary = tempfile.mkdtemp(prefix="bdl-ray-")
         return _local(self._temporary)
 

@@ -1,21 +1,18 @@
-"""Runs the stages of a graph, several at once, each in a process of its own.
+"""Runs the stages of a plan, several at once, each in a process of its own.
 
 The stage with the longest way still to go starts first; its length is what it took last time, or a
 guess from its kind. On an interrupt every process is stopped, and all that those started.
-A stage that crashes (native code, a library's threads at its exit) is run once more, from its checkpoints.
 """
 
 import contextlib
 import json
 import os
 import queue
-import re
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,21 +20,21 @@ from typing import Final, Protocol
 
 from bdl_pipe.files import write_bytes
 
-from .lines import Lines
+from .client import Lost
+from .console import Lines
+from .plan import Plan, descendants
 
-_CRASH: Final = re.compile(r"exited with -(4|6|7|8|11)\b")  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, as dvc says it
-Graph = Mapping[str, Collection[str]]  # stage -> what it needs
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
 _GRACE_SECONDS: Final = 8.0  # between the polite signal and the last one
 _KEPT_LINES: Final = 15
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run: the stages ``todo`` of ``graph``; ``history`` is a file of how long each took."""
+class Todo:
+    """What to run: the stages ``names`` of ``plan``; ``history`` is a file of how long each took."""
 
-    graph: Graph
-    todo: frozenset[str]
+    plan: Plan
+    names: frozenset[str]
     history: Path
 
     def seconds(self) -> dict[str, float]:
@@ -45,7 +42,7 @@ class Plan:
             known = json.loads(self.history.read_text())
         except (OSError, json.JSONDecodeError):
             known = {}
-        return {name: known.get(name, _GUESS.get(name.split("@")[0], 10.0)) for name in self.graph}
+        return {name: known.get(name, _GUESS.get(stage.kind, 10.0)) for name, stage in self.plan.items()}
 
     def remember(self, seconds: Mapping[str, float]) -> None:
         self.history.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +51,14 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """Stages by how they ended; of those that failed, the last lines."""
+    """Stages by how they ended; of those that failed, the last lines.
+
+    Attributes:
+        same: were found up to date when all that they need was there.
+    """
 
     done: list[str] = field(default_factory=list)
+    same: list[str] = field(default_factory=list)
     failed: dict[str, list[str]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -75,69 +77,30 @@ class Process(Protocol):
         """Its exit code; minus the number of the signal that ended it."""
 
 
-class Command:
-    """A process that runs a command line."""
-
-    def __init__(self, line: list[str]) -> None:
-        self._process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-
-    def lines(self) -> Iterator[str]:
-        assert self._process.stdout is not None
-        yield from self._process.stdout
-
-    def wait(self) -> int:
-        return self._process.wait()
+def priorities(plan: Plan, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Stage -> the length of the longest way from its start to the end of the plan."""
+    longest = dict(seconds)
+    for name in reversed(list(plan)):  # each stands after what it needs
+        for need in plan[name].needs:
+            longest[need] = max(longest[need], seconds[need] + longest[name])
+    return longest
 
 
-def descendants(graph: Graph, names: Collection[str]) -> set[str]:
-    """Everything that needs one of ``names``, directly or not."""
-    found: set[str] = set()
-    while more := {n for n, needs in graph.items() if n not in found and any(m in found or m in names for m in needs)}:
-        found |= more
-    return found
+def run(
+    todo: Todo, jobs: int, start: Callable[[str], Process], wanted: Callable[[str], bool] = lambda name: True
+) -> Outcome:
+    """Run ``todo``, at most ``jobs`` stages at once.
 
-
-def ancestors(graph: Graph, names: Collection[str]) -> set[str]:
-    """Everything that ``names`` need, directly or not."""
-    found: set[str] = set()
-    new = set(names)
-    while new := {need for name in new for need in graph[name]} - found:
-        found |= new
-    return found
-
-
-def priorities(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> the length of the longest way from its start to the end of the graph."""
-    longest: dict[str, float] = {}
-
-    def length(name: str) -> float:
-        if name not in longest:
-            after = [length(other) for other, needs in graph.items() if name in needs]
-            longest[name] = seconds[name] + max(after, default=0.0)
-        return longest[name]
-
-    return {name: length(name) for name in graph}
-
-
-def run(plan: Plan, jobs: int, start: Callable[[str], Process]) -> Outcome:
-    """Run ``plan``, at most ``jobs`` stages at once, each in the process that ``start`` makes for it.
+    Args:
+        start: makes the process of a stage.
+        wanted: asked when all that a stage needs is there: whether it has still to be run.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
     """
     outcome, began = Outcome(), time.monotonic()
-    first = priorities(plan.graph, plan.seconds())
-    waiting, again, took = set(plan.todo), set[str](), dict[str, float]()
+    plan, first = todo.plan, priorities(todo.plan, todo.seconds())
+    waiting, took = set(todo.names), dict[str, float]()
     ended: queue.Queue[_Child] = queue.Queue()
     children: dict[str, _Child] = {}
     with _stop_signals() as stop, Lines(len(waiting)) as lines:
@@ -145,32 +108,33 @@ def run(plan: Plan, jobs: int, start: Callable[[str], Process]) -> Outcome:
             while waiting or children:
                 if stop.is_set():
                     raise KeyboardInterrupt
-                ready = [n for n in waiting if not any(m in waiting or m in children for m in plan.graph[n])]
+                ready = [n for n in waiting if not any(m in waiting or m in children for m in plan[n].needs)]
                 for name in sorted(ready, key=lambda n: (-first[n], n))[: jobs - len(children)]:
                     waiting.discard(name)
-                    children[name] = _Child(name, start, lines, ended)
+                    if wanted(name):
+                        children[name] = _Child(name, start, lines, ended)
+                    else:
+                        outcome.same.append(name)
+                        lines.skip(name)
+                if not children:
+                    continue
                 child = _next(ended)
                 if child is None:
                     lines.refresh()
                     continue
                 del children[child.name]
-                if not child.crashed or child.name in again:
-                    lines.end(child.name, child.code == 0, child.seconds)
+                lines.end(child.name, child.code == 0, child.seconds)
                 if child.code == 0:
                     outcome.done.append(child.name)
                     took[child.name] = child.seconds
-                elif child.crashed and child.name not in again:
-                    again.add(child.name)
-                    waiting.add(child.name)
-                    lines.say(child.name, "crashed: it is run once more")
                 else:
-                    outcome.failed[child.name] = list(child.last)
-                    lost = descendants(plan.graph, {child.name}) & waiting
+                    outcome.failed[child.name] = [*child.last, *child.ending]
+                    lost = descendants(plan, {child.name}) & waiting
                     outcome.skipped |= lost
                     waiting -= lost
         finally:
             _stop(list(children.values()))
-            plan.remember(took)
+            todo.remember(took)
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -187,16 +151,22 @@ class _Child:
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
-    def crashed(self) -> bool:
-        """Whether it, or the stage that it ran, was ended by a fault of native code."""
-        return self.code != 0 and any(_CRASH.search(line) for line in [*self.last, f"exited with {self.code}"])
+    def ending(self) -> list[str]:
+        """How it ended, where it could not say so itself."""
+        if self.code >= 0:
+            return []
+        return [f"ended by {signal.Signals(-self.code).name}; the same command goes on from its last checkpoint"]
 
     def _read(self) -> None:
         for line in self.process.lines():
             if text := line.rstrip():
                 self.last.append(text)
                 self._lines.say(self.name, text)
-        self.code = self.process.wait()
+        try:
+            self.code = self.process.wait()
+        except Lost as error:
+            self.code = 1
+            self.last.append(str(error))
         self.seconds = time.monotonic() - self._start
         self._ended.put(self)
 

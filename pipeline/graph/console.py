@@ -4,19 +4,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Final, Self
-
-_NOISE: Final = (  # what DVC says beside what the stage says
-    "Running stage",
-    "Updating lock file",
-    "Generating lock file",
-    "To track the changes",
-    "git add",
-    "To enable auto staging",
-    "dvc config core",
-    "Use `dvc push`",
-    "> python",
-)
+from typing import Any, Self
 
 
 class Lines:
@@ -49,8 +37,6 @@ class Lines:
 
     def say(self, name: str, text: str) -> None:
         """A line that ``name`` printed."""
-        if text.strip().startswith(_NOISE):
-            return
         with self._lock:
             if name in self._running:
                 self._running[name] = (self._running[name][0], text)
@@ -71,6 +57,16 @@ class Lines:
             else:
                 self._live.console.print(text, markup=False)
             self.refresh()
+
+    def skip(self, name: str) -> None:
+        """``name`` needs no run after all: what it is made from has come out the same."""
+        with self._lock:
+            self._ended += 1
+            text = f"[{self._ended}/{self._total}] {name}: is up to date"
+            if self._live is None:
+                self._print(text)
+            else:
+                self._live.console.print(text, markup=False)
 
     def refresh(self) -> None:
         if self._live is None:

@@ -1,0 +1,262 @@
+"""A soak: kills at random moments of the graph, and what is left of it: ``python -m benchmarks.kill_soak --kills 100``.
+
+In a fresh copy of the project the graph is run by ``python -m pipeline repro`` and, one time in four, by ``dvc repro``,
+and at random moments a process of it is ended by SIGKILL: the driver, DVC, the host that stages are forked from, a
+stage, a worker, the raylet, the GCS. After each kill the same command is given again, and nothing else is done. At the
+end there must be no result that was finished and then lost or made again, the bits of an undisturbed run, and no
+process that outlived its run.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pyarrow.parquet as pq
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+MARK: Final = "BDL_SOAK"
+ORPHAN_SECONDS: Final = 30.0  # after its driver has ended, everything else must have ended, too
+KINDS: Final = ("prepare", "holdout", "trajectory", "teacher", "coreset", "student", "evaluate")
+VICTIMS: Final[Mapping[str, Callable[[list[str]], bool]]] = {
+    "driver": lambda words: "pipeline" in words and "repro" in words,
+    "dvc": lambda words: any(Path(word).name == "dvc" for word in words[:3]),
+    "host": lambda words: "pipeline.graph.host" in words,
+    "worker": lambda words: words[0].startswith("ray::") if words else False,
+    "raylet": lambda words: bool(words) and Path(words[0]).name == "raylet",
+    "gcs": lambda words: bool(words) and Path(words[0]).name == "gcs_server",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill processes of the graph at random, and see what is lost.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--mean-seconds", type=float, default=8.0, help="from the start of a run to its kill, on average"
+    )
+    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml")
+    parser.add_argument("--reference", type=Path, help="work/ of an undisturbed run; default: one is made first")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bdl-soak-") as place:
+        reference = args.reference or _undisturbed(Path(place) / "reference", args.params)
+        soak = Soak(_copy(Path(place) / "soak", args.params), random.Random(args.seed), args.mean_seconds)
+        began = time.monotonic()
+        while soak.total < args.kills:
+            soak.once()
+        runs = soak.finish()
+        differing = list(different(reference, soak.folder / "work"))
+    figures = {
+        "kills": dict(sorted(soak.kills.items())),
+        "finished before the kills were over, and started anew": soak.rounds,
+        "results lost or made again": soak.lost,
+        "processes that outlived their run": soak.orphans,
+        "undisturbed runs until all was up to date": runs,
+        "artifacts that differ from an undisturbed run's": differing,
+        "seconds": round(time.monotonic() - began),
+    }
+    print(json.dumps(figures, indent=1))
+    return 1 if soak.lost or soak.orphans or differing else 0
+
+
+class Soak:
+    """A project, and what happened to it."""
+
+    def __init__(self, folder: Path, rng: random.Random, mean: float) -> None:
+        self.folder, self._rng, self._mean = folder, rng, mean
+        self.kills: Counter[str] = Counter()
+        self.lost: list[str] = []
+        self.orphans: list[str] = []
+        self.rounds = self._count = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.kills.values())
+
+    def once(self) -> None:
+        """One run, and one kill in it; the next one goes on."""
+        before = _results(self.folder)
+        process = self._start()
+        until = time.monotonic() + self._rng.expovariate(1 / self._mean)
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        victim = self._victim()
+        before |= _results(self.folder)
+        if victim is not None:
+            name, target = victim
+            try:
+                target.kill()
+            except psutil.Error:
+                name = ""
+            if name:
+                self.kills[name] += 1
+                print(f"{self.total}: {name} after {len(_results(self.folder))} results", flush=True)
+                if name not in ("driver", "dvc"):  # the run goes on, or says what failed; then it is over
+                    time.sleep(min(self._rng.expovariate(1 / self._mean), 30))
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            self.kills["driver"] += 1
+        finished = process.wait() == 0
+        self._settle()
+        after = _results(self.folder)
+        self.lost += [f"{self.total}: {name}" for name, blob in before.items() if after.get(name) != blob]
+        if finished:
+            self._anew()
+
+    def finish(self) -> int:
+        """Run undisturbed until there is nothing to do; how many runs that took."""
+        for run in range(1, 6):
+            process = self._start(by_dvc=False)
+            if process.wait() == 0:
+                self._settle()
+                return run
+            self._settle()
+        raise SystemExit("five undisturbed runs did not finish the graph")
+
+    def _start(self, by_dvc: bool | None = None) -> "subprocess.Popen[bytes]":
+        self._count += 1
+        by_dvc = self._count % 4 == 0 if by_dvc is None else by_dvc
+        command = [sys.executable, "-m", *(("dvc", "repro") if by_dvc else ("pipeline", "repro"))]
+        if by_dvc and not self._readable():  # a plain dvc cannot mend its own record
+            command = [sys.executable, "-m", "pipeline", "repro"]
+        log = open(self.folder / "soak.log", "ab")  # noqa: SIM115
+        return subprocess.Popen(
+            command, cwd=self.folder, env=_environment(self.folder), stdout=log, stderr=log, start_new_session=True
+        )
+
+    def _readable(self) -> bool:
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "stage", "list", "-q"],
+            cwd=self.folder,
+            env=_environment(self.folder),
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode == 0
+
+    def _victim(self) -> tuple[str, psutil.Process] | None:
+        """A kind of process at random, of those that there are, and one of its processes."""
+        there: dict[str, list[psutil.Process]] = {}
+        for other in _marked(self.folder):
+            try:
+                words = other.cmdline()
+            except psutil.Error:
+                continue
+            kind = next((name for name, is_one in VICTIMS.items() if is_one(words)), "other")
+            there.setdefault(kind, []).append(other)
+        hosts = {p.pid: p for p in there.pop("host", [])}  # a stage is a fork of the host, under the same name
+        for pid, other in hosts.items():
+            there.setdefault("stage" if _parent(other) in hosts else "host", []).append(hosts[pid])
+        there.pop("other", None)
+        if not there:
+            return None
+        kind = self._rng.choice(sorted(there))
+        return kind, self._rng.choice(sorted(there[kind], key=lambda p: p.pid))
+
+    def _settle(self) -> None:
+        """Wait for everything of the run to end; what does not is an orphan."""
+        until = time.monotonic() + ORPHAN_SECONDS
+        while (left := list(_marked(self.folder))) and time.monotonic() < until:
+            time.sleep(0.2)
+        for process in left:
+            try:
+                self.orphans.append(f"{self.total}: {' '.join(process.cmdline())[:80]}")
+                process.kill()
+            except psutil.Error:
+                pass
+
+    def _anew(self) -> None:
+        """The graph is finished before the kills are: start it again from nothing."""
+        self.rounds += 1
+        for name in ("work", ".state", ".dvc/cache", "mlruns"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "dvc.lock").unlink(missing_ok=True)
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return 0
+
+
+def different(reference: Path, work: Path) -> Iterator[str]:
+    """Artifacts that are not bit for bit those of the reference; seconds, memory and what is made of them aside."""
+    for kind in KINDS:
+        for place in sorted((reference / kind).glob("*/manifest.json")):
+            other = work / kind / place.parent.name
+            if kind == "evaluate":
+                same = other.is_dir() and _scores(place.parent) == _scores(other)
+            else:
+                same = (other / "manifest.json").is_file() and (
+                    other / "manifest.json"
+                ).read_bytes() == place.read_bytes()
+            if not same:
+                yield f"{kind}/{place.parent.name}"
+
+
+def _scores(folder: Path) -> list[tuple[object, ...]]:
+    table = pq.read_table(folder / "scores.parquet").to_pylist()
+    return [tuple(row.values()) for row in table if row["split"] != "cost"]
+
+
+def _results(folder: Path) -> dict[str, bytes]:
+    """Stage -> what its result was made from, for every result that is there."""
+    place = folder / "work" / "identity"
+    return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*.json") if not p.name.startswith(".")}
+
+
+def _marked(folder: Path) -> Iterator[psutil.Process]:
+    """Every process that was started for the project in ``folder``."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.Error:
+            continue
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BDL_", "RAY_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    places = os.pathsep.join([str(folder / "src"), str(folder)])
+    return kept | {
+        MARK: str(folder),
+        "PYTHONPATH": places,
+        "PATH": path,
+        "DVC_NO_ANALYTICS": "1",
+        "BDL_CHECKPOINT_SECONDS": "2",
+    }
+
+
+def _copy(folder: Path, params: Path) -> Path:
+    """A fresh clone of what is committed, with ``params`` as its params.yaml."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
+    shutil.copy(params, folder / "params.yaml")
+    return folder
+
+
+def _undisturbed(folder: Path, params: Path) -> Path:
+    _copy(folder, params)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", "repro"],
+        cwd=folder,
+        env=_environment(folder),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return folder / "work"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What a stage's process does: one lock, one question whether there is anything to do, the work, the record."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe.errors import UserError
+
+from ..core import places, shell
+from ..core.executors import Executor
+from ..core.params import Params, load, typed
+from ..core.settings import Settings
+from . import fresh, sources
+from .plan import Stage, one
+
+_TELL_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One stage to bring up to date.
+
+    Attributes:
+        kind, key: of the stage.
+        raw: what stands for params.yaml; null: that file.
+        root: in place of ``work``; empty: that.
+        executor: ``inline`` or ``ray``; null: as the environment says.
+        force: run it though its result is up to date.
+    """
+
+    kind: str
+    key: str
+    raw: Mapping[str, Any] | None = None
+    root: str = ""
+    executor: str | None = None
+    force: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.key}".strip()
+
+
+def main(request: Request) -> int:
+    """The exit code of a stage's process; a user's mistake is one line on stderr and 2."""
+    try:
+        with rooted(request.root):
+            params = load() if request.raw is None else typed(request.raw)
+            if request.kind == "sources":
+                sources.write(params)
+            else:
+                bring(one(request.kind, request.key, params), params, request.executor, force=request.force)
+    except UserError as error:
+        print(f"{request.title}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{request.title}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+@contextmanager
+def rooted(root: str) -> Iterator[None]:
+    """Artifacts lie in ``root`` within the block; where it is empty, where they always do."""
+    with ExitStack() as stack:
+        if root:
+            stack.enter_context(places.rooted(Path(root)))
+        yield
+
+
+def bring(stage: Stage, params: Params, executor: str | None = None, *, force: bool = False) -> bool:
+    """Run a stage unless its result is up to date; whether it ran.
+
+    Another process that is at the same stage is waited for, and its result taken.
+
+    Raises:
+        UserError: what the stage raises.
+    """
+    with alone(stage):
+        if not force and fresh.reason(stage) is None:
+            print(f"{stage.name}: is up to date", flush=True)
+            return False
+        made_from = fresh.made_from(stage)
+        fresh.forget(stage)
+        with shell.opened(executor, params) as (_, running, settings):
+            _work(stage, params, running, settings)
+        fresh.record(stage, made_from)
+    return True
+
+
+def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
+    """The stage itself. A body is imported when it is wanted: a data set needs no network."""
+    if stage.kind == "prepare":
+        from .. import preparing
+
+        preparing.prepare_dataset(stage.key, params, executor)
+    elif stage.kind == "evaluate":
+        from .. import evaluating
+
+        evaluating.evaluate(stage.key, params, executor, settings)
+    elif stage.kind == "report":
+        from .. import reporting
+
+        reporting.build(params, settings)
+    else:
+        from ..rows import stage as fitting
+
+        fitting.fit(stage.kind, stage.key, params, executor, settings)
+
+
+@contextmanager
+def alone(stage: Stage) -> Iterator[None]:
+    """One process at a time is at a stage; who waits says for whom. The system ends the lock of a process that dies."""
+    from filelock import FileLock, Timeout
+
+    place = places.lock(stage.kind, stage.key)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock, told = FileLock(place), -_TELL_SECONDS
+    while True:
+        try:
+            lock.acquire(timeout=0.2)
+            break
+        except Timeout:
+            if time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                print(f"{stage.name}: waiting for process {_holder(place)}, which is at it", flush=True)
+    try:
+        place.with_suffix(".pid").write_text(str(os.getpid()))
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(place: Path) -> str:
+    try:
+        return place.with_suffix(".pid").read_text()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,94 @@
+"""Whether a result is up to date: the one answer, which every command asks for.
+
+Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the numbers, code and inputs that a result was made
+from, and the hashes of what was made. It is written last, so a stage that was interrupted is out of date, and it is
+one of the stage's outputs for DVC, so it travels with the result.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bdl_pipe.artifacts import MANIFEST, sha256
+from bdl_pipe.files import write_bytes
+
+from ..core import places
+from .plan import Stage
+
+
+def reason(stage: Stage) -> str | None:
+    """Why a stage is out of date, as far as its own inputs say it; None where its result is up to date."""
+    place = places.identity(stage.kind, stage.key)
+    try:
+        known = json.loads(place.read_text())
+        made, since = known.pop("made"), place.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return "there is no result yet"
+    except (OSError, ValueError, AttributeError, KeyError):
+        return f"{place} is damaged"
+    changed = _difference(known, made_from(stage))
+    if changed is not None:
+        return changed
+    for path in stage.makes:
+        if _hash(path) != made.get(str(path)):
+            return f"{path} is not what was made"
+        altered = _altered(path, since)
+        if altered is not None:
+            return altered
+    return None
+
+
+def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
+    """Say what a stage's artifacts, which are in place, were made from; ``made_from`` was taken before the work."""
+    made = {str(path): _hash(path) for path in stage.makes}
+    place = places.identity(stage.kind, stage.key)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
+
+
+def forget(stage: Stage) -> None:
+    """The stage is about to run: its old result is nobody's any more."""
+    places.identity(stage.kind, stage.key).unlink(missing_ok=True)
+
+
+def made_from(stage: Stage) -> dict[str, Any]:
+    """What a stage is made from now: numbers, digests of code and data, and hashes of inputs, as JSON has them."""
+    inputs = {str(path): _hash(path) for path in stage.reads}
+    facts = {"params": dict(stage.params), "sources": dict(stage.digests), "inputs": inputs}
+    return json.loads(json.dumps(facts))
+
+
+def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first thing that has changed, in words."""
+    for section, what in (("params", "the number"), ("sources", "the code or data"), ("inputs", "the input")):
+        before, after = known.get(section, {}), now[section]
+        for name in sorted({*before, *after}):
+            if name not in before or name not in after or before[name] != after[name]:
+                return f"{what} {name} has changed"
+    return None
+
+
+def _hash(path: Path) -> str | None:
+    """The SHA-256 of an artifact's manifest, which holds that of every file in it, or of a file; None: not there."""
+    path = path / MANIFEST if path.is_dir() else path
+    return sha256(path) if path.is_file() else None
+
+
+def _altered(path: Path, since: int) -> str | None:
+    """A file of an artifact that is missing, or is another one than the manifest says.
+
+    Args:
+        since: nanoseconds; what was written before is taken to be what the manifest was written of, if its size is.
+    """
+    if not path.is_dir():
+        return None
+    for name, facts in json.loads((path / MANIFEST).read_text())["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{file} is missing"
+        status = file.stat()
+        same = status.st_size == facts["bytes"]
+        if not same or (status.st_mtime_ns > since and sha256(file) != facts["sha256"]):
+            return f"{file} is not what was made"
+    return None

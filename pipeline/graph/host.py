@@ -1,0 +1,309 @@
+"""The host: a process that has imported everything once, and from which every stage is a fork.
+
+A stage on its own spends five seconds of a core on imports and, where it needs workers, eight on a Ray head; a fork
+has both at once. One host serves one owner, ``python -m pipeline repro`` or a plain ``dvc repro``, over a socket: it
+ends with its owner, and everything that it started ends with it.
+
+A request is eight bytes of length, with the requester's stdout and stderr beside them, and JSON. A stage is answered
+with ``pid <n>`` at its start and ``exit <code>`` at its end; ``ray`` with ``address <host:port>`` or ``error <why>``.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from .body import Request
+from .body import main as run_stage
+from .client import HOST, LOG
+
+_MODULES: Final = (  # what stages import, and what the libraries below them import when they are first used
+    "torch._dynamo",
+    "scipy.optimize.elementwise",
+    "bdl_pipe.registry",
+    "bdl_pipe.summary",
+    "pipeline.evaluating",
+    "pipeline.preparing",
+    "pipeline.rows.model",
+    "pipeline.rows.stage",
+    "pyarrow.pandas_compat",
+    "mlflow.tracking",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "alembic.command",
+    "git",
+    "ray",
+    "ray.dashboard.optional_deps",
+)
+_POLL_SECONDS: Final = 0.5
+_GRACE_SECONDS: Final = 8.0
+_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl
+
+
+def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
+    """Serve until ``owner`` ends, and run the targets ``ahead`` meanwhile (none of them: all; null: nothing)."""
+    import psutil
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's business
+    preload()
+    Host(Path(path), psutil.Process(owner)).serve(ahead)
+
+
+def preload() -> None:
+    """Import what stages import; whatever cannot be imported here is left to the stage, which says why."""
+    from ..core.executors import cluster
+    from ..rows import tracking
+
+    tracking.quiet()
+    cluster.prepare_environment()
+    from bdl_pipe.registry import METHODS
+
+    for name in METHODS:
+        with contextlib.suppress(ImportError):
+            METHODS[name]
+    for module in _MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
+class Host:
+    """Forks stages, and one Ray head for all of them when the first one asks for it."""
+
+    def __init__(self, path: Path, owner: Any) -> None:
+        """``path``: of the socket; ``owner``: a ``psutil.Process``."""
+        self._path, self._owner = path, owner
+        self._selector = selectors.DefaultSelector()
+        self._stages: dict[int, socket.socket] = {}  # pid -> its requester
+        self._head: tuple[int, int] | None = None  # pid, and the pipe that its address comes through
+        self._address = ""
+        self._ahead = 0  # pid, where stages are run ahead
+        self._asking: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def serve(self, ahead: Sequence[str] | None) -> None:
+        before = os.umask(0o077)
+        self._listener.bind(str(self._path))
+        os.umask(before)
+        self._listener.listen(64)
+        woken, waking = os.pipe()
+        for end in (woken, waking):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waking)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
+        if ahead is not None:
+            self._ahead = self._fork(lambda: _ahead(self._path, ahead), dict(os.environ), _log())
+        try:
+            while self._owner.is_running() and self._owner.status() != "zombie":
+                for key, _ in self._selector.select(_POLL_SECONDS):
+                    key.data()
+                self._reap()
+        finally:
+            self._path.unlink(missing_ok=True)
+            self._end()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        try:
+            size, descriptors, _, _ = socket.recv_fds(connection, 8, 2)
+            text = b""
+            while len(text) < int.from_bytes(size, "big"):
+                part = connection.recv(1 << 20)
+                if not part:
+                    raise OSError("the requester has gone")
+                text += part
+            asked = json.loads(text)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        if asked["do"] == "ray":
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._ask(connection)
+            return
+        request = Request(**asked["request"])
+        pid = self._fork(lambda: _stage(self._path, request), asked["environment"], descriptors, connection)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._stages[pid] = connection
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._gone(pid))
+        _tell(connection, f"pid {pid}")
+
+    def _fork(
+        self,
+        work: Callable[[], int],
+        environment: dict[str, str],
+        output: Iterable[int],
+        kept: socket.socket | None = None,
+        death: signal.Signals = signal.SIGKILL,
+    ) -> int:
+        """A child in a session of its own that does ``work`` and ends; it dies with this process by ``death``."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            _die_with(parent, death)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for key in list(self._selector.get_map().values()):
+                if key.fileobj is not kept:
+                    os.close(key.fd)
+            for target, descriptor in zip((1, 2), output, strict=False):
+                os.dup2(descriptor, target)
+            sys.stdout, sys.stderr = (os.fdopen(target, "w", buffering=1, closefd=False) for target in (1, 2))
+            os.environ.clear()
+            os.environ.update(environment)
+            code = work()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _ask(self, connection: socket.socket) -> None:
+        """Answer with the head's address, now or when it is there."""
+        if self._address:
+            _tell(connection, f"address {self._address}")
+            connection.close()
+            return
+        self._asking.append(connection)
+        if self._head is None:
+            answer, telling = os.pipe()
+            self._head = self._fork(lambda: _head(telling), dict(os.environ), (), None, signal.SIGTERM), answer
+            os.close(telling)
+            self._selector.register(answer, selectors.EVENT_READ, self._hear)
+
+    def _hear(self) -> None:
+        """The head is there, or cannot be."""
+        assert self._head is not None
+        text = os.read(self._head[1], 4096).decode() or "error Ray ended as it started"
+        self._selector.unregister(self._head[1])
+        os.close(self._head[1])
+        if text.startswith("address "):
+            self._address = text.removeprefix("address ")
+        for connection in self._asking:
+            _tell(connection, text)
+            connection.close()
+        self._asking = []
+
+    def _gone(self, pid: int) -> None:
+        """A requester has ended before its stage did: nobody waits for the stage any more."""
+        connection = self._stages.pop(pid)
+        self._selector.unregister(connection)
+        connection.close()
+        _end_groups([pid])
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._head is not None and pid == self._head[0]:
+                self._head, self._address = None, ""  # another one is started when a stage asks for it
+            connection = self._stages.pop(pid, None)
+            if connection is not None:
+                self._selector.unregister(connection)
+                _tell(connection, f"exit {os.waitstatus_to_exitcode(status)}")
+                connection.close()
+
+    def _end(self) -> None:
+        _end_groups([*self._stages, *([self._ahead] if self._ahead else []), *([self._head[0]] if self._head else [])])
+
+
+def _stage(path: Path, request: Request) -> int:
+    os.environ |= {HOST: str(path), "PYTHONUNBUFFERED": "1"}
+    return run_stage(request)
+
+
+def _ahead(path: Path, targets: Sequence[str]) -> int:
+    from .run import ahead
+
+    os.environ |= {HOST: str(path), "PYTHONUNBUFFERED": "1"}
+    return ahead(path, targets)
+
+
+def _log() -> tuple[int, int]:
+    """Where what is run ahead prints."""
+    log = os.open(LOG.with_name("ahead.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    return log, log
+
+
+def _head(telling: int) -> int:
+    """The life of the process that holds the Ray head: until it is told to end."""
+    from bdl_pipe.errors import UserError
+
+    from ..core.executors.cluster import head
+    from ..core.settings import Settings
+
+    ended = False
+
+    def end(*_: object) -> None:
+        nonlocal ended
+        ended = True
+
+    try:
+        with head(Settings.read()) as address:
+            signal.signal(signal.SIGTERM, end)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.write(telling, f"address {address}".encode())
+            os.close(telling)
+            while not ended:
+                time.sleep(_POLL_SECONDS)
+    except UserError as error:
+        os.write(telling, f"error {error}".encode())
+    return 0
+
+
+def _tell(connection: socket.socket, text: str) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(text.encode() + b"\n")
+
+
+def _end_groups(pids: Iterable[int]) -> None:
+    """SIGTERM for each child; for what is left after a while of all that they started, SIGKILL."""
+    import psutil
+
+    family = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            family += [process, *process.children(recursive=True)]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=_GRACE_SECONDS)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _die_with(parent: int, death: signal.Signals) -> None:
+    """This process gets the signal ``death`` when its parent ends, also by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(death))
+    if os.getppid() != parent:  # it ended in between
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,108 @@
+"""The runner: brings the stages of a plan up to date, several at once, each in a fork of the host.
+
+``make repro``, ``dvc repro`` (which it runs ahead of), ``paper`` and ``run all`` are this one.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bdl_pipe.errors import UserError
+
+from ..core import places
+from ..core.params import Params, load
+from . import client, fresh, plan, scheduler, sources
+from .body import Request, bring
+from .plan import Plan, Stage
+from .scheduler import Outcome, Process
+
+JOBS = 3  # stages at once: two cores are busy while one stage waits for its data
+
+
+def stale(stages: Plan) -> dict[str, str]:
+    """Stage -> why it is to be run: its own result is out of date, or something that it needs is."""
+    why: dict[str, str] = {}
+    for name, stage in stages.items():
+        reason = fresh.reason(stage)
+        above = next((need for need in sorted(stage.needs) if need in why), None)
+        if reason is not None:
+            why[name] = reason
+        elif above is not None:
+            why[name] = f"{above} is to be run"
+    return why
+
+
+def bring_all(
+    stages: Plan, params: Params, *, jobs: int, executor: str | None = None, own: bool = False, root: str = ""
+) -> Outcome:
+    """Bring ``stages`` up to date; a stage that fails stops what needs it, and nothing else.
+
+    Args:
+        stages: with all that they need.
+        jobs: how many at once.
+        executor: ``inline`` or ``ray``; null: as the environment says.
+        own: ``params`` are not params.yaml's.
+        root: in place of ``work``; empty: that.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
+    """
+    todo = frozenset(stale(stages))
+    if executor == "inline" or sys.platform != "linux":
+        return here(stages, params, executor)
+    import psutil
+
+    raw, me = params.raw if own else None, psutil.Process()
+
+    def start(name: str) -> Process:
+        path = client.start(me.pid, me.create_time())  # another one, should the first have been killed
+        return client.Piped(path, asdict(Request(stages[name].kind, stages[name].key, raw, root, executor)))
+
+    history = places.STATE / "seconds.json"
+    return scheduler.run(scheduler.Todo(stages, todo, history), jobs, start, lambda name: _ready(stages[name]))
+
+
+def ahead(path: Path, targets: Sequence[str]) -> int:
+    """Run ``targets`` (none: all) ahead of a plain ``dvc repro``, which finds them up to date when it comes to them."""
+    try:
+        params = load()
+        sources.write(params)
+        stages = plan.matching(targets, plan.plan(params))
+        todo = frozenset(stale(stages))
+
+        def start(name: str) -> Process:
+            return client.Piped(path, asdict(Request(stages[name].kind, stages[name].key)))
+
+        history = places.STATE / "seconds.json"
+        scheduler.run(scheduler.Todo(stages, todo, history), JOBS, start, lambda name: _ready(stages[name]))
+    except (UserError, client.Lost) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _ready(stage: Stage) -> bool:
+    """Whether it has still to be run, now that all it needs is there: an input may have come out the same."""
+    return fresh.reason(stage) is not None
+
+
+def here(stages: Plan, params: Params, executor: str | None) -> Outcome:
+    """Bring ``stages`` up to date one after the other in this process, with neither DVC nor a host."""
+    outcome, began = Outcome(), time.monotonic()
+    todo = stale(stages)
+    for name, stage in stages.items():
+        if name not in todo:
+            continue
+        if any(need in outcome.failed or need in outcome.skipped for need in stage.needs):
+            outcome.skipped.add(name)
+            continue
+        try:
+            if bring(stage, params, executor):
+                outcome.done.append(name)
+                print(f"{name}: done", flush=True)
+        except UserError as error:
+            outcome.failed[name] = [str(error)]
+    outcome.seconds = time.monotonic() - began
+    return outcome

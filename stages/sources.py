@@ -1,0 +1,8 @@
+"""sources: hashes of the code and the users' files that the other stages depend on: ``python -m stages.sources``."""
+
+import sys
+
+from pipeline.graph import client
+
+if __name__ == "__main__":
+    sys.exit(client.main("sources", sys.argv[1:]))

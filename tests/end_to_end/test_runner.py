@@ -1,0 +1,208 @@
+"""One runner: what ``repro``, a plain ``dvc repro`` and kills leave of each other's results."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import PARAMS, Project, make
+
+pytestmark = pytest.mark.slow
+KINDS = ("prepare", "holdout", "trajectory", "student")
+
+
+def artifacts(project: Project) -> dict[str, bytes]:
+    """Every manifest of what is fitted, which holds the hash of every file."""
+    work = project.folder / "work"
+    return {str(p.relative_to(work)): p.read_bytes() for kind in KINDS for p in (work / kind).glob("*/manifest.json")}
+
+
+def identities(project: Project) -> dict[str, bytes]:
+    place = project.folder / "work/identity"
+    return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*.json")}
+
+
+def stale(project: Project) -> set[str]:
+    """What our own status says."""
+    lines = project.pipeline("status").stdout.splitlines()[:-1]
+    return {line.split(": ")[0] for line in lines}
+
+
+def stale_for_dvc(project: Project) -> set[str]:
+    lines = project.dvc("status").splitlines()
+    return {line.rstrip(":") for line in lines if line.endswith(":") and not line.startswith(("\t", " "))}
+
+
+def alive(project: Project) -> list[psutil.Process]:
+    """Every process that was started in the project's folder or below."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("BDL_TEST") == str(project.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_plain_dvc_repro_makes_the_same_and_both_agree(finished: Project, tmp_path: Path) -> None:
+    """From nothing: the same bits, nothing left for either to do, and no process left behind."""
+    project = make(tmp_path / "plain", PARAMS)
+    project.env["BDL_TEST"] = str(project.folder)
+    said = project.dvc("repro")
+    assert artifacts(project) == artifacts(finished)
+    assert "is up to date" in said, "the host worked ahead of DVC"
+    assert "up to date" in project.dvc("status") and stale(project) == set()
+    assert "nothing to do" in project.pipeline("repro").stdout
+    until = time.monotonic() + 15
+    while alive(project) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert alive(project) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        ("params.yaml", "override: {epochs: 3}", "override: {epochs: 4}", {"trajectory@boston-sgd"}),
+        ("params.yaml", "figures_dpi: 110", "figures_dpi: 90", {"report"}),
+        ("params.yaml", "corrupted_images: 10", "corrupted_images: 9", {"prepare@digits"}),
+        (
+            "src/bdl_pipe/trajectory/sgd.py",
+            '"""',
+            '"""A word more. ',
+            {"trajectory@boston-sgd", "trajectory@digits-sgd"},
+        ),
+        (
+            "src/bdl_pipe/baselines/ensemble.py",
+            '"""',
+            '"""A word more. ',
+            {"student@digits-ensemble", "evaluate@digits-ensemble"},
+        ),
+        ("src/bdl_pipe/coresets/vbpc.py", '"""', '"""A word more. ', set()),
+        ("pipeline/core/executors/display.py", '"""', '"""A word more. ', set()),
+        ("pipeline/rows/tracking.py", '"""', '"""A word more. ', set()),
+        ("pipeline/graph/host.py", '"""', '"""A word more. ', set()),
+    ],
+)
+def test_both_find_the_same_stages_out_of_date(
+    project: Project, file: str, old: str, new: str, expected: set[str]
+) -> None:
+    """By themselves, before anything that they need is made again. ``sources`` reads the code for DVC first."""
+    project.edit(file, old, new)
+    lines = project.pipeline("status").stdout.splitlines()[:-1]
+    assert {line.split(": ")[0] for line in lines if "is to be run" not in line} == expected
+    project.dvc("repro", "sources")
+    assert stale_for_dvc(project) == expected
+
+
+def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
+    """README's snapshot ensemble, added as it is written there: its own stages and the report, and nothing else."""
+    from tests.test_readme import new_method
+
+    module, registry, params = new_method()
+    (project.folder / "src/bdl_pipe/baselines/snapshots.py").write_text(module)
+    project.edit("src/bdl_pipe/registry.py", *registry)
+    project.edit("params.yaml", "methods:\n", f"methods:\n  {params}\n")
+    row = "  new: {dataset: digits, method: snapshots, setting: small, members: 2, input: trajectory/digits-sgd}\n"
+    project.edit("params.yaml", "runs:\n", "runs:\n" + row)
+    own = {"student@new", "evaluate@new", "report"}
+    assert stale(project) == own
+    assert stale_for_dvc(project) == {*own, "sources"}
+    project.dvc("repro", "sources")
+    assert stale_for_dvc(project) == own
+    said = project.pipeline("repro").stdout
+    assert "3 of 11 stages to run" in said and "| snapshots |" in said
+    assert stale_for_dvc(project) == set()
+
+
+def test_a_cut_lock_file_is_mended_and_nothing_is_made_again(project: Project) -> None:
+    before, whole = identities(project), (project.folder / "dvc.lock").read_bytes()
+    for cut in (len(whole) // 2, whole.rindex(b"  outs:"), whole.index(b"  prepare@")):
+        (project.folder / "dvc.lock").write_bytes(whole[:cut])
+        done = project.pipeline("repro")
+        assert "nothing to do" in done.stdout
+        assert identities(project) == before and "up to date" in project.dvc("status")
+    (project.folder / "dvc.lock").unlink()
+    shutil.rmtree(project.folder / ".state")
+    said = project.dvc("repro")
+    assert said.count("is up to date") == len(before) and identities(project) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_driver_that_ends_takes_everything_with_it(tmp_path: Path, finished: Project, number: signal.Signals) -> None:
+    """In the middle, with Ray at work; the next run goes on and ends with the same bits."""
+    project = make(tmp_path / "killed", PARAMS)
+    project.env |= {"BDL_TEST": str(project.folder), "BDL_EXECUTOR": "ray"}
+    process = project.start(sys.executable, "-m", "pipeline", "repro")
+    work = project.folder / "work/trajectory"
+    until = time.monotonic() + 300
+    while not list(work.glob("*/manifest.json")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    assert len(alive(project)) > 2
+    os.kill(process.pid, number)
+    process.communicate()
+    until = time.monotonic() + 40
+    while alive(project) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert alive(project) == []
+    before = identities(project)
+    project.pipeline("repro")
+    after = identities(project)
+    assert before and {name: after[name] for name in before} == before, "nothing that was finished is made again"
+    assert artifacts(project) == artifacts(finished)
+
+
+def test_a_second_runner_waits_and_takes_the_result(tmp_path: Path, finished: Project) -> None:
+    project = make(tmp_path / "two", PARAMS)
+    first = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
+    second = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
+    said = [process.communicate(timeout=300) for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert any("waiting for process" in out for out, _ in said)
+    assert {k: v for k, v in artifacts(project).items() if k.startswith("trajectory")} == {
+        k: v for k, v in artifacts(finished).items() if k.startswith("trajectory")
+    }
+
+
+def test_a_stage_whose_input_comes_out_the_same_is_not_run(project: Project) -> None:
+    """A comment in the trajectory's module: it is made again with the same bytes, and nothing below it is."""
+    project.edit("src/bdl_pipe/trajectory/sgd.py", '"""', '"""A word more. ')
+    said = project.pipeline("repro").stdout
+    assert "2 stages done" in said and "came out up to date" in said
+    assert stale_for_dvc(project) == set() and stale(project) == set()
+
+
+def test_an_altered_file_is_found(project: Project) -> None:
+    """By its size, and by its bytes though size is the same."""
+    for change in (lambda blob: blob[:-1], lambda blob: blob[:-1] + bytes([blob[-1] ^ 1])):
+        file = project.folder / "work/student/digits-ensemble/0-0.safetensors"
+        blob = file.read_bytes()
+        file.unlink()  # it may be shared with DVC's cache
+        file.write_bytes(change(blob))
+        assert "student@digits-ensemble" in stale(project)
+        project.pipeline("repro")
+        assert file.read_bytes() == blob and stale(project) == set()
+
+
+def test_without_dvc_the_run_says_so_and_is_whole(tmp_path: Path) -> None:
+    """A machine whose DVC does not work: results are in place, and one line says that they are not recorded."""
+    project = make(tmp_path / "none", PARAMS)
+    shutil.rmtree(project.folder / ".dvc")
+    done = project.pipeline("repro", "trajectory@boston-sgd")
+    assert "warning: DVC has not recorded the results, which are in place" in done.stderr
+    assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file()
+
+
+def test_make_repro_prints_no_table_of_other_params(project: Project) -> None:
+    """A run that fails has its own results printed, and says what is missing and why."""
+    project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 3, network: {name: mlp, hidden: [0]}}")
+    error = project.pipeline("repro", code=2).stderr
+    assert "hidden" in error
+    assert subprocess.run(["git", "status", "--short", "report"], cwd=project.folder, capture_output=True).stdout == b""

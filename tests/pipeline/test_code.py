@@ -1,0 +1,115 @@
+"""The digest of a stage's code against another tool's import graph, against a running process, and against edits."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+from bdl_pipe.registry import METHODS, Lazy
+from pipeline.graph import code
+
+ROOT = Path(__file__).parents[2]
+DIGESTS = "import json; from pipeline.graph import code; print(json.dumps({f'{k} {m}': code.digest(k, m) "
+DIGESTS += "for k in ('student', 'evaluate') for m in code.methods()}))"
+
+
+def module(method: str) -> str:
+    assert isinstance(METHODS, Lazy)
+    return METHODS.module(method)
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """The imports that a result may depend on, as import-linter's library finds them."""
+    found = grimp.build_graph("bdl_pipe", "pipeline", cache_dir=None, exclude_type_checking_imports=True)
+    for name in found.modules:
+        counts = any(name == r or name.startswith(f"{r}.") for r in code.RESULTS)
+        if name == code.REGISTRY or (name.startswith("pipeline") and not counts):
+            for imported in found.find_modules_directly_imported_by(name):
+                found.remove_import(importer=name, imported=imported)
+            for importer in found.find_modules_that_directly_import(name):
+                found.remove_import(importer=importer, imported=name)
+    return found
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("kind", ["student", "evaluate"])
+def test_the_closure_is_the_import_graphs(graph: grimp.ImportGraph, kind: str, method: str) -> None:
+    roots, theirs = [code.BODIES[kind], module(method)], set[str]()
+    while new := {*roots} - theirs:  # and the packages that a module lies in, which Python imports before it
+        theirs |= new | {above for name in new for above in graph.find_upstream_modules(name)}
+        roots = [name.rpartition(".")[0] for name in theirs if "." in name]
+    assert code.closure([code.BODIES[kind], module(method)]) == theirs - {"pipeline", "pipeline.rows"}
+
+
+@pytest.mark.parametrize("method", ["deterministic", "vbpc", "gp", "d_vbll", "ciber_last"])
+def test_what_a_process_imports_is_in_the_closure(method: str) -> None:
+    text = f"import sys, {module(method)}; print(*(m for m in sys.modules if m.startswith('bdl_pipe')))"
+    said = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert {*said.split()} <= code.closure([module(method)])
+    assert code.REGISTRY not in said.split(), "no method reads the registry"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code alone, for a test to edit and put back."""
+    folder = tmp_path_factory.mktemp("code")
+    for name in ("pipeline", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    environment = {"PYTHONPATH": f"{folder / 'src'}:{folder}"}
+    command = [sys.executable, "-c", DIGESTS]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+COMMENT = "\n# a comment\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("src/bdl_pipe/coresets/vbpc.py", {"vbpc", "random_coreset"}),
+        ("src/bdl_pipe/baselines/gp.py", {"gp"}),
+        ("src/bdl_pipe/baselines/dropout.py", {"dropout"}),
+        ("src/bdl_pipe/trajectory/swag.py", {"swag"}),
+        ("src/bdl_pipe/dark_knowledge/losses.py", {"dark_knowledge"}),
+        ("src/bdl_pipe/registry.py", set()),
+        ("pipeline/core/executors/display.py", set()),
+        ("pipeline/core/executors/worker.py", set()),
+        ("pipeline/rows/tracking.py", set()),
+        ("pipeline/graph/host.py", set()),
+        ("src/bdl_pipe/seeds.py", {*METHODS}),
+        ("pipeline/rows/stage.py", {*METHODS}),
+    ],
+)
+def test_an_edit_changes_the_digests_of_its_own_methods(copy: Path, file: str, stale: set[str]) -> None:
+    before, text = digests(copy), (copy / file).read_text()
+    (copy / file).write_text(text + COMMENT)
+    try:
+        after = digests(copy)
+    finally:
+        (copy / file).write_text(text)
+    assert {key.split()[1] for key in before if before[key] != after[key] and key.startswith("student ")} == stale
+
+
+def test_a_new_method_changes_no_digest(copy: Path) -> None:
+    before, registry = digests(copy), copy / "src/bdl_pipe/registry.py"
+    text = registry.read_text()
+    new = copy / "src/bdl_pipe/baselines/snapshots.py"
+    new.write_text("SNAPSHOTS = None\n")
+    line = '        "sgd": "trajectory.sgd:SGD",\n'
+    registry.write_text(text.replace(line, line + '        "snapshots": "baselines.snapshots:SNAPSHOTS",\n'))
+    try:
+        after = digests(copy)
+    finally:
+        registry.write_text(text)
+        new.unlink()
+    assert {key: after.pop(key) for key in list(after) if "snapshots" in key} and after == before
