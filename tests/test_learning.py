@@ -135,10 +135,24 @@ def test_patience_ends_the_search_and_not_before(patience: int) -> None:
     for epoch in range(4, 41, 4):  # the rule, spelled out on the scores of the whole search
         if told.scores[epoch] < told.scores[best]:
             best = epoch
-        if epoch - best > patience:
+        if epoch - best >= patience:
             break
-    (patient,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, patience), optimiser=LOUD))
-    assert patient.epochs == best
+    patient = Scores()
+    (fitted,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, patience), optimiser=LOUD), patient)
+    assert fitted.epochs == best
+    assert patient.steps == epoch * 3 + best * 5  # the search ends with an epoch, of 3 steps; the final fit's have 5
+
+
+def test_a_member_out_of_patience_chooses_the_same_epoch_beside_others_as_alone() -> None:
+    data, how = [table(m, shift=7.0 * m) for m in range(3)], PATIENT
+    together = fit(data, RNGS, how)
+    alone = [fit([d], [r], how)[0] for d, r in zip(data, RNGS, strict=True)]
+    run = max(m.epochs for m in alone) + 4  # epochs until the last of them is out of patience
+    best = [m.epochs for m in fit(data, RNGS, config(run, ChooseConfig(1, None), how.optimiser))]
+    assert best != [m.epochs for m in alone] and run < 40  # or this test would say nothing
+    assert [m.epochs for m in together] == [m.epochs for m in alone]
+    for one, other in zip(together, alone, strict=True):
+        same(one, other, atol=2e-6, rtol=2e-5)
 
 
 def test_each_member_stops_at_its_own_epoch() -> None:
@@ -161,17 +175,30 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
     data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
-    how = config(epochs=5, choose=CHOOSE)
+    stop_anywhere(data, rngs, config(epochs=5, choose=CHOOSE))
+
+
+def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
+    data = [table(m, shift=7.0 * m) for m in range(3)]
+    epochs = [m.epochs for m in stop_anywhere(data, RNGS, PATIENT)]
+    assert min(epochs) + 4 < max(epochs) < PATIENT.epochs - 4  # each search ended by patience, at different epochs
+
+
+def stop_anywhere(data: list[FitData], rngs: list[Seed], how: LearnConfig) -> list[Learned]:
+    """Hold a fit that was resumed from each of its steps to the fit itself; that fit."""
     calm = Stopper(None)
     whole = fit(data, rngs, how, calm, keep=3)
-    for stop in range(1, calm.asked + 1, 3):
+    for stop in range(1, calm.asked + 1):
         cut = Stopper(stop)
         with pytest.raises(InterruptedError):
             fit(data, rngs, how, cut, keep=3)
-        resumed = fit(data, rngs, how, Stopper(None, cut.kept), keep=3)
+        rest = Stopper(None, cut.kept)
+        resumed = fit(data, rngs, how, rest, keep=3)
+        assert stop + rest.asked == calm.asked
         for one, other in zip(whole, resumed, strict=True):
             same(one, other)
             assert one.loss == other.loss
+    return whole
 
 
 class Certain(Predictive):
@@ -222,13 +249,15 @@ def test_running_statistics_of_batch_norm_are_kept() -> None:
 
 
 LOUD = OptimiserConfig("adamw", 1.0)
+PATIENT = config(epochs=40, choose=ChooseConfig(every=1, patience=4), optimiser=OptimiserConfig("adamw", 0.3))
 
 
 class Scores(Report):
-    """The validation scores of the search by epoch, from a checkpoint on."""
+    """The validation scores of the search by epoch, and the number of steps, from a checkpoint on."""
 
     def __init__(self, kept: bytes | None = None) -> None:
         self.scores: dict[int, float] = {}
+        self.steps = 0
         self._kept = kept
 
     def load(self) -> State | None:
@@ -236,6 +265,7 @@ class Scores(Report):
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         assert metrics is not None and 0 < step <= total
+        self.steps += 1
         if "validation_nll" in metrics and metrics["epoch"].is_integer():
             self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
 

@@ -109,7 +109,7 @@ class _Run(Descent):
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
         self._each = torch.zeros(len(data))
-        self._epoch = -1
+        self._epoch, self._done = -1, 0  # the open epoch; how many have ended
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
         self._score: float | None = None  # the members' mean, once there is one
@@ -143,9 +143,9 @@ class _Run(Descent):
 
     def finished(self) -> bool:
         choose = self._config.choose
-        if not self._held or choose is None or choose.patience is None or not torch.isfinite(self._best).all():
+        if not self._held or choose is None or choose.patience is None:
             return False
-        return bool((self._epoch + 1 - self._best_epoch > choose.patience).all())
+        return bool((self._done - self._best_epoch >= choose.patience).all())
 
     def best_epochs(self) -> list[int]:
         """Each member's number of epochs with the best validation score; all of them where none was finite."""
@@ -164,7 +164,7 @@ class _Run(Descent):
             "best": self._best,
             "best_epoch": self._best_epoch,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "epoch": torch.tensor(self._epoch),
+            "done": torch.tensor(self._done),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -177,9 +177,7 @@ class _Run(Descent):
         self._sum, self._best = state["sum"].clone(), state["best"].clone()
         self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
         self._score = float(state["score"]) if "score" in state else None
-        epoch = int(state["epoch"])
-        if epoch >= 0:
-            self._open(epoch)
+        self._done = int(state["done"])
 
     def _open(self, epoch: int) -> None:
         """Draw the epoch's row orders, each member's from its own address."""
@@ -221,11 +219,13 @@ class _Run(Descent):
                 self.moments[m].update({name: weights[name] for name in self._members.named})
             if done == stop:
                 self.losses[m] = mean[m]
-        choose = self._config.choose
+        self._done, choose = done, self._config.choose
         if self._held and choose is not None and done % choose.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
             scores = parallel.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
             better = scores < self._best  # a score that is no number is not better
+            if choose.patience is not None:  # nor is one that comes after the member's own search has ended
+                better &= done - self._best_epoch <= choose.patience
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
             self._score = float(scores.mean())
