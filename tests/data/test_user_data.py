@@ -1,5 +1,6 @@
 """Users' own files: read right, and each kind of wrong content refused with one clear line."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 from bdl_pipe import config as configs
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
 from bdl_pipe.errors import ConfigError, DataError
 
 ROWS = 12
@@ -113,12 +114,51 @@ def nan_label(path: Path) -> Table:
     return table(path.with_suffix(".parquet"), "y", "classification")
 
 
+def encoded(encoding: str) -> Callable[[Path], Table]:
+    """A header with é, written in another encoding than UTF-8."""
+
+    def make(path: Path) -> Table:
+        text = csv(path, {"é" if k == "b" else k: v for k, v in good().items()}).read_text()
+        path.write_bytes(text.encode(encoding))
+        return table(path, features=("a", "é"))
+
+    return make
+
+
+def latin_labels(path: Path) -> Table:
+    path.write_bytes(csv(path, good()).read_text().replace("eel", "él").encode("latin-1"))
+    return table(path, "kind", "classification")
+
+
+def a_folder(path: Path) -> Table:
+    path.mkdir()
+    return table(path)
+
+
+def a_uci_folder(path: Path) -> Uci:
+    path.with_suffix(".txt").mkdir()
+    return Uci("boston", str(path.with_suffix(".txt")))
+
+
+def below_a_file(path: Path) -> Table:
+    path.write_text("a,b,y\n1,2,3\n")
+    return table(path / "t.csv")
+
+
 def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
     return lambda path: table(csv(path, columns), target, task)
 
 
 BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
     "no file": (table, r"t\.csv: is missing"),
+    "a folder": (a_folder, r"t\.csv: is a folder, must be a file"),
+    "a folder of a UCI set": (a_uci_folder, r"t\.txt: is a folder, must be a file"),
+    "below a file": (below_a_file, r"t\.csv/t\.csv: is missing"),
+    "UTF-16": (encoded("utf-16"), r"t\.csv: must be UTF-8 text, got UTF-16; save it as UTF-8 \(iconv -f UTF-16 "),
+    "UTF-16 without a mark": (encoded("utf-16-le"), r"t\.csv: must be UTF-8 text, got byte 0x00 in line 1; save it"),
+    "UTF-32": (encoded("utf-32"), r"t\.csv: must be UTF-8 text, got UTF-32; save it as UTF-8 \(iconv -f UTF-32 "),
+    "Latin-1 header": (encoded("latin-1"), r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 1; .*iconv -f LATIN1 "),
+    "Latin-1 labels": (latin_labels, r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 4; .*iconv -f LATIN1 "),
     "empty file": (empty, r"t\.csv: is empty"),
     "no rows": (header_only, r"t\.csv: must have rows below its header, got none"),
     "ragged rows": (ragged, r"t\.csv: is not a readable CSV or Parquet file \(.*Expected 3 columns, got 2"),
@@ -166,6 +206,26 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
 }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_utf_8_reads_with_and_without_a_mark(encoding: str, tmp_path: Path) -> None:
+    raw = sources.load(encoded(encoding)(tmp_path / "t.csv"))
+    assert raw.features == ("a", "é") and raw.train.inputs[3].tolist() == [1.5, 3]
+
+
+def test_a_folder_is_no_npz(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a folder, must be a file$"):
+        sources.load(Npz(str(tmp_path)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.parametrize("name", ["t.csv", "t.npz"])
+def test_a_file_without_permission_is_named(name: str, tmp_path: Path) -> None:
+    path = csv(tmp_path / name, good())
+    path.chmod(0)
+    with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
+        sources.load(table(path) if name == "t.csv" else Npz(str(path)))
+
+
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_bad_tables(case: str, tmp_path: Path) -> None:
     make, message = BAD_TABLES[case]
@@ -175,10 +235,12 @@ def test_bad_tables(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def picture(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0) -> None:
+def picture(
+    path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0, fmt: str | None = None
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fill = value if mode == "L" else (value, value // 2, 255 - value)
-    Image.new(mode, size, fill).save(path)
+    Image.new(mode, size, fill).save(path, fmt)
 
 
 def folder(root: Path, mode: str = "RGB", rows: int = 6) -> Path:
@@ -226,7 +288,9 @@ def another_class_in_test(root: Path) -> None:
 
 
 BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (lambda root: None, "images: is not a folder"),
+    "no folder": (lambda root: None, "images: is missing"),
+    "a file": (lambda root: root.write_bytes(b"x"), "images: is a file, must be a folder with a subfolder of images"),
+    "a file as train": (lambda root: picture(root / "train", fmt="PNG"), "images: must have one subfolder of images"),
     "no classes": (lambda root: root.mkdir(), "images: must have one subfolder of images per class, got none"),
     "empty class": (lambda root: (folder(root) / "bat").mkdir(), r"bat: must hold images \(.*\), got none"),
     "unreadable": (unreadable, r"cat/3\.png: is not a readable image"),

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError
+from ...errors import DataError, brief
+from ...files import require_file
 from ..config import ImageFolder, Npz
 from ..fitdata import Split
 from ..raw import Raw, encode_labels, relabel
@@ -26,7 +27,8 @@ def read_image_folder(source: ImageFolder) -> Raw:
     """
     root = Path(source.path)
     if not root.is_dir():
-        raise DataError(f"{root}: is not a folder")
+        found = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
+        raise DataError(f"{root}: is {found}")
     if not (root / "train").is_dir():
         split, classes = _class_folders(root)
         return Raw(source.path, "classification", "image", split, None, classes)
@@ -58,13 +60,12 @@ def read_npz(source: Npz) -> Raw:
 
 def open_npz(path: Path) -> Mapping[str, np.ndarray]:
     """All arrays of an ``.npz``; pickled objects are refused."""
+    require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise DataError(f"{path}: is missing") from None
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: is not a readable .npz of plain arrays ({error})") from None
+        raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
@@ -113,7 +114,7 @@ def _open(path: Path) -> Image.Image:
             image.load()
             return image.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: is not a readable image ({error})") from None
+        raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
 
 
 def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Split, tuple[str, ...]]:

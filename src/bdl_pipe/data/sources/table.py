@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError
+from ...errors import DataError, brief
+from ...files import require_file, require_utf8
 from ..config import Table
 from ..fitdata import Split
 from ..raw import Raw, check_finite, encode_labels
@@ -42,15 +43,15 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
 
 def open_table(path: Path) -> pa.Table:
     """The table at ``path``, which must exist, parse, have unique column names and at least a row."""
-    if not path.is_file():
-        raise DataError(f"{path}: is missing")
+    require_file(path)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty")
+    if not _is_parquet(path):
+        require_utf8(path)
     try:
         table = _parse(path)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: is not a readable CSV or Parquet file ({reason})") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)})") from None
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
         raise DataError(f"{path}: column names must differ, got {doubled[0]!r} twice")
@@ -69,9 +70,13 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
     return matrix
 
 
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
 def _parse(path: Path) -> pa.Table:
     # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
-    if path.suffix.lower() in (".parquet", ".pq"):
+    if _is_parquet(path):
         import pyarrow.parquet
 
         return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
