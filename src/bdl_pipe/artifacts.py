@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import ArtifactError
+from .errors import ArtifactError, brief
 from .files import disk_error
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
@@ -71,7 +71,7 @@ def read_state(stem: Path) -> State:
     except FileNotFoundError as error:
         raise ArtifactError(f"{error.filename or tensors}: is missing") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
-        raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({error})") from None
+        raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({brief(error)})") from None
 
 
 def to_bytes(state: State) -> bytes:
@@ -139,15 +139,18 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
         manifest = json.loads(place.read_text())
     except FileNotFoundError:
         raise ArtifactError(f"{path}: there is no {kind} artifact here (no {MANIFEST})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{place}: is truncated or not JSON ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{place}: is truncated or not JSON ({brief(error)})") from None
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
-        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {schema!r}; make it again")
+        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {brief(repr(schema))}; make it again")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{place}: must be a {kind} artifact, got {manifest.get('kind')!r}")
+        raise ArtifactError(f"{place}: must be a {kind} artifact, got {brief(repr(manifest.get('kind')))}")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
+    for name, facts in manifest["files"].items():
+        if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+            raise ArtifactError(f"{place}: is damaged: it does not say what {brief(name)} is")
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)
@@ -175,7 +178,8 @@ def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: is missing")
     if path.stat().st_size != facts["bytes"]:
-        raise ArtifactError(f"{path}: is truncated or altered: {path.stat().st_size} bytes, not {facts['bytes']}")
+        found = f"{path.stat().st_size} bytes, not {brief(repr(facts['bytes']))}"
+        raise ArtifactError(f"{path}: is truncated or altered: {found}")
     if verify and sha256(path) != facts["sha256"]:
         raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")
 

@@ -10,13 +10,21 @@ _LONGEST: Final = 200  # characters of a value, of a key's path, of another libr
 
 
 def brief(text: object, most: int = _LONGEST) -> str:
-    """``text`` on one line of printable characters, its end cut off beyond ``most``."""
-    line = "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))
+    """``text`` on one line, its end cut off beyond ``most`` characters."""
+    line = _one_line(str(text))
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _one_line(text: str) -> str:
+    """Line ends as blanks; what else cannot be printed as its escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
 
 
 class UserError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class ConfigError(UserError):

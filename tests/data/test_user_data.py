@@ -1,6 +1,7 @@
 """Users' own files: read right, and each kind of wrong content refused with one clear line."""
 
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,12 @@ def below_a_file(path: Path) -> Table:
     return table(path / "t.csv")
 
 
+def huge_numbers(path: Path) -> Table:
+    """Whole numbers of 64 bits, such as keys of a database."""
+    pa.parquet.write_table(pa.table(good(a=[2**62 + i for i in range(ROWS)])), path.with_suffix(".parquet"))
+    return table(path.with_suffix(".parquet"))
+
+
 def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
     return lambda path: table(csv(path, columns), target, task)
 
@@ -185,8 +192,17 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
         of(with_one("red", 4)),
         r"t\.csv: column 'a' must be numeric, got 'red' in row 4; encode it as numbers or leave it out",
     ),
+    "beyond a float64": (huge_numbers, r"t\.parquet: column 'a' must be numbers that a float64 holds \(Integer value"),
+    "other separator": (
+        lambda path: (path.write_text("a\tb\ty\n1\t2\t3\n"), table(path))[1],
+        r"t\.csv: must have the target column 'y', got a\\tb\\ty$",
+    ),
     "date feature": (of(good(a=["2024-01-01"] * ROWS)), r"t\.csv: column 'a' must be numeric, got .*2024"),
     "constant target": (of(good(y=[2.5] * ROWS)), r"t\.csv: column 'y' must vary, got 2\.5 in every row"),
+    "labels beyond whole numbers": (
+        of(good(kind=[1.0, 1e300, 2e300] * (ROWS // 3)), "kind", "classification"),
+        r"t\.csv: column 'kind': labels must be whole numbers or texts, got 1e\+300 in row 2",
+    ),
     "one class": (
         of(good(kind=["cat"] * ROWS), "kind", "classification"),
         r"t\.csv: column 'kind' must have at least 2 classes, got only 'cat'",
@@ -239,7 +255,7 @@ def picture(
     path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0, fmt: str | None = None
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fill = value if mode == "L" else (value, value // 2, 255 - value)
+    fill = value if mode in ("L", "I;16") else (value, value // 2, 255 - value)
     Image.new(mode, size, fill).save(path, fmt)
 
 
@@ -299,6 +315,10 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: picture(folder(root) / "eel" / "2.png", (6, 4)),
         r"eel/2\.png: every image must be 5×4 pixels, got 6×4",
     ),
+    "16 bits": (
+        lambda root: picture(folder(root) / "eel" / "2.png", mode="I;16"),
+        r"eel/2\.png: every image must have 8 bits a channel, got mode I;16",
+    ),
     "one class": (lambda root: [picture(root / "cat" / f"{i}.png") for i in range(12)], "got only 'cat'"),
     "too few": (lambda root: folder(root, rows=4), "must have at least 10 rows, got 8"),
     "unknown test class": (another_class_in_test, "a class that no training row has: 'bat'"),
@@ -343,6 +363,7 @@ BAD_NPZ: dict[str, tuple[dict[str, object], str]] = {
     "lengths": ({"x": PIXELS, "y": KINDS[:5]}, r"d\.npz: array 'y' must have shape \[12\], got \[5\]"),
     "labels": ({"x": PIXELS, "y": np.full(12, 0.5)}, r"labels must be whole numbers or texts, got 0\.5 in row 1"),
     "pickled": ({"x": PIXELS, "y": np.array([{}] * 12, dtype=object)}, r"d\.npz: is not a readable \.npz of plain"),
+    "no pixels": ({"x": PIXELS[:, :0], "y": KINDS}, r"d\.npz: array 'x' must have images of at least one pixel, got"),
     "one class": ({"x": PIXELS, "y": np.zeros(12, int)}, r"column 'y' must have at least 2 classes, got only '0'"),
     "sizes": (
         {"x_train": PIXELS, "y_train": KINDS, "x_test": PIXELS[:, :3], "y_test": KINDS},
@@ -356,6 +377,13 @@ def test_bad_npz(case: str, tmp_path: Path) -> None:
     arrays, message = BAD_NPZ[case]
     np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+def test_a_member_that_is_no_array(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as file:
+        file.writestr("x", b"no array")
+    with pytest.raises(DataError, match=r"d\.npz: is not a readable \.npz of plain arrays \(x is none\)"):
         sources.load(Npz(str(tmp_path / "d.npz")))
 
 
@@ -390,6 +418,14 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "target": (
         {"source": {"name": "table", "path": "t", "target": ["a", "b"], "task": "classification"}},
         r"datasets\.d\.source\.target must be one column for classification",
+    ),
+    "doubled feature": (
+        {"source": {"name": "table", "path": "t", "target": ["y"], "task": "regression", "features": ["a", "a"]}},
+        r"source\.features must not name a column twice, got \['a', 'a'\]",
+    ),
+    "doubled target": (
+        {"source": {"name": "uci", "set": "boston", "path": "t", "target": ["y", "y"]}},
+        r"source\.target must not name a column twice, got \['y', 'y'\]",
     ),
     "no target": ({"source": {"name": "table", "path": "t", "task": "regression"}}, r"source\.target is missing"),
 }

@@ -63,7 +63,7 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
     """
     values = np.asarray(values)
     if values.dtype.kind == "f":
-        bad = ~(np.isfinite(values) & (values == np.floor(values)))
+        bad = ~((np.abs(values) <= 2.0**53) & (values == np.floor(values)))  # NaN and infinity are bad too
         if bad.any():
             row = int(np.argmax(bad))
             rule = "labels must be whole numbers or texts"

@@ -16,7 +16,8 @@ from ..fitdata import Split
 from ..raw import Raw, encode_labels, relabel
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_GREY: Final = ("1", "L", "I;16", "I", "F")
+_GREY: Final = ("1", "L")
+_DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
 
 
 def read_image_folder(source: ImageFolder) -> Raw:
@@ -63,9 +64,13 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
     require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a member of the archive without an array's header
+            raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(name)} is none)")
+    return arrays
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
@@ -79,6 +84,8 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     elif values.ndim != 4 or values.shape[1] not in (1, 3):
         rule = "must have shape [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
         raise DataError(f"{origin}: array {name!r} {rule}, got {list(values.shape)}")
+    if 0 in values.shape[1:]:
+        raise DataError(f"{origin}: array {name!r} must have images of at least one pixel, got {list(values.shape)}")
     return np.ascontiguousarray(values)
 
 
@@ -101,6 +108,8 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.n
     grey = shape[0] == 1 if shape else all(image.mode in _GREY for image in opened)
     size = (shape[2], shape[1]) if shape else opened[0].size
     for path, image in zip(files, opened, strict=True):
+        if image.mode.startswith(_DEEP):
+            raise DataError(f"{path}: every image must have 8 bits a channel, got mode {image.mode}")
         if image.size != size:
             got = f"{image.size[0]}×{image.size[1]}"
             raise DataError(f"{path}: every image must be {size[0]}×{size[1]} pixels, got {got}")

@@ -94,7 +94,10 @@ def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
         row, value = _first_word(column)
         way = "encode it as numbers or leave it out with `features`"
         raise DataError(f"{origin}: column {name!r} must be numeric, got {value!r} in row {row}; {way}")
-    return column.cast(pa.float64()).to_numpy()
+    try:
+        return column.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid as error:  # whole numbers beyond 2^53
+        raise DataError(f"{origin}: column {name!r} must be numbers that a float64 holds ({brief(error)})") from None
 
 
 def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
