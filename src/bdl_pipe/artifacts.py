@@ -105,14 +105,14 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         yield temporary
         manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(temporary)}
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
-        _swap(temporary, path)
+        swap(temporary, path)
     except OSError as error:
         raise disk_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _swap(new: Path, place: Path) -> None:
+def swap(new: Path, place: Path) -> None:
     """Move ``new`` to ``place``; what was there is deleted only once that is done."""
     old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)
