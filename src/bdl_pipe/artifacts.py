@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import ArtifactError, brief
+from .errors import ArtifactError, brief, short
 from .files import disk_error
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
@@ -143,9 +143,9 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
         raise ArtifactError(f"{place}: is truncated or not JSON ({brief(error)})") from None
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
-        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {brief(repr(schema))}; make it again")
+        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {short(schema)}; make it again")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{place}: must be a {kind} artifact, got {brief(repr(manifest.get('kind')))}")
+        raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
     for name, facts in manifest["files"].items():
@@ -178,7 +178,7 @@ def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: is missing")
     if path.stat().st_size != facts["bytes"]:
-        found = f"{path.stat().st_size} bytes, not {brief(repr(facts['bytes']))}"
+        found = f"{path.stat().st_size} bytes, not {short(facts['bytes'])}"
         raise ArtifactError(f"{path}: is truncated or altered: {found}")
     if verify and sha256(path) != facts["sha256"]:
         raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")

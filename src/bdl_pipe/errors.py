@@ -15,6 +15,11 @@ def brief(text: object, most: int = _LONGEST) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def short(value: object) -> str:
+    """The beginning of ``value`` as Python writes it, on one line."""
+    return brief(_REPR.repr(value))
+
+
 def _one_line(text: str) -> str:
     """Line ends as blanks; what else cannot be printed as its escape."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
@@ -32,7 +37,7 @@ class ConfigError(UserError):
 
     def __init__(self, path: str, rule: str, value: object = ...) -> None:
         self.path, self.rule, self.value = path, rule, value
-        got = "" if value is ... else f", got {brief(_REPR.repr(value))}"
+        got = "" if value is ... else f", got {short(value)}"
         super().__init__(f"{brief(path)} {brief(rule, 2 * _LONGEST)}{got}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str, object]]:

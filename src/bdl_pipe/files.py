@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from .errors import DataError, UserError
+from .errors import DataError, UserError, brief
 
 _MARKS: Final = (  # byte order marks; that of UTF-32 begins as that of UTF-16 does
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -40,10 +40,10 @@ def disk_error(error: OSError, path: Path) -> Exception:
 def read_error(error: OSError, path: Path) -> DataError:
     """What a user is told of a file that cannot be opened."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return DataError(f"{path}: is missing")
+        return DataError(f"{brief(path)}: is missing")
     if isinstance(error, IsADirectoryError):
-        return DataError(f"{path}: is a folder, must be a file")
-    return DataError(f"{path}: cannot be read ({error.strerror or error})")
+        return DataError(f"{brief(path)}: is a folder, must be a file")
+    return DataError(f"{brief(path)}: cannot be read ({error.strerror or error})")
 
 
 def require_file(path: Path) -> None:

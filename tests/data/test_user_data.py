@@ -192,6 +192,8 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
         of(with_one("red", 4)),
         r"t\.csv: column 'a' must be numeric, got 'red' in row 4; encode it as numbers or leave it out",
     ),
+    "a long text": (of(with_one("x" * 600, 4)), r"t\.csv: column 'a' must be numeric, got 'x+\.\.\.x+' in row 4;"),
+    "long names": (of({"y": [1], **{f"{i}" * 90: [1] for i in range(9)}}), r"must have the column 'a', got y, 0{90}, "),
     "beyond a float64": (huge_numbers, r"t\.parquet: column 'a' must be numbers that a float64 holds \(Integer value"),
     "other separator": (
         lambda path: (path.write_text("a\tb\ty\n1\t2\t3\n"), table(path))[1],
@@ -248,7 +250,7 @@ def test_bad_tables(case: str, tmp_path: Path) -> None:
     source = make(tmp_path / "t.csv")
     with pytest.raises(DataError, match=message) as caught:
         sources.load(source)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def picture(
@@ -377,6 +379,17 @@ def test_bad_npz(case: str, tmp_path: Path) -> None:
     arrays, message = BAD_NPZ[case]
     np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+@pytest.mark.parametrize(("at", "value"), [(8, 99), (6, 1)], ids=["unknown compression", "encrypted"])
+def test_an_archive_that_is_not_plain(tmp_path: Path, at: int, value: int) -> None:
+    """One byte of the first member's header, and of its entry in the list at the end."""
+    np.savez(tmp_path / "d.npz", x=PIXELS, y=KINDS)
+    blob = bytearray((tmp_path / "d.npz").read_bytes())
+    blob[at] = blob[blob.index(b"PK\1\2") + at + 2] = value
+    (tmp_path / "d.npz").write_bytes(blob)
+    with pytest.raises(DataError, match=r"d\.npz: is not a readable \.npz of plain arrays \("):
         sources.load(Npz(str(tmp_path / "d.npz")))
 
 

@@ -1,7 +1,5 @@
 """A user's images: a folder per class, or an ``.npz`` with arrays."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -65,7 +63,7 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # the readers of archives and of headers raise whatever they stumble over
         raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # a member of the archive without an array's header
