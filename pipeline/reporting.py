@@ -10,18 +10,20 @@ from . import report
 from .core import places
 from .core.params import Params, Row
 from .core.settings import Settings
+from .report import means
 from .rows import provenance, records
 
 
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs = [_run(row) for row in params.of("student")]
+    runs = [run_info(row, params) for row in params.of("student")]
     used = {row.entry.input for row in params.of("student")}  # a change in these changes a student, which DVC watches
     coresets = [_coreset(row) for row in params.of("coreset") if f"coreset/{row.key}" in used]
     report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
 
 
-def _run(row: Row) -> report.RunInfo:
+def run_info(row: Row, params: Params) -> report.RunInfo:
+    """Where the results of a row of ``runs`` lie."""
     return report.RunInfo(
         key=row.key,
         dataset=row.entry.dataset,
@@ -30,6 +32,7 @@ def _run(row: Row) -> report.RunInfo:
         evaluate=places.artifact("evaluate", row.key),
         record=places.record("student", row.key),
         upstream=(places.record(row.input_kind, row.input_key),) if row.input_kind in row.room.needs else (),
+        fold=means.fold(params.datasets[row.entry.dataset].splits, row.entry.members),
     )
 
 

@@ -95,6 +95,20 @@ def test_a_missing_file(folder: Path) -> None:
     assert refused(folder) == f"{folder / '0-1.safetensors'}: is missing"
 
 
+def test_a_folder_in_place_of_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").mkdir()
+    assert refused(folder).startswith(f"{folder / 'manifest.json'}: is truncated or not JSON (")
+
+
+@pytest.mark.parametrize("facts", [None, 3, [], {}, {"bytes": 3}, {"sha256": "0"}])
+def test_a_manifest_that_does_not_say_what_a_file_is(folder: Path, facts: object) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["0-1.safetensors"] = facts
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert refused(folder).endswith("manifest.json: is damaged: it does not say what 0-1.safetensors is")
+
+
 def test_a_truncated_file(folder: Path) -> None:
     file = folder / "0-1.safetensors"
     size = file.stat().st_size

@@ -5,6 +5,7 @@ DVC reads the file itself, to know what has changed.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ import yaml
 from bdl_pipe import config
 from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
 from bdl_pipe.data.partners import ood_source, transfer_source
-from bdl_pipe.errors import ConfigError, DataError, require
+from bdl_pipe.errors import ConfigError, DataError, brief, require
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.files import read_text
 from bdl_pipe.method import Kind, Method, Room
 
 SECTIONS: Final[Mapping[str, str]] = {
@@ -158,14 +160,17 @@ def _library() -> Mapping[str, Method]:
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
     """A YAML mapping; a key that stands twice is an error, and 1e-3 is a number (as in YAML 1.2)."""
+    if not os.path.lexists(path):
+        raise DataError(f"{path}: there is no such file in {Path.cwd()}")
+    text = read_text(path)
     try:
-        loaded = yaml.load(path.read_text(), _Loader)
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file in {Path.cwd()}") from None
-    except (yaml.MarkedYAMLError, UnicodeDecodeError) as error:
+        loaded = yaml.load(text, _Loader)
+    except RecursionError:
+        raise DataError(f"{path}: is nested too deep") from None
+    except Exception as error:  # a value of an explicit tag raises whatever its constructor stumbles over
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise DataError(f"{place}: is not YAML: {' '.join(str(problem).split())}") from None
+        raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
     if not isinstance(loaded, dict):
         raise DataError(f"{path}: must be sections (key: value)")
     return loaded
@@ -208,13 +213,14 @@ def _row(
     require(kind != "student" or entry.setting != "", f"{path}.setting", "is missing")
     _known(entry.dataset, datasets, f"{path}.dataset", "a data set")
     _known(entry.method, registry, f"{path}.method", "a method")
-    _known(entry.method, raw["methods"], f"{path}.method", "a section of methods")
+    methods = _section(raw, "methods")
+    _known(entry.method, methods, f"{path}.method", "a section of methods")
     method = registry[entry.method]
     rooms = ", ".join(method.rooms)
     require(kind in method.rooms, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {rooms}")
     task = datasets[entry.dataset].task
     require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {entry.dataset})", method.name)
-    merged = config.merge(raw["methods"][entry.method], entry.override)
+    merged = config.merge(methods[entry.method], entry.override)
     row = Row(kind, key, entry, method, config.read(method.config, merged, f"methods.{entry.method}"))
     _check_input(row, path, above)
     return row
@@ -282,6 +288,8 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen = set()
     for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key_node.start_mark)
         key = loader.construct_object(key_node)
         if key in seen:
             raise yaml.MarkedYAMLError(problem=f"the key {key} stands twice", problem_mark=key_node.start_mark)
@@ -289,7 +297,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node)
 
 
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = loader.construct_yaml_int(node)
+    if abs(value) >= 2**63:
+        raise yaml.MarkedYAMLError(problem="a whole number must be below 2^63", problem_mark=node.start_mark)
+    return value
+
+
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+0123456789.")
 )

@@ -10,18 +10,11 @@ import pyarrow.parquet as pq
 
 from ..core import places
 from ..core.params import Params, Row
+from ..report import means
+from ..report.means import Mean
 from . import PaperTable, Printed
 
 FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over ``n`` splits (members, where there is one split) and its standard error s/√n (None for n = 1)."""
-
-    value: float
-    error: float | None
-    n: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def _line(
     """Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
     ran = row is not None and row.key in evaluated
     scores = _scores(row.key) if row is not None and ran else []
-    fold = _fold(row, params) if row is not None else 1
+    fold = means.fold(params.datasets[row.entry.dataset].splits, row.entry.members) if row is not None else 1
     cells = {}
     for metric in metrics:
         shown = ran and (method is None or metric in printed)
@@ -128,25 +121,12 @@ def _line(
 
 
 def mean(scores: list[dict[str, Any]], split: str, metric: str, fold: int = 1, scale: float = 1.0) -> Mean | None:
-    """Over groups of ``fold`` consecutive seeds, each the mean of its members; None where there is no such score.
+    """``means.mean`` of one score, in the paper's unit; None where there is no such score.
 
     A ``split`` with a ``*`` is every split that fits: corruptions are averaged within a group before its error.
     """
-    groups: dict[int, list[float]] = {}
-    for score in scores:
-        if fnmatchcase(score["split"], split) and score["metric"] == metric:
-            groups.setdefault(score["seed"] // fold, []).append(scale * score["value"])
-    values = [math.fsum(group) / len(group) for group in groups.values()]
-    if not values:
-        return None
-    n, centre = len(values), math.fsum(values) / len(values)
-    error = math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (n - 1) / n) if n > 1 else None
-    return Mean(centre, error, n)
-
-
-def _fold(row: Row, params: Params) -> int:
-    """Members of one split share what they are tested on: 1000 seeds of the scores are one split then."""
-    return 1000 if params.datasets[row.entry.dataset].splits > 1 and row.entry.members > 1 else 1
+    found = [s for s in scores if fnmatchcase(s["split"], split) and s["metric"] == metric]
+    return means.mean([(s["seed"], scale * s["value"]) for s in found], fold)
 
 
 def _scores(run: str) -> list[dict[str, Any]]:

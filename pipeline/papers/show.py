@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..report.columns import seconds
+from ..report.means import Mean
 from . import PaperTable
-from .compare import FAR, Cell, Line, Mean
+from .compare import FAR, Cell, Line
 
 NOTHING: Final = "—"
 NOT_RUN: Final = "not run"

@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bdl_pipe import artifacts
+from bdl_pipe.errors import ArtifactError
+
 from . import columns, page, tables
+from .columns import Headline
 from .images import CoresetInfo
 from .tables import COLUMNS, RunInfo
 
-__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "build"]
+__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "build", "partial"]
 
 
 def build(
@@ -36,23 +40,35 @@ def build(
     table, paper = tables.gather(runs), tables.paper_figures()
     with _whole(out) as folder:
         tables.write_comparison(tables.comparison(table), folder)
-        (folder / "comparison.md").write_text(columns.markdown(table, paper))
+        (folder / "comparison.md").write_text(columns.markdown(columns.headlines(table, paper)))
         metrics = json.dumps(tables.headline_metrics(table), indent=1, sort_keys=True)
         (folder / "metrics.json").write_text(metrics + "\n")
         (folder / "index.html").write_text(page.render(table, coresets, provenance, paper, dpi))
 
 
+def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
+    """The headline tables of those runs that have whole scores, and of each other run why it is not in them."""
+    there, missing = list[RunInfo](), dict[str, str]()
+    for run in runs:
+        try:
+            absent = tables.gather([run]).notes.get(run.key)
+        except ArtifactError as error:
+            absent = (str(error),)
+        if absent:
+            missing[run.key] = absent[0]
+        else:
+            there.append(run)
+    return columns.headlines(tables.gather(there), tables.paper_figures()), missing
+
+
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A temporary sibling that takes ``out``'s place when the block ends well; else ``out`` stays as it was."""
-    new, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir(parents=True)
         yield new
-        if out.exists():
-            os.replace(out, old)
-        os.replace(new, out)
+        artifacts.swap(new, out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .tables import Paper, RunInfo, Stat, Table, corrupted
+from .means import Mean
+from .tables import Paper, RunInfo, Table, corrupted
 
 NOTHING: Final = "—"
 
@@ -31,6 +32,20 @@ class Cell:
     value: float | None = None
     best: bool = False
     paper: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One data set's table as text.
+
+    Attributes:
+        rows: the head first; the best figure of a column stands between ``**``.
+        notes: Markdown items below the table: where a paper's figures stand, remarks with the runs that have them.
+    """
+
+    title: str
+    rows: list[list[str]]
+    notes: list[str]
 
 
 def percent(value: float) -> str:
@@ -99,7 +114,7 @@ def columns(table: Table, dataset: str) -> list[Column]:
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:
     """One cell a run, the best of them marked (all that share the best value)."""
     stats = [table.stat(run.key, column.metric, column.split) for run in runs]
-    values = {column.better * s.mean for s in stats if s and math.isfinite(s.mean)}
+    values = {column.better * s.value for s in stats if s and math.isfinite(s.value)}
     best = max(values) if len(values) > 1 else math.nan  # nothing is best where all are equal
     known = paper if column.split == "test" else {}
     printed = [known.get((r.dataset, r.method, r.setting, column.metric)) for r in runs]
@@ -112,20 +127,20 @@ def sources(runs: Sequence[RunInfo], paper: Paper) -> list[str]:
     return sorted({printed.source for key, printed in paper.items() if key[:3] in keys})
 
 
-def figure(stat: Stat | None, write: Callable[[float], str]) -> tuple[str, str]:
+def figure(stat: Mean | None, write: Callable[[float], str]) -> tuple[str, str]:
     """(value, error) as written; a dash for what is absent, and NaN or infinity as themselves."""
     if stat is None:
         return NOTHING, ""
-    if not math.isfinite(stat.mean):
-        return ("NaN" if math.isnan(stat.mean) else "∞" if stat.mean > 0 else "−∞"), ""
-    return write(stat.mean), "" if stat.error is None else write(stat.error)
+    if not math.isfinite(stat.value):
+        return ("NaN" if math.isnan(stat.value) else "∞" if stat.value > 0 else "−∞"), ""
+    return write(stat.value), "" if stat.error is None else write(stat.error)
 
 
-def _cell(stat: Stat | None, column: Column, best: float, paper: str) -> Cell:
+def _cell(stat: Mean | None, column: Column, best: float, paper: str) -> Cell:
     text, error = figure(stat, column.write)
     timed = column.split == "cost"
-    is_best = stat is not None and column.better * stat.mean == best
-    return Cell(text, "" if timed else error, stat.mean if stat else None, is_best, paper)
+    is_best = stat is not None and column.better * stat.value == best
+    return Cell(text, "" if timed else error, stat.value if stat else None, is_best, paper)
 
 
 def labels(runs: Sequence[RunInfo]) -> dict[str, str]:
@@ -136,29 +151,39 @@ def labels(runs: Sequence[RunInfo]) -> dict[str, str]:
 
 def seeds(table: Table, run: str) -> int:
     stat = table.stat(run, "nll", "test") or table.stat(run, "accuracy", "test") or table.stat(run, "rmse", "test")
-    return stat.seeds if stat else 0
+    return stat.n if stat else 0
 
 
-def markdown(table: Table, paper: Paper) -> str:
-    """The headline tables, one a data set, as Markdown."""
-    return "\n".join(_markdown(table, dataset, paper) for dataset in table.datasets())
+def headlines(table: Table, paper: Paper) -> list[Headline]:
+    """The headline tables, one a data set."""
+    return [_headline(table, dataset, paper) for dataset in table.datasets()]
 
 
-def _markdown(table: Table, dataset: str, paper: Paper) -> str:
+def markdown(tables: Sequence[Headline]) -> str:
+    """Headline tables as Markdown."""
+    return "\n".join(map(_markdown, tables))
+
+
+def _markdown(table: Headline) -> str:
+    head, *rows = map(_row, table.rows)
+    rule = _row(["---", "---", *["---:"] * (len(table.rows[0]) - 2)])
+    return "\n".join([f"## {table.title}", "", head, rule, *rows, "", *table.notes, *([""] if table.notes else [])])
+
+
+def _headline(table: Table, dataset: str, paper: Paper) -> Headline:
     runs, shown = table.of(dataset), columns(table, dataset)
     grid = [cells(table, runs, column, paper) for column in shown]
-    head = ["Method", "Setting", "Seeds", *(c.title for c in shown)]
-    lines = [f"## {dataset}", "", _row(head), _row(["---", "---", *["---:"] * (len(head) - 2)])]
+    rows = [["Method", "Setting", "Seeds", *(c.title for c in shown)]]
     for i, run in enumerate(runs):
         n = seeds(table, run.key)
-        lines.append(_row([run.method, run.setting, str(n) if n else NOTHING, *(_plain(c[i]) for c in grid)]))
+        rows.append([run.method, run.setting, str(n) if n else NOTHING, *(_plain(c[i]) for c in grid)])
     notes = [f"- [paper]: {source}, as printed there" for source in sources(runs, paper)]
     told: dict[str, list[str]] = {}
     for run in runs:
         for _, text in table.remarks(run.key):
             told.setdefault(text, []).append(run.key)
     notes += [f"- {text} [{', '.join(keys)}]" for text, keys in told.items()]
-    return "\n".join([*lines, "", *notes, *([""] if notes else [])])
+    return Headline(dataset, rows, notes)
 
 
 def _plain(cell: Cell) -> str:

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import columns
+from .means import Mean
 from .svg import INK, MUTED, PAPER, STYLE, Look, render
-from .tables import RunInfo, Stat, Table, merged_bins
+from .tables import RunInfo, Table, merged_bins
 
 FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
 COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
@@ -61,10 +62,10 @@ def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metri
         for run in runs:
             found = [(0, table.stat(run.key, metric, "test"))]
             found += [(s, table.stat(run.key, metric, _at(s))) for s in levels]
-            points = [(x, s) for x, s in found if s and math.isfinite(s.mean)]
+            points = [(x, s) for x, s in found if s and math.isfinite(s.value)]
             if len(points) > 1:
                 _line(axes, points, scale, run.key, look)
-                ends[run.key] = scale * points[-1][1].mean
+                ends[run.key] = scale * points[-1][1].value
         axes.set(xlim=(-0.1, levels[-1] + 0.15), xticks=[0, *levels], xlabel="severity (0: clean test set)")
         axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
         _end_labels(axes, ends, names, look)
@@ -76,8 +77,8 @@ def _at(level: int) -> Callable[[str], bool]:
     return lambda split: split.startswith("corrupted:") and split.endswith(f":{level}")
 
 
-def _line(axes: Axes, points: list[tuple[int, Stat]], scale: float, run: str, look: Look) -> None:
-    x, mean = [p[0] for p in points], [scale * p[1].mean for p in points]
+def _line(axes: Axes, points: list[tuple[int, Mean]], scale: float, run: str, look: Look) -> None:
+    x, mean = [p[0] for p in points], [scale * p[1].value for p in points]
     error = [scale * (p[1].error or 0.0) for p in points]
     axes.plot(x, mean, color=look.colour(run), marker=look.marker(run), linestyle=look.dashes(run))
     if any(error):
@@ -114,7 +115,7 @@ def cost(
 ) -> str:
     """NLL against one cost on a logarithmic axis; towards the lower left is better."""
     found = {r.key: (table.stat(r.key, column.metric, "cost"), table.stat(r.key, "nll", "test")) for r in runs}
-    points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
+    points = {k: (c.value, s) for k, (c, s) in found.items() if c and s and c.value > 0 and math.isfinite(s.value)}
     if not points:
         return ""
     with matplotlib.rc_context(STYLE):
@@ -122,14 +123,14 @@ def cost(
         axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
         for key, (x, stat) in points.items():
             style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
-            axes.errorbar(x, stat.mean, stat.error or 0.0, **style)
+            axes.errorbar(x, stat.value, stat.error or 0.0, **style)
         axes.set_xscale("log")
         axes.margins(0.14)
         _whole_decades(axes, columns.size if column.metric == "bytes" else lambda v: f"{v:,.10g}")
         axes.set(xlabel=COSTS[column.metric], title="NLL")
-        _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
+        _point_labels(figure, axes, {k: (x, s.value) for k, (x, s) in points.items()}, names, look)
     alt = f"NLL against {COSTS[column.metric]}: "
-    alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {column.write(p[0])}")
+    alt += _list(names, points, lambda p: f"{p[1].value:.3g} at {column.write(p[0])}")
     return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.metric}", alt, dpi)
 
 
@@ -180,18 +181,19 @@ def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: s
         s = table.scores
         for i, run in enumerate(runs):
             stat = table.stat(run.key, metric, "test")
-            if stat is None or not math.isfinite(stat.mean):
+            if stat is None or not math.isfinite(stat.value):
                 continue
-            each = s.value[(s.run == run.key) & (s.metric == metric) & (s.split == "test")]
+            shown = s[(s.run == run.key) & (s.metric == metric) & (s.split == "test")]
+            each = shown.value.groupby(shown.seed // run.fold).mean()
             colour = look.colour(run.key)
             axes.plot(each, [i] * len(each), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-            axes.errorbar(stat.mean, i, xerr=stat.error or 0.0, color=colour, marker="D", elinewidth=2)
+            axes.errorbar(stat.value, i, xerr=stat.error or 0.0, color=colour, marker="D", elinewidth=2)
         axes.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5), title=metric.upper())
         axes.set_yticklabels([names[r.key] for r in runs], color=INK)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
     means = {r.key: stat for r in runs if (stat := table.stat(r.key, metric, "test"))}
-    alt = f"{metric.upper()} by method: " + _list(names, means, lambda t: f"{t.mean:.3f}")
+    alt = f"{metric.upper()} by method: " + _list(names, means, lambda t: f"{t.value:.3f}")
     return render(figure, f"dots-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
 
 

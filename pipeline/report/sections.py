@@ -9,8 +9,9 @@ from typing import Final
 from . import columns, images, plots
 from .columns import NOTHING, Cell
 from .images import CoresetInfo
+from .means import Mean
 from .svg import Look
-from .tables import Paper, RunInfo, Stat, Table
+from .tables import Paper, RunInfo, Table
 
 OOD_METRICS: Final = (
     ("auroc", "AUROC", +1),
@@ -68,9 +69,8 @@ def headline(part: Part) -> str:
         count = f'<td data-v="{n}">{n}</td>' if n else f"<td>{NOTHING}</td>"
         rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}</tr>")
     head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}</tr></thead>'
-    about = (
-        "Mean ± standard error over seeds (members, or data splits). Bold: best in its column. Click a heading to sort."
-    )
+    about = "Mean ± standard error over data splits, or over members where there is one split. "
+    about += "Bold: best in its column. Click a heading to sort."
     if printed := columns.sources(part.runs, part.paper):
         about += f" <i>Italic: the paper's own figure ({escape('; '.join(printed))}), from its own set-up.</i>"
     notes = "".join(_notes(part, run) for run in part.runs)
@@ -144,7 +144,7 @@ def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
     kinds = sorted({s.split(":")[1] for s in part.table.splits(part.dataset, "corrupted:")})
     stats = {(k, r.key): part.table.stat(r.key, metric, _of_kind(k)) for k in kinds for r in runs}
     sign = 1 if metric == "accuracy" else -1
-    values = [s.mean for s in stats.values() if s and math.isfinite(s.mean)]
+    values = [s.value for s in stats.values() if s and math.isfinite(s.value)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     kinds.sort(key=lambda k: (-sign * _mean([stats[k, r.key] for r in runs]), k))
     heads = "".join(f'<th scope="col">{escape(part.names[r.key])}</th>' for r in runs)
@@ -160,19 +160,19 @@ def _of_kind(kind: str) -> Callable[[str], bool]:
     return lambda split: split.startswith(f"corrupted:{kind}:")
 
 
-def _mean(stats: Sequence[Stat | None]) -> float:
-    values = [s.mean for s in stats if s and math.isfinite(s.mean)]
+def _mean(stats: Sequence[Mean | None]) -> float:
+    values = [s.value for s in stats if s and math.isfinite(s.value)]
     return sum(values) / len(values) if values else -math.inf
 
 
-def _heat(stat: Stat | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
+def _heat(stat: Mean | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
     text, _ = columns.figure(stat, lambda v: write(v) if write is not columns.percent else f"{100 * v:.1f}")
-    if stat is None or not math.isfinite(stat.mean):
+    if stat is None or not math.isfinite(stat.value):
         return f"<td>{text}</td>"
-    share = (stat.mean - low) / (high - low) if high > low else 0.5
+    share = (stat.value - low) / (high - low) if high > low else 0.5
     strength = round(4 + 46 * (share if sign > 0 else 1 - share))
     colour = f"color-mix(in srgb, var(--heat) {strength}%, transparent)"
-    return f'<td data-v="{stat.mean!r}" style="background:{colour}">{text}</td>'
+    return f'<td data-v="{stat.value!r}" style="background:{colour}">{text}</td>'
 
 
 def cost(part: Part) -> str:

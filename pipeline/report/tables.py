@@ -1,15 +1,11 @@
-"""The report's numbers: every run's stored scores as one tidy table, and its summaries.
-
-A figure is the mean over seeds (members, or data splits); its error is the standard error
-s / sqrt(k) of those k seeds, s with k - 1 in the denominator, and is absent for k = 1. A mean over
-corruptions is taken within a seed first, so that its error is again over seeds.
-"""
+"""The report's numbers: every run's stored scores as one tidy table, and its summaries (see :mod:`.means`)."""
 
 import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +16,7 @@ import pyarrow.parquet
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
-from . import costs
+from .means import Mean, mean
 
 COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
 CALIBRATION: Final = ("seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
@@ -36,6 +32,7 @@ class RunInfo:
         evaluate: folder of the ``evaluate`` artifact.
         record: the run's ``.run.json``.
         upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
+        fold: how many consecutive seeds of the scores are one data split, see ``means.fold``.
     """
 
     key: str
@@ -45,15 +42,7 @@ class RunInfo:
     evaluate: Path
     record: Path
     upstream: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stat:
-    """A mean over ``seeds`` values and its standard error (None for one value)."""
-
-    mean: float
-    error: float | None
-    seeds: int
+    fold: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,11 @@ class Table:
     warnings: Mapping[str, tuple[str, ...]]
     figures: Mapping[tuple[str, str], pd.DataFrame]  # (run, metric) -> its rows of scores
 
+    @cached_property
+    def folds(self) -> Mapping[str, int]:
+        """Run key -> how many consecutive seeds are one data split."""
+        return {run.key: run.fold for run in self.runs}
+
     def datasets(self) -> list[str]:
         return list(dict.fromkeys(run.dataset for run in self.runs))
 
@@ -99,24 +93,13 @@ class Table:
         names = self.scores.split[self.scores.dataset == dataset].unique()
         return sorted(str(name) for name in names if str(name).startswith(prefix))
 
-    def stat(self, run: str, metric: str, wanted: Callable[[str], bool] | str) -> Stat | None:
-        """The figure of ``metric`` over the splits that are ``wanted`` (one name, or a test on names)."""
+    def stat(self, run: str, metric: str, wanted: Callable[[str], bool] | str) -> Mean | None:
+        """The figure of ``metric`` over the sets that are ``wanted`` (one name, or a test on names)."""
         rows = self.figures.get((run, metric))
         if rows is None:
             return None
         rows = rows[rows.split == wanted] if isinstance(wanted, str) else rows[rows.split.map(wanted).astype(bool)]
-        return summarise(rows.groupby("seed", sort=True).value.mean().tolist()) if len(rows) else None
-
-
-def summarise(values: Sequence[float]) -> Stat | None:
-    """Mean and standard error; None without values."""
-    k = len(values)
-    if k == 0:
-        return None
-    mean = math.fsum(values) / k if all(map(math.isfinite, values)) else float(sum(values)) / k
-    if k == 1 or not math.isfinite(mean):
-        return Stat(mean, None, k)
-    return Stat(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (k - 1) / k), k)
+        return mean(zip(rows.seed.tolist(), rows.value.tolist(), strict=True), self.folds[run])
 
 
 def gather(runs: Sequence[RunInfo]) -> Table:
@@ -127,14 +110,13 @@ def gather(runs: Sequence[RunInfo]) -> Table:
     """
     scores, bins, notes, warnings = [], [], {}, {}
     for run in runs:
-        record = _record(run.record)
-        warnings[run.key] = tuple(_warnings(run, record))
+        warnings[run.key] = tuple(_warnings(run, _record(run.record)))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
         folder = artifacts.load(run.evaluate, "evaluate").path
         table = _read(folder / "scores.parquet", COLUMNS)
-        scores.append(_with_costs(table, run, record).assign(run=run.key))
+        scores.append(table.assign(run=run.key))
         if (folder / "calibration.parquet").is_file():
             bins.append(_read(folder / "calibration.parquet", CALIBRATION).assign(run=run.key))
     every = _concat(scores, COLUMNS)
@@ -163,7 +145,7 @@ def headline_metrics(table: Table) -> dict[str, dict[str, float | None]]:
     """Per run, the figures that equal runs repeat exactly (no times): for ``dvc metrics``."""
     found = {run.key: {m: table.stat(run.key, m, "test") for m in HEADLINE_METRICS} for run in table.runs}
     return {
-        key: {m: stat.mean if math.isfinite(stat.mean) else None for m, stat in stats.items() if stat}
+        key: {m: stat.value if math.isfinite(stat.value) else None for m, stat in stats.items() if stat}
         for key, stats in found.items()
     }
 
@@ -226,19 +208,3 @@ def _warnings(run: RunInfo, record: Mapping[str, Any]) -> list[str]:
         for path in run.upstream
         for w in _record(path).get("warnings", ())
     ]
-
-
-def _with_costs(table: pd.DataFrame, run: RunInfo, record: Mapping[str, Any]) -> pd.DataFrame:
-    """Scores plus the costs of the fit, which only the volatile record knows."""
-    have = set(table.metric[table.split == "cost"])
-    found = {"fit_seconds": costs.fit_seconds(record), "peak_bytes": costs.by_seed(record.get("peak_bytes"))}
-    rows = [
-        (run.dataset, run.method, run.setting, seed, "cost", metric, value, 1)
-        for metric, values in found.items()
-        if metric not in have
-        for seed, value in values.items()
-    ]
-    if not rows:
-        return table
-    extra = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"seed": "int64", "value": "float64", "n": "int64"})
-    return pd.concat([table, extra], ignore_index=True)

@@ -43,7 +43,7 @@ def _panel(axes: Axes, panel: Panel, metric: str, config: StudyConfig, trials: S
             axes.plot([x + shift] * len(dots), dots, "o", color=look["color"], alpha=0.3, markersize=3, mew=0)
         axes.errorbar(
             [x + shift for x, _ in stats],
-            [scale * s.mean for _, s in stats],
+            [scale * s.value for _, s in stats],
             [scale * (s.error or 0.0) for _, s in stats],
             **look,
             linestyle=DASHES[k % len(DASHES)],
@@ -71,7 +71,7 @@ def _said(config: StudyConfig, trials: Sequence[Trial]) -> str:
     """For those who do not see it: where each metric is best."""
     parts = []
     for metric in config.metrics:
-        means = [(s.mean, p) for p in config.points() if (s := stat(of(trials, p), metric))]
+        means = [(s.value, p) for p in config.points() if (s := stat(of(trials, p), metric))]
         if means:
             best = (max if column(metric).better > 0 else min)(means, key=lambda pair: pair[0])
             where = ", ".join(f"{config.title(axis)} {written(value)}" for axis, value in best[1].items())

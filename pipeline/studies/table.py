@@ -9,7 +9,7 @@ from typing import Any
 from bdl_pipe.method import Task
 
 from ..report import columns
-from ..report.tables import Stat, summarise
+from ..report.means import Mean, summarise
 from . import METRICS, SEED, StudyConfig, Trial, written
 
 
@@ -58,7 +58,7 @@ def of(trials: Sequence[Trial], point: Mapping[str, Any]) -> list[Trial]:
     return sorted((t for t in trials if [written(t.point[axis]) for axis in point] == same), key=lambda t: t.seed)
 
 
-def stat(trials: Sequence[Trial], metric: str) -> Stat | None:
+def stat(trials: Sequence[Trial], metric: str) -> Mean | None:
     """Over the seeds whose fit gave a finite score."""
     found = [t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))]
     return summarise(found)

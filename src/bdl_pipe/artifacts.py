@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import ArtifactError
+from .errors import ArtifactError, brief, short
 from .files import disk_error
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
@@ -71,7 +71,7 @@ def read_state(stem: Path) -> State:
     except FileNotFoundError as error:
         raise ArtifactError(f"{error.filename or tensors}: is missing") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
-        raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({error})") from None
+        raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({brief(error)})") from None
 
 
 def to_bytes(state: State) -> bytes:
@@ -105,14 +105,14 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         yield temporary
         manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(temporary)}
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
-        _swap(temporary, path)
+        swap(temporary, path)
     except OSError as error:
         raise disk_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _swap(new: Path, place: Path) -> None:
+def swap(new: Path, place: Path) -> None:
     """Move ``new`` to ``place``; what was there is deleted only once that is done."""
     old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)
@@ -139,15 +139,18 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
         manifest = json.loads(place.read_text())
     except FileNotFoundError:
         raise ArtifactError(f"{path}: there is no {kind} artifact here (no {MANIFEST})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{place}: is truncated or not JSON ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{place}: is truncated or not JSON ({brief(error)})") from None
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
-        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {schema!r}; make it again")
+        raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {short(schema)}; make it again")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{place}: must be a {kind} artifact, got {manifest.get('kind')!r}")
+        raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
+    for name, facts in manifest["files"].items():
+        if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+            raise ArtifactError(f"{place}: is damaged: it does not say what {brief(name)} is")
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)
@@ -175,7 +178,8 @@ def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: is missing")
     if path.stat().st_size != facts["bytes"]:
-        raise ArtifactError(f"{path}: is truncated or altered: {path.stat().st_size} bytes, not {facts['bytes']}")
+        found = f"{path.stat().st_size} bytes, not {short(facts['bytes'])}"
+        raise ArtifactError(f"{path}: is truncated or altered: {found}")
     if verify and sha256(path) != facts["sha256"]:
         raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")
 

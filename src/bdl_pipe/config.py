@@ -47,7 +47,7 @@ def read(cls: type[T], mapping: object, path: str) -> T:
         raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 
 
-def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any]:
     """Overlay ``override`` on ``base``, section by section; a list or a number replaces whole.
 
     A section that names another variant (its key ``name`` differs) replaces the old one whole too.
@@ -62,7 +62,7 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _same_variant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 

@@ -1,8 +1,35 @@
 """Errors that a user can act on: one line with the file or key, the rule and the value."""
 
+import reprlib
+from typing import Final
+
+_REPR: Final = reprlib.Repr()  # looks at the beginning alone, so that aliases of aliases cost nothing
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 12, 12, 6
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 100
+_LONGEST: Final = 200  # characters of a value, of a key's path, of another library's reason
+
+
+def brief(text: object, most: int = _LONGEST) -> str:
+    """``text`` on one line, its end cut off beyond ``most`` characters."""
+    line = _one_line(str(text))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def short(value: object) -> str:
+    """The beginning of ``value`` as Python writes it, on one line."""
+    return brief(_REPR.repr(value))
+
+
+def _one_line(text: str) -> str:
+    """Line ends as blanks; what else cannot be printed as its escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
+
 
 class UserError(ValueError):
     """Bad input. The command line prints it as one line, without a traceback."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class ConfigError(UserError):
@@ -10,8 +37,8 @@ class ConfigError(UserError):
 
     def __init__(self, path: str, rule: str, value: object = ...) -> None:
         self.path, self.rule, self.value = path, rule, value
-        got = "" if value is ... else f", got {value!r}"
-        super().__init__(f"{path} {rule}{got}")
+        got = "" if value is ... else f", got {short(value)}"
+        super().__init__(f"{brief(path)} {brief(rule, 2 * _LONGEST)}{got}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str, object]]:
         return type(self), (self.path, self.rule, self.value)

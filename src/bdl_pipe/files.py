@@ -1,10 +1,19 @@
-"""Files that are either wholly there or not at all. Imports nothing heavy."""
+"""Files that are written either wholly or not at all, and text that is read or refused. Imports nothing heavy."""
 
+import codecs
 import errno
 import os
 from pathlib import Path
+from typing import Final
 
-from .errors import UserError
+from .errors import DataError, UserError, brief
+
+_MARKS: Final = (  # byte order marks; that of UTF-32 begins as that of UTF-16 does
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 
 
 def write_bytes(path: Path, blob: bytes) -> None:
@@ -26,3 +35,76 @@ def disk_error(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(f"{path}: the disk is full; nothing was written")
     return error
+
+
+def read_error(error: OSError, path: Path) -> DataError:
+    """What a user is told of a file that cannot be opened."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return DataError(f"{brief(path)}: is missing")
+    if isinstance(error, IsADirectoryError):
+        return DataError(f"{brief(path)}: is a folder, must be a file")
+    return DataError(f"{brief(path)}: cannot be read ({error.strerror or error})")
+
+
+def require_file(path: Path) -> None:
+    """Raise DataError unless there is a file at ``path`` that may be read."""
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise read_error(error, path) from None
+
+
+def require_utf8(path: Path) -> None:
+    """Read all of a file in blocks; refuse what is no UTF-8 text.
+
+    Raises:
+        DataError: there is no such file, or it has another encoding: which one or which byte, and how to mend it.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+            file.seek(0)
+            for mark, encoding in _MARKS:
+                if start.startswith(mark):
+                    raise _other_encoding(path, encoding, encoding)
+            try:
+                while block := file.read(1 << 20):
+                    if b"\0" in block:
+                        raise _other_encoding(path, f"byte 0x00 in line {_line(path)}", None)
+                    decoder.decode(block)
+                decoder.decode(b"", final=True)
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise _other_encoding(path, f"byte 0x{byte:02X} in line {_line(path)}", "LATIN1") from None
+    except OSError as error:
+        raise read_error(error, path) from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        DataError: as :func:`require_utf8`.
+    """
+    require_utf8(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _other_encoding(path: Path, found: str, encoding: str | None) -> DataError:
+    way = f" (iconv -f {encoding} -t UTF-8 {path.name} > new)" if encoding else ""
+    return DataError(f"{path}: must be UTF-8 text, got {found}; save it as UTF-8{way}")
+
+
+def _line(path: Path) -> int:
+    """The number of the first line that is no UTF-8 text or holds a zero byte."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+            if b"\0" in line:
+                return number
+    return number

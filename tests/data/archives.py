@@ -5,8 +5,10 @@ import hashlib
 import io
 import struct
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import scipy.io
@@ -25,7 +27,12 @@ def labels(rows: int, classes: int) -> np.ndarray:
 
 
 def tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
+    with open(path, "wb") as sink:
+        _tar_into(sink, members)
+
+
+def _tar_into(sink: BinaryIO, members: dict[str, bytes]) -> None:
+    with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1) as archive:
         for name, blob in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(blob)
@@ -107,3 +114,19 @@ def small(name: str, folder: Path) -> Archive:
         content = hashlib.sha256(gzip.decompress(blob)).hexdigest() if file.content else ""
         files.append(replace(file, bytes=len(blob), sha256=hashlib.sha256(blob).hexdigest(), content=content))
     return replace(ARCHIVES[name], files=tuple(files))
+
+
+def rewritten(blob: bytes, name: str, change: Callable[[bytes], tuple[bytes, str]], inside: bool) -> tuple[bytes, str]:
+    """A file with ``change`` made to its bytes, or, ``inside``, to what it has packed; and what was done."""
+    if not inside or not name.endswith(".gz"):
+        return change(blob)
+    if not name.endswith(".tar.gz"):
+        content, about = change(gzip.decompress(blob))
+        return gzip.compress(content, compresslevel=1), f"inside, {about}"
+    with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
+        members = {m.name: archive.extractfile(m).read() for m in archive.getmembers()}  # type: ignore[union-attr]
+    hurt = sorted(members)[len(blob) % len(members)]
+    members[hurt], about = change(members[hurt])
+    with io.BytesIO() as sink:
+        _tar_into(sink, members)
+        return sink.getvalue(), f"{hurt}, {about}"

@@ -1,5 +1,7 @@
 """Users' own files: read right, and each kind of wrong content refused with one clear line."""
 
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from PIL import Image
 
 from bdl_pipe import config as configs
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table
+from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
 from bdl_pipe.errors import ConfigError, DataError
 
 ROWS = 12
@@ -113,12 +115,57 @@ def nan_label(path: Path) -> Table:
     return table(path.with_suffix(".parquet"), "y", "classification")
 
 
+def encoded(encoding: str) -> Callable[[Path], Table]:
+    """A header with é, written in another encoding than UTF-8."""
+
+    def make(path: Path) -> Table:
+        text = csv(path, {"é" if k == "b" else k: v for k, v in good().items()}).read_text()
+        path.write_bytes(text.encode(encoding))
+        return table(path, features=("a", "é"))
+
+    return make
+
+
+def latin_labels(path: Path) -> Table:
+    path.write_bytes(csv(path, good()).read_text().replace("eel", "él").encode("latin-1"))
+    return table(path, "kind", "classification")
+
+
+def a_folder(path: Path) -> Table:
+    path.mkdir()
+    return table(path)
+
+
+def a_uci_folder(path: Path) -> Uci:
+    path.with_suffix(".txt").mkdir()
+    return Uci("boston", str(path.with_suffix(".txt")))
+
+
+def below_a_file(path: Path) -> Table:
+    path.write_text("a,b,y\n1,2,3\n")
+    return table(path / "t.csv")
+
+
+def huge_numbers(path: Path) -> Table:
+    """Whole numbers of 64 bits, such as keys of a database."""
+    pa.parquet.write_table(pa.table(good(a=[2**62 + i for i in range(ROWS)])), path.with_suffix(".parquet"))
+    return table(path.with_suffix(".parquet"))
+
+
 def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
     return lambda path: table(csv(path, columns), target, task)
 
 
 BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
     "no file": (table, r"t\.csv: is missing"),
+    "a folder": (a_folder, r"t\.csv: is a folder, must be a file"),
+    "a folder of a UCI set": (a_uci_folder, r"t\.txt: is a folder, must be a file"),
+    "below a file": (below_a_file, r"t\.csv/t\.csv: is missing"),
+    "UTF-16": (encoded("utf-16"), r"t\.csv: must be UTF-8 text, got UTF-16; save it as UTF-8 \(iconv -f UTF-16 "),
+    "UTF-16 without a mark": (encoded("utf-16-le"), r"t\.csv: must be UTF-8 text, got byte 0x00 in line 1; save it"),
+    "UTF-32": (encoded("utf-32"), r"t\.csv: must be UTF-8 text, got UTF-32; save it as UTF-8 \(iconv -f UTF-32 "),
+    "Latin-1 header": (encoded("latin-1"), r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 1; .*iconv -f LATIN1 "),
+    "Latin-1 labels": (latin_labels, r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 4; .*iconv -f LATIN1 "),
     "empty file": (empty, r"t\.csv: is empty"),
     "no rows": (header_only, r"t\.csv: must have rows below its header, got none"),
     "ragged rows": (ragged, r"t\.csv: is not a readable CSV or Parquet file \(.*Expected 3 columns, got 2"),
@@ -145,8 +192,19 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
         of(with_one("red", 4)),
         r"t\.csv: column 'a' must be numeric, got 'red' in row 4; encode it as numbers or leave it out",
     ),
+    "a long text": (of(with_one("x" * 600, 4)), r"t\.csv: column 'a' must be numeric, got 'x+\.\.\.x+' in row 4;"),
+    "long names": (of({"y": [1], **{f"{i}" * 90: [1] for i in range(9)}}), r"must have the column 'a', got y, 0{90}, "),
+    "beyond a float64": (huge_numbers, r"t\.parquet: column 'a' must be numbers that a float64 holds \(Integer value"),
+    "other separator": (
+        lambda path: (path.write_text("a\tb\ty\n1\t2\t3\n"), table(path))[1],
+        r"t\.csv: must have the target column 'y', got a\\tb\\ty$",
+    ),
     "date feature": (of(good(a=["2024-01-01"] * ROWS)), r"t\.csv: column 'a' must be numeric, got .*2024"),
     "constant target": (of(good(y=[2.5] * ROWS)), r"t\.csv: column 'y' must vary, got 2\.5 in every row"),
+    "labels beyond whole numbers": (
+        of(good(kind=[1.0, 1e300, 2e300] * (ROWS // 3)), "kind", "classification"),
+        r"t\.csv: column 'kind': labels must be whole numbers or texts, got 1e\+300 in row 2",
+    ),
     "one class": (
         of(good(kind=["cat"] * ROWS), "kind", "classification"),
         r"t\.csv: column 'kind' must have at least 2 classes, got only 'cat'",
@@ -166,19 +224,41 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
 }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_utf_8_reads_with_and_without_a_mark(encoding: str, tmp_path: Path) -> None:
+    raw = sources.load(encoded(encoding)(tmp_path / "t.csv"))
+    assert raw.features == ("a", "é") and raw.train.inputs[3].tolist() == [1.5, 3]
+
+
+def test_a_folder_is_no_npz(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a folder, must be a file$"):
+        sources.load(Npz(str(tmp_path)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.parametrize("name", ["t.csv", "t.npz"])
+def test_a_file_without_permission_is_named(name: str, tmp_path: Path) -> None:
+    path = csv(tmp_path / name, good())
+    path.chmod(0)
+    with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
+        sources.load(table(path) if name == "t.csv" else Npz(str(path)))
+
+
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_bad_tables(case: str, tmp_path: Path) -> None:
     make, message = BAD_TABLES[case]
     source = make(tmp_path / "t.csv")
     with pytest.raises(DataError, match=message) as caught:
         sources.load(source)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-def picture(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0) -> None:
+def picture(
+    path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 0, fmt: str | None = None
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fill = value if mode == "L" else (value, value // 2, 255 - value)
-    Image.new(mode, size, fill).save(path)
+    fill = value if mode in ("L", "I;16") else (value, value // 2, 255 - value)
+    Image.new(mode, size, fill).save(path, fmt)
 
 
 def folder(root: Path, mode: str = "RGB", rows: int = 6) -> Path:
@@ -226,7 +306,9 @@ def another_class_in_test(root: Path) -> None:
 
 
 BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (lambda root: None, "images: is not a folder"),
+    "no folder": (lambda root: None, "images: is missing"),
+    "a file": (lambda root: root.write_bytes(b"x"), "images: is a file, must be a folder with a subfolder of images"),
+    "a file as train": (lambda root: picture(root / "train", fmt="PNG"), "images: must have one subfolder of images"),
     "no classes": (lambda root: root.mkdir(), "images: must have one subfolder of images per class, got none"),
     "empty class": (lambda root: (folder(root) / "bat").mkdir(), r"bat: must hold images \(.*\), got none"),
     "unreadable": (unreadable, r"cat/3\.png: is not a readable image"),
@@ -234,6 +316,10 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size": (
         lambda root: picture(folder(root) / "eel" / "2.png", (6, 4)),
         r"eel/2\.png: every image must be 5×4 pixels, got 6×4",
+    ),
+    "16 bits": (
+        lambda root: picture(folder(root) / "eel" / "2.png", mode="I;16"),
+        r"eel/2\.png: every image must have 8 bits a channel, got mode I;16",
     ),
     "one class": (lambda root: [picture(root / "cat" / f"{i}.png") for i in range(12)], "got only 'cat'"),
     "too few": (lambda root: folder(root, rows=4), "must have at least 10 rows, got 8"),
@@ -279,6 +365,7 @@ BAD_NPZ: dict[str, tuple[dict[str, object], str]] = {
     "lengths": ({"x": PIXELS, "y": KINDS[:5]}, r"d\.npz: array 'y' must have shape \[12\], got \[5\]"),
     "labels": ({"x": PIXELS, "y": np.full(12, 0.5)}, r"labels must be whole numbers or texts, got 0\.5 in row 1"),
     "pickled": ({"x": PIXELS, "y": np.array([{}] * 12, dtype=object)}, r"d\.npz: is not a readable \.npz of plain"),
+    "no pixels": ({"x": PIXELS[:, :0], "y": KINDS}, r"d\.npz: array 'x' must have images of at least one pixel, got"),
     "one class": ({"x": PIXELS, "y": np.zeros(12, int)}, r"column 'y' must have at least 2 classes, got only '0'"),
     "sizes": (
         {"x_train": PIXELS, "y_train": KINDS, "x_test": PIXELS[:, :3], "y_test": KINDS},
@@ -292,6 +379,24 @@ def test_bad_npz(case: str, tmp_path: Path) -> None:
     arrays, message = BAD_NPZ[case]
     np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+@pytest.mark.parametrize(("at", "value"), [(8, 99), (6, 1)], ids=["unknown compression", "encrypted"])
+def test_an_archive_that_is_not_plain(tmp_path: Path, at: int, value: int) -> None:
+    """One byte of the first member's header, and of its entry in the list at the end."""
+    np.savez(tmp_path / "d.npz", x=PIXELS, y=KINDS)
+    blob = bytearray((tmp_path / "d.npz").read_bytes())
+    blob[at] = blob[blob.index(b"PK\1\2") + at + 2] = value
+    (tmp_path / "d.npz").write_bytes(blob)
+    with pytest.raises(DataError, match=r"d\.npz: is not a readable \.npz of plain arrays \("):
+        sources.load(Npz(str(tmp_path / "d.npz")))
+
+
+def test_a_member_that_is_no_array(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as file:
+        file.writestr("x", b"no array")
+    with pytest.raises(DataError, match=r"d\.npz: is not a readable \.npz of plain arrays \(x is none\)"):
         sources.load(Npz(str(tmp_path / "d.npz")))
 
 
@@ -326,6 +431,14 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "target": (
         {"source": {"name": "table", "path": "t", "target": ["a", "b"], "task": "classification"}},
         r"datasets\.d\.source\.target must be one column for classification",
+    ),
+    "doubled feature": (
+        {"source": {"name": "table", "path": "t", "target": ["y"], "task": "regression", "features": ["a", "a"]}},
+        r"source\.features must not name a column twice, got \['a', 'a'\]",
+    ),
+    "doubled target": (
+        {"source": {"name": "uci", "set": "boston", "path": "t", "target": ["y", "y"]}},
+        r"source\.target must not name a column twice, got \['y', 'y'\]",
     ),
     "no target": ({"source": {"name": "table", "path": "t", "task": "regression"}}, r"source\.target is missing"),
 }

@@ -1,6 +1,8 @@
 """params.yaml: one clear line for whatever is wrong in it."""
 
 import copy
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import yaml
 
 from bdl_pipe.errors import UserError
+from pipeline import apply
 from pipeline.core import params
 from tests.pipeline.fake_work import REGISTRY
 
@@ -150,6 +153,105 @@ def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
         read(tmp_path, "- 1\n")
     with pytest.raises(UserError, match="there is no such file"):
         params.load(tmp_path / "absent.yaml", REGISTRY)
+
+
+def damaged(path: Path, blob: bytes) -> Path:
+    path.write_bytes(blob)
+    return path
+
+
+def looped(path: Path) -> Path:
+    path.symlink_to(path)
+    return path
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a folder": (lambda path: (path.mkdir(), path)[1], "is a folder, must be a file"),
+    "below a file": (lambda path: damaged(path, b"") / "params.yaml", "there is no such file"),
+    "a link to itself": (looped, "cannot be read"),
+    "empty": (lambda path: damaged(path, b""), "must be sections (key: value)"),
+    "a comment alone": (lambda path: damaged(path, b"# nothing\n"), "must be sections (key: value)"),
+    "UTF-16": (lambda path: damaged(path, "seed: 0".encode("utf-16")), "must be UTF-8 text, got UTF-16; save it"),
+    "Latin-1": (lambda path: damaged(path, "seed: 0 # é".encode("latin-1")), "must be UTF-8 text, got byte 0xE9 in"),
+    "a zero byte": (lambda path: damaged(path, b"seed: 0\0"), "must be UTF-8 text, got byte 0x00 in line 1"),
+    "a control character": (lambda path: damaged(path, b"seed: \x1b0"), "is not YAML: "),
+    "a thousand levels": (lambda path: damaged(path, b"seed: " + b"[" * 5000 + b"]" * 5000), "is nested too deep"),
+    "sections a thousand levels": (lambda path: damaged(path, b"{a: " * 5000 + b"}" * 5000), "is nested too deep"),
+    "a list as a key": (lambda path: damaged(path, b"seed: 0\n? [a]\n: 1\n"), "a key must be a text or a number"),
+    "no day": (lambda path: damaged(path, b"seed: 2024-13-45\n"), "is not YAML: "),
+    "no number of a tag": (lambda path: damaged(path, b"seed: !!int many\n"), "is not YAML: "),
+    "no truth of a tag": (lambda path: damaged(path, b"seed: !!bool many\n"), "is not YAML: "),
+    "no time of a tag": (lambda path: damaged(path, b"seed: !!timestamp many\n"), "is not YAML: "),
+    "a number without end": (lambda path: damaged(path, b"seed: " + b"9" * 6000), "is not YAML: "),
+    "a hexadecimal without end": (lambda path: damaged(path, b"seed: 0x" + b"9" * 6000), "must be below 2^63"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
+    make, message = UNREADABLE[case]
+    path = make(tmp_path / "params.yaml")
+    with pytest.raises(UserError) as caught:
+        params.load(path, REGISTRY)
+    said = str(caught.value)
+    assert said.startswith(str(path)) and message in said and "\n" not in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    damaged(tmp_path / "params.yaml", b"seed: 0").chmod(0)
+    with pytest.raises(UserError, match=r"params\.yaml: cannot be read \(Permission denied\)"):
+        params.load(tmp_path / "params.yaml", REGISTRY)
+
+
+@pytest.mark.parametrize("section", [name for name in GOOD if name != "seed"])
+@pytest.mark.parametrize("value", [None, 1, True, "none", [1], [], 0.5], ids=repr)
+def test_a_section_that_is_none_is_named(tmp_path: Path, section: str, value: Any) -> None:
+    """Null is an empty section, which only teachers and coresets may be here."""
+    if value is None and section in ("teachers", "coresets", "runs"):
+        read(tmp_path, changed(section, value))
+        return
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, changed(section, value))
+    said = str(caught.value)
+    where = {"datasets": "trajectories.b-walk.dataset", "methods": "trajectories.b-walk.method"}
+    where |= {"trajectories": "runs.b-run.input"}
+    assert said.startswith(where.get(section, section) if value is None else f"{section} must be a section"), said
+
+
+def test_a_row_cannot_have_no_section_of_methods(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^trajectories\.b-walk\.method must be a section of methods \(known: none\)"):
+        read(tmp_path, changed("methods", None))
+
+
+def test_a_value_is_shown_on_one_short_line(tmp_path: Path) -> None:
+    for place, value in (("seed", "x" * 9000), ("seed", list(range(9000))), ("seed\nx" * 500, 1), ("runs.a\nb", 1)):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path, changed(place, value))
+        assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_aliases_of_aliases_are_refused_at_once(tmp_path: Path) -> None:
+    """Thirty lines that stand for 9^30 values."""
+    lines = ["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))]
+    with pytest.raises(UserError, match="a0 is not a known section"):
+        read(tmp_path, "\n".join(lines))
+    with pytest.raises(UserError, match="seed must be a whole number"):
+        laughs = "\n".join(["x: ", *(f"  {line}" for line in lines), "seed: *a29"])
+        path = tmp_path / "laughs.yaml"
+        path.write_text(laughs)
+        params.typed({**GOOD, "seed": params.read_yaml(path)["seed"]}, REGISTRY)
+
+
+def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    target = damaged(tmp_path / "params.yaml", yaml.safe_dump(GOOD).encode())
+    for case, (make, message) in UNREADABLE.items():
+        overlay = tmp_path / case / "overlay.yaml"
+        overlay.parent.mkdir()
+        with pytest.raises(UserError) as caught:
+            apply.apply(make(overlay), target)
+        assert message in str(caught.value) and "overlay.yaml" in str(caught.value)
+    assert target.read_text() == yaml.safe_dump(GOOD)
 
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:

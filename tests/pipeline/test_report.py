@@ -1,9 +1,12 @@
 """The report from stored tables: figures against hand computation, and a page that stands by itself."""
 
+import copy
 import csv
+import errno
 import itertools
 import json
 import math
+import os
 import re
 import statistics
 from dataclasses import replace
@@ -17,8 +20,11 @@ import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 from bdl_pipe.errors import ArtifactError
-from pipeline import report
-from pipeline.report import COLUMNS, columns, images, page, plots, sections, svg, tables
+from pipeline import evaluating, report, reporting
+from pipeline.core.params import read_yaml, typed
+from pipeline.papers import compare
+from pipeline.report import COLUMNS, columns, images, means, page, plots, sections, svg, tables
+from pipeline.report.means import Mean
 
 FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -91,12 +97,62 @@ def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
 def test_means_and_standard_errors_against_the_standard_library(tmp_path):
     values = [0.91, 0.93, 0.95, 0.88]
     stat = tables.gather([scored(tmp_path, values)]).stat("d-m-s", "accuracy", "test")
-    assert stat.mean == pytest.approx(statistics.mean(values), abs=1e-15)
+    assert stat.value == pytest.approx(statistics.mean(values), abs=1e-15)
     assert stat.error == pytest.approx(statistics.stdev(values) / math.sqrt(4), rel=1e-12)
     assert stat.error != pytest.approx(statistics.pstdev(values) / math.sqrt(4), rel=1e-3)
-    assert stat.seeds == 4
-    assert tables.summarise([0.5]) == tables.Stat(0.5, None, 1) and tables.summarise([]) is None
-    assert math.isnan(tables.summarise([0.5, math.nan]).mean)
+    assert stat.n == 4
+    assert means.summarise([0.5]) == Mean(0.5, None, 1) and means.summarise([]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ([0.5, math.nan], math.nan),
+        ([0.5, math.inf], math.inf),
+        ([math.inf, -math.inf], math.nan),
+        ([1e200, 0.0], 5e199),
+        ([1.7e308, 1.7e308], math.inf),
+    ],
+)
+def test_scores_of_a_diverged_fit_have_a_mean_and_no_finite_error(values, mean):
+    found = means.summarise(values)
+    assert found.value == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
+
+
+def test_members_of_a_split_are_averaged_first():
+    """Two splits of three members: two independent values, and not six; as the papers' tables have it."""
+    values = {0: [1.0, 2.0, 3.0], 1: [5.0, 6.0, 10.0]}  # means 2 and 7
+    for splits, members, fold in ((2, 3, 1000), (2, 1, 1), (1, 3, 1)):
+        assert means.fold(splits, members) == fold
+        seeds = [evaluating.seed_of(s, m, splits, members) for s in range(splits) for m in range(members)]
+        assert [seed // fold for seed in seeds] == [
+            s if splits > 1 else m for s in range(splits) for m in range(members)
+        ]
+    scores = [(evaluating.seed_of(s, m, 2, 3), v) for s, row in values.items() for m, v in enumerate(row)]
+    assert means.mean(scores, means.fold(2, 3)) == Mean(4.5, 2.5, 2)  # s = 5/√2, over √2
+    assert means.mean(scores).n == 6 and means.mean(scores).error < 1.4
+
+
+def test_the_report_and_the_papers_tables_have_one_error(tmp_path):
+    rows = [
+        ("d", "m", "s", evaluating.seed_of(s, m, 4, 3), f"corrupted:{c}:1", "nll", 0.1 * s + 0.01 * m + 0.3 * i, 9)
+        for s in range(4)
+        for m in range(3)
+        for i, c in enumerate(("fog", "snow"))
+    ]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    run = replace(write_run(tmp_path, "d", "m", "s", frame), fold=means.fold(4, 3))
+    stat = tables.gather([run]).stat(run.key, "nll", tables.corrupted)
+    assert stat == compare.mean(frame.to_dict("records"), "corrupted:*:1", "nll", means.fold(4, 3))
+    assert stat.n == 4 and stat.error == pytest.approx(0.1 * statistics.stdev(range(4)) / 2)
+
+
+def test_a_run_of_params_knows_its_fold():
+    raw = copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml"))
+    raw["runs"]["boston-deterministic"]["members"] = 3
+    params = typed(raw)
+    found = {key: reporting.run_info(params.row("student", key), params).fold for key in raw["runs"]}
+    assert found.pop("boston-deterministic") == 1000 and {*found.values()} == {1}
 
 
 def test_a_mean_over_corruptions_is_within_a_seed_first(tmp_path):
@@ -104,7 +160,7 @@ def test_a_mean_over_corruptions_is_within_a_seed_first(tmp_path):
     rows = [("d", "m", "s", s, f"corrupted:{c}:1", "accuracy", v, 9) for s, cs in grid.items() for c, v in cs.items()]
     run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
     stat = tables.gather([run]).stat(run.key, "accuracy", tables.corrupted)
-    assert (stat.mean, stat.seeds) == (pytest.approx(0.5), 2)
+    assert (stat.value, stat.n) == (pytest.approx(0.5), 2)
     assert stat.error == pytest.approx(0.1)  # seeds' means .4 and .6: s = .1414, over sqrt(2)
 
 
@@ -121,24 +177,6 @@ def test_calibration_bins_merge_by_count(tmp_path):
     assert merged.confidence.tolist() == pytest.approx([0.375, 0.9])
 
 
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"seconds": 3.0, "upstream_seconds": 7.0}, {0: 10.0}),
-        ({"seconds": [1.0, 2.0], "upstream_seconds": {"a": 1.5, "b": 2.5}}, {0: 5.0, 1: 6.0}),
-        ({"seconds": {"0-0": 1.0, "0-2": 2.0}}, {0: 1.0, 2: 2.0}),
-        ({"seconds": {"0-0": 1.0, "3-0": 2.0}}, {0: 1.0, 3: 2.0}),
-        ({"seconds": {"0-0": 1.0, "3-1": 2.0}}, {0: 1.0, 3001: 2.0}),
-        ({"total_seconds": {"0-0": 9.0}, "seconds": {"0-0": 1.0}}, {0: 9.0}),
-        ({}, {}),
-    ],
-)
-def test_fit_seconds_come_from_the_record_and_include_upstream(tmp_path, record, expected):
-    rows = tables.comparison(tables.gather([scored(tmp_path, [0.5], **record)]))
-    rows = rows[rows.metric == "fit_seconds"]
-    assert dict(zip(rows.seed, rows.value, strict=True)) == expected
-
-
 def test_best_values_are_bold_by_the_metrics_own_direction(built):
     table = tables.gather(built[1])
     for column in columns.columns(table, "fashion_mnist"):
@@ -152,7 +190,7 @@ def test_the_papers_figure_stands_beside_ours(built):
     text = (built[0] / "report/comparison.md").read_text()
     line = next(x for x in text.splitlines() if x.startswith("| vbpc | ipc10"))
     ours = tables.gather(built[1]).stat("fashion_mnist-vbpc-ipc10", "accuracy", "test")
-    assert f"{100 * ours.mean:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
+    assert f"{100 * ours.value:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
     assert "[paper 0.30 ± 0.01]" in line and "VBPC, table 1" in text
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
 
@@ -246,6 +284,26 @@ def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
         report.build(runs, [], tmp_path / "fresh", provenance={}, dpi=80)
     assert {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()} == before
     assert not (tmp_path / "fresh").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_report_that_cannot_take_its_place_leaves_the_one_before(tmp_path, monkeypatch):
+    """The older one has been moved aside when the second rename fails."""
+    runs, out, real = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace
+    report.build(runs, [], out, provenance={"commit": "old"}, dpi=80)
+    before = {f.name: f.read_bytes() for f in out.iterdir()}
+    failed = []
+
+    def replaced(source, target):
+        if Path(target) == out and not failed:
+            failed.append(source)
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    with pytest.raises(OSError, match="Input/output error"):
+        report.build(runs, [], out, provenance={"commit": "new"}, dpi=80)
+    assert failed and {f.name: f.read_bytes() for f in out.iterdir()} == before
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_table_that_lacks_a_column_or_was_altered_is_refused_by_name(tmp_path):

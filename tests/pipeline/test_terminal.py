@@ -1,11 +1,19 @@
 """The comparison as a person sees it in a terminal."""
 
+import copy
 import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
+from report_cases import ROWS, row_scores
 from rich.console import Console
 
+from bdl_pipe import artifacts
 from pipeline import terminal
+from pipeline.core import places
+from pipeline.core.params import Params, read_yaml, typed
 
 TEXT = """## toy
 
@@ -40,3 +48,75 @@ def test_columns_that_do_not_fit_are_named() -> None:
 
 def test_the_papers_figure_is_no_warning() -> None:
     assert "warnings: 1, in report" in printed(80)
+
+
+FITTED = ("boston-deterministic", "boston-ensemble")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """The default params, the scores of two runs of them, and a report that is of neither."""
+    monkeypatch.chdir(tmp_path)
+    params = typed(copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml")))
+    for key, case in zip(FITTED, ROWS, strict=False):
+        with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
+            row_scores(case, np.random.default_rng(0)).to_parquet(folder / "scores.parquet")
+    Path("report").mkdir()
+    Path("report/comparison.md").write_text(TEXT)
+    places.record("student", FITTED[0]).parent.mkdir(parents=True)
+    places.record("student", FITTED[0]).write_text('{"warnings": ["[odd] the fit | is odd"]}')
+    return params
+
+
+def shown(
+    fresh: Sequence[str], missing: Mapping[str, str], params: Params, width: int = 100, terminal_: bool = True
+) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal_, color_system=None)
+    terminal.show_runs(fresh, missing, params, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_that_is_up_to_date_is_shown_and_another_is_told(project: Params) -> None:
+    text = shown(FITTED[:1], {"boston-swag": "trajectory@boston-swa failed", FITTED[1]: "student@x failed"}, project)
+    head, row, *_, last, other, third = text.splitlines()[1:]
+    assert text.startswith("boston") and head.split()[:3] == ["Method", "Setting", "Seeds"] and "RMSE" in head
+    assert row.split()[:3] == ["deterministic", "small", "5"] and "±" in row
+    assert "ensemble" not in row and "random_coreset" not in text, "an older table, or a run that is not up to date"
+    assert "- [odd] the fit | is odd [boston-deterministic]" in text
+    assert last == "2 of 3 runs are not in this comparison:"
+    assert (other, third) == ("  boston-swag: trajectory@boston-swa failed", f"  {FITTED[1]}: student@x failed")
+
+
+def test_runs_with_one_reason_are_told_together_and_in_the_order_of_params(project: Params) -> None:
+    text = shown([*reversed(FITTED)], {"boston-swag": "stopped", "boston-gp": "stopped"}, project)
+    assert text.index("deterministic") < text.index("ensemble")
+    assert text.splitlines()[-2:] == ["2 of 4 runs are not in this comparison:", "  boston-swag, boston-gp: stopped"]
+
+
+def test_scores_that_are_gone_or_damaged_are_told_and_lose_no_other(project: Params) -> None:
+    scores = places.artifact("evaluate", FITTED[0]) / "scores.parquet"
+    scores.write_bytes(b"PAR1")
+    text = shown([*FITTED, "boston-gp"], {}, project)
+    assert "deterministic" not in text.split("runs are not in")[0] and "ensemble" in text
+    assert f"  {FITTED[0]}: {scores}: is truncated or altered" in text
+    assert "  boston-gp: no result: its evaluation is absent" in text and "2 of 3 runs are not in" in text
+
+
+def test_without_any_run_there_is_no_table(project: Params) -> None:
+    assert shown([], {"boston-gp": "prepare@boston failed"}, project).splitlines() == [
+        "1 of 1 runs are not in this comparison:",
+        "  boston-gp: prepare@boston failed",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 160])
+def test_no_row_of_some_runs_is_wrapped(project: Params, width: int) -> None:
+    text = shown(FITTED, {}, project, width)
+    assert sum("deterministic" in line for line in text.splitlines()) == 1 + ("[boston-deterministic]" in text)
+    assert ("too narrow for: " in text.replace("\n", " ")) == (width < 160)
+
+
+def test_where_there_is_no_terminal_it_is_the_whole_table_as_the_report_has_it(project: Params) -> None:
+    text = shown(FITTED, {"boston-gp": "stopped"}, project, width=40, terminal_=False)
+    assert "| deterministic | small | 5 | " in text and "Peak memory |" in text
+    assert "- [odd] the fit | is odd [boston-deterministic]" in text and "1 of 3 runs are not in this" in text

@@ -121,8 +121,7 @@ class Uci:
 
     def __post_init__(self) -> None:
         require(self.set in UCI_SIZES, "set", f"must be one of {', '.join(UCI_SIZES)}", self.set)
-        both = [name for name in self.target if name in self.features]
-        require(not both, "features", "must not contain a target column", both)
+        _check_columns(self.target, self.features)
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,14 @@ class Table:
         require(len(self.target) > 0, "target", "must name at least one column")
         single = self.task == "regression" or len(self.target) == 1
         require(single, "target", "must be one column for classification", list(self.target))
-        both = set(self.target) & set(self.features)
-        require(not both, "features", "must not contain a target column", sorted(both))
+        _check_columns(self.target, self.features)
+
+
+def _check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
+    for key, names in (("target", target), ("features", features)):
+        require(len({*names}) == len(names), key, "must not name a column twice", list(names))
+    both = [name for name in target if name in features]
+    require(not both, "features", "must not contain a target column", both)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, short
 from .fitdata import Split
 
 FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
@@ -47,11 +47,13 @@ def checked(raw: Raw) -> Raw:
         found = np.unique(raw.train.targets)
         if len(found) < 2:
             only = raw.classes[int(found[0])]
-            raise DataError(f"{raw.origin}: column {raw.targets[0]!r} must have at least 2 classes, got only {only!r}")
+            raise DataError(
+                f"{raw.origin}: column {short(raw.targets[0])} must have at least 2 classes, got only {short(only)}"
+            )
         return raw
     for name, column in zip(raw.targets, raw.train.targets.T, strict=True):
         if np.ptp(column) == 0:
-            raise DataError(f"{raw.origin}: column {name!r} must vary, got {column[0]:g} in every row")
+            raise DataError(f"{raw.origin}: column {short(name)} must vary, got {column[0]:g} in every row")
     return raw
 
 
@@ -63,16 +65,16 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
     """
     values = np.asarray(values)
     if values.dtype.kind == "f":
-        bad = ~(np.isfinite(values) & (values == np.floor(values)))
+        bad = ~((np.abs(values) <= 2.0**53) & (values == np.floor(values)))  # NaN and infinity are bad too
         if bad.any():
             row = int(np.argmax(bad))
             rule = "labels must be whole numbers or texts"
-            raise DataError(f"{origin}: column {column!r}: {rule}, got {values[row]:g} in row {row + 1}")
+            raise DataError(f"{origin}: column {short(column)}: {rule}, got {values[row]:g} in row {row + 1}")
         values = values.astype(np.int64)
     if values.dtype.kind in "OT":
         values = values.astype(str)
     if values.dtype.kind not in "biuU":
-        raise DataError(f"{origin}: column {column!r}: labels must be whole numbers or texts, got {values.dtype}")
+        raise DataError(f"{origin}: column {short(column)}: labels must be whole numbers or texts, got {values.dtype}")
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64).reshape(-1), tuple(str(n) for n in names)
 
@@ -83,7 +85,7 @@ def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> N
     if bad.any():
         column, row = (int(i) for i in np.argwhere(bad.T)[0])
         found = f"{values[row, column]:g}"
-        raise DataError(f"{origin}: column {columns[column]!r} must be finite, got {found} in row {row + 1}")
+        raise DataError(f"{origin}: column {short(columns[column])} must be finite, got {found} in row {row + 1}")
 
 
 def relabel(split: Split, names: Any, classes: tuple[str, ...], origin: str) -> Split:
@@ -95,6 +97,6 @@ def relabel(split: Split, names: Any, classes: tuple[str, ...], origin: str) -> 
     place = {name: i for i, name in enumerate(classes)}
     unknown = sorted(set(names) - set(place))
     if unknown:
-        raise DataError(f"{origin}: the test rows have a class that no training row has: {unknown[0]!r}")
+        raise DataError(f"{origin}: the test rows have a class that no training row has: {short(unknown[0])}")
     codes = np.array([place[n] for n in names], dtype=np.int64)
     return replace(split, targets=codes[split.targets])

@@ -1,7 +1,5 @@
 """A user's images: a folder per class, or an ``.npz`` with arrays."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -9,13 +7,15 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError
+from ...errors import DataError, brief
+from ...files import require_file
 from ..config import ImageFolder, Npz
 from ..fitdata import Split
 from ..raw import Raw, encode_labels, relabel
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_GREY: Final = ("1", "L", "I;16", "I", "F")
+_GREY: Final = ("1", "L")
+_DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
 
 
 def read_image_folder(source: ImageFolder) -> Raw:
@@ -26,7 +26,8 @@ def read_image_folder(source: ImageFolder) -> Raw:
     """
     root = Path(source.path)
     if not root.is_dir():
-        raise DataError(f"{root}: is not a folder")
+        found = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
+        raise DataError(f"{root}: is {found}")
     if not (root / "train").is_dir():
         split, classes = _class_folders(root)
         return Raw(source.path, "classification", "image", split, None, classes)
@@ -58,13 +59,16 @@ def read_npz(source: Npz) -> Raw:
 
 def open_npz(path: Path) -> Mapping[str, np.ndarray]:
     """All arrays of an ``.npz``; pickled objects are refused."""
+    require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise DataError(f"{path}: is missing") from None
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: is not a readable .npz of plain arrays ({error})") from None
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # the readers of archives and of headers raise whatever they stumble over
+        raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a member of the archive without an array's header
+            raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(name)} is none)")
+    return arrays
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
@@ -78,6 +82,8 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     elif values.ndim != 4 or values.shape[1] not in (1, 3):
         rule = "must have shape [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
         raise DataError(f"{origin}: array {name!r} {rule}, got {list(values.shape)}")
+    if 0 in values.shape[1:]:
+        raise DataError(f"{origin}: array {name!r} must have images of at least one pixel, got {list(values.shape)}")
     return np.ascontiguousarray(values)
 
 
@@ -100,6 +106,8 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.n
     grey = shape[0] == 1 if shape else all(image.mode in _GREY for image in opened)
     size = (shape[2], shape[1]) if shape else opened[0].size
     for path, image in zip(files, opened, strict=True):
+        if image.mode.startswith(_DEEP):
+            raise DataError(f"{path}: every image must have 8 bits a channel, got mode {image.mode}")
         if image.size != size:
             got = f"{image.size[0]}×{image.size[1]}"
             raise DataError(f"{path}: every image must be {size[0]}×{size[1]} pixels, got {got}")
@@ -113,7 +121,7 @@ def _open(path: Path) -> Image.Image:
             image.load()
             return image.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: is not a readable image ({error})") from None
+        raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
 
 
 def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Split, tuple[str, ...]]:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError
+from ...errors import DataError, brief, short
+from ...files import require_file, require_utf8
 from ..config import Table
 from ..fitdata import Split
 from ..raw import Raw, check_finite, encode_labels
@@ -27,7 +28,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
     """The rows of an open table; ``source`` says which columns are which, and is named in errors."""
     for name in source.target:
         if name not in table.column_names:
-            raise DataError(f"{source.path}: must have the target column {name!r}, got {_listed(table)}")
+            raise DataError(f"{source.path}: must have the target column {short(name)}, got {_listed(table)}")
     features = source.features or tuple(n for n in table.column_names if n not in source.target)
     if not features:
         raise DataError(f"{source.path}: must have a column beside the target, got {_listed(table)}")
@@ -42,18 +43,18 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
 
 def open_table(path: Path) -> pa.Table:
     """The table at ``path``, which must exist, parse, have unique column names and at least a row."""
-    if not path.is_file():
-        raise DataError(f"{path}: is missing")
+    require_file(path)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty")
+    if not _is_parquet(path):
+        require_utf8(path)
     try:
         table = _parse(path)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: is not a readable CSV or Parquet file ({reason})") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)})") from None
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
-        raise DataError(f"{path}: column names must differ, got {doubled[0]!r} twice")
+        raise DataError(f"{path}: column names must differ, got {short(doubled[0])} twice")
     if table.num_rows == 0:
         raise DataError(f"{path}: must have rows below its header, got none")
     return table
@@ -63,15 +64,19 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
     """Finite numbers, float64 [n, column]."""
     for name in columns:
         if name not in table.column_names:
-            raise DataError(f"{origin}: must have the column {name!r}, got {_listed(table)}")
+            raise DataError(f"{origin}: must have the column {short(name)}, got {_listed(table)}")
     matrix = np.stack([_numbers(table.column(name), name, origin) for name in columns], axis=1)
     check_finite(matrix, origin, columns)
     return matrix
 
 
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
 def _parse(path: Path) -> pa.Table:
     # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
-    if path.suffix.lower() in (".parquet", ".pq"):
+    if _is_parquet(path):
         import pyarrow.parquet
 
         return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
@@ -88,8 +93,13 @@ def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
     if not (numeric or pa.types.is_decimal(kind)):
         row, value = _first_word(column)
         way = "encode it as numbers or leave it out with `features`"
-        raise DataError(f"{origin}: column {name!r} must be numeric, got {value!r} in row {row}; {way}")
-    return column.cast(pa.float64()).to_numpy()
+        raise DataError(f"{origin}: column {short(name)} must be numeric, got {short(value)} in row {row}; {way}")
+    try:
+        return column.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid as error:  # whole numbers beyond 2^53
+        raise DataError(
+            f"{origin}: column {short(name)} must be numbers that a float64 holds ({brief(error)})"
+        ) from None
 
 
 def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
@@ -99,13 +109,13 @@ def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
     values = column.to_numpy()
     if values.dtype.kind in "OTU" and (values == "").any():
         row = int(np.argmax(values == "")) + 1
-        raise DataError(f"{origin}: column {name!r} must have a value in every row, got '' in row {row}")
+        raise DataError(f"{origin}: column {short(name)} must have a value in every row, got '' in row {row}")
     return values
 
 
 def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
     row = column.is_null().to_pylist().index(True) + 1
-    raise DataError(f"{origin}: column {name!r} must have a value in every row, got none or NaN in row {row}")
+    raise DataError(f"{origin}: column {short(name)} must have a value in every row, got none or NaN in row {row}")
 
 
 def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
@@ -119,5 +129,5 @@ def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
 
 
 def _listed(table: pa.Table) -> str:
-    names = ", ".join(table.column_names[:8])
+    names = brief(", ".join(table.column_names[:8]))
     return names + (", …" if table.num_columns > 8 else "")

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError, UserError
+from ...errors import DataError, UserError, brief
+from ...files import read_text
 from ..config import UCI_SIZES, Table, Uci
 from ..fitdata import Split
 from ..raw import Raw
@@ -95,9 +96,7 @@ def _open(path: Path) -> pa.Table:
     """A table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
     if path.suffix.lower() != ".txt":
         return open_table(path)
-    if not path.is_file():
-        raise DataError(f"{path}: is missing")
-    lines = [line.split() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
     widths = [len(line) for line in lines]
     if not lines or widths[0] < 2 or len(set(widths)) > 1:
         found = sorted(set(widths))
@@ -105,7 +104,7 @@ def _open(path: Path) -> pa.Table:
     try:
         values = np.array(lines, dtype=np.float64)
     except ValueError as error:
-        raise DataError(f"{path}: must be numbers with blanks between ({error})") from None
+        raise DataError(f"{path}: must be numbers with blanks between ({brief(error)})") from None
     names = [*(f"x{i + 1}" for i in range(values.shape[1] - 1)), "y"]
     return pa.table(dict(zip(names, values.T, strict=True)))
 

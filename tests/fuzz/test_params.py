@@ -1,0 +1,169 @@
+"""Params files with anything wrong in them: typed whole, or refused by the name of the key."""
+
+import copy
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bdl_pipe import config
+from bdl_pipe.errors import brief
+from bdl_pipe.methods import METHODS
+from pipeline.core import params
+
+from .judge import Case, cases, judge
+
+ROOT: Final = Path(__file__).parents[2]
+SECTIONS: Final = ("seed", "datasets", "methods", *params.SECTIONS.values(), "evaluate", "report")
+ODD: Final[list[Any]] = [
+    *(None, True, False, 0, 1, -1, 2, 3.7, 0.0, -0.5, 1.5, math.nan, math.inf, -math.inf, 1e300, -1e-300, 10**9, 2**62),
+    *("", " ", "none", "null", "1", "1e-3", "é", "a\nb", "\x1b[31m", "x" * 5000, "a|b", "[bold]x[/]", "../..", "日本"),
+    *([], [1], [None], ["a", 2], [[[]]], {}, {"name": "x"}, {"name": None}, {"name": []}, {"a": {"b": {}}}, {1: 2}),
+    *({"": 1}, {None: 1}, {"a\nb" * 200: 1}, ("a",), b"\xff", list(range(3000))),
+]
+
+
+def whole() -> list[dict[str, Any]]:
+    """params.yaml, with each overlay on it, and the papers' own files."""
+    base = params.read_yaml(ROOT / "params.yaml")
+    read = [params.read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
+    return [dict(base), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values below ``node``."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [p for key, child in children for p in ((*path, key), *places(child, (*path, key)))]
+
+
+def at(node: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        node = node[key]
+    return node
+
+
+def mutate(raw: dict[str, Any], rng: random.Random) -> str:
+    """Change one place of ``raw``; what was done."""
+    section = rng.choice([key for key in raw if key in SECTIONS] or list(raw))
+    below = places(raw[section], (section,))
+    path = rng.choice(below) if below and rng.random() < 0.93 else (section,)
+    parent, last = at(raw, path[:-1]), path[-1]
+    how = rng.choice(["odd", "odd", "delete", "swap", "rename", "number", "number", "number", "add", "string", "copy"])
+    if how == "delete":
+        del parent[last]
+    elif how == "swap":
+        other = rng.choice(below or [path])
+        parent[last] = copy.deepcopy(at(raw, other))
+    elif how == "rename" and isinstance(parent, dict):
+        parent[rng.choice([f"{last}x", f"{last}\n", "", 7, None, True, "é", "x" * 999])] = parent.pop(last)
+    elif how == "number" and type(parent[last]) in (int, float):
+        parent[last] = rng.choice(
+            [lambda v: -v, lambda v: 0 * v, lambda v: v * 10**6, lambda v: 2 * v, lambda v: v + 1, float, str]
+        )(parent[last])
+    elif how == "add" and isinstance(parent, dict):
+        parent[rng.choice(["name", "extra", "members", "a b", "a.b", ("t",)])] = rng.choice(ODD)
+    elif how == "string" and isinstance(parent[last], str):
+        text = parent[last]
+        at_, more = rng.randrange(len(text) + 1), rng.choice(["/", "\n", "x", "", "é", "/../", "\0"])
+        parent[last] = text[:at_] + more + text[at_ + (more == "") :]
+    elif how == "copy" and isinstance(parent, list):
+        parent.append(copy.deepcopy(parent[last]))
+    else:
+        how, parent[last] = "odd", copy.deepcopy(rng.choice(ODD))
+    return f"{how} at {'.'.join(map(str, path))}"[:300]
+
+
+def check(raw: Any) -> None:
+    """Typed, read again from what was typed, and fit to be written down as its provenance."""
+    typed = params.typed(raw)
+    params.unwatched(typed)
+    json.dumps(typed.raw, sort_keys=True)
+    assert type(typed.seed) is int and typed.seed >= 0
+    for row in typed.rows.values():
+        written = config.to_mapping(row.config)
+        json.dumps(written, allow_nan=False)
+        assert config.read(type(row.config), written, "again") == row.config
+        assert row.entry.members >= 1 and row.entry.dataset in typed.datasets and row.method.name in METHODS
+        assert row.input_kind in (*params.FIT_KINDS, "prepare") and row.input_key
+    for dataset in typed.datasets.values():
+        written = config.to_mapping(dataset)
+        assert config.read(type(dataset), json.loads(json.dumps(written, allow_nan=False)), "again") == dataset
+
+
+def test_mutated_params() -> None:
+    bases = whole()
+    for base in bases:
+        check(base)
+
+    def make(rng: random.Random, number: int) -> Case:
+        raw = copy.deepcopy(rng.choice(bases))
+        about = [mutate(raw, rng) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
+        keys = {brief(key) for key in raw} | {*SECTIONS}
+        return Case("; ".join(about), lambda: check(raw), keys - {""} or {" "})
+
+    judge("params", cases(400), make)
+
+
+def small() -> str:
+    """A params file of a few lines."""
+    raw = whole()[0]
+    datasets = {"boston": raw["datasets"]["boston"]}
+    methods = {name: raw["methods"][name] for name in ("sgd", "deterministic", "gp")}
+    rows = {section: {} for section in params.SECTIONS.values()}
+    rows["trajectories"] = {"boston-sgd": raw["trajectories"]["boston-sgd"]}
+    rows["runs"] = {key: raw["runs"][key] for key in ("boston-deterministic", "boston-gp")}
+    kept = {"seed": 0, "datasets": datasets, "methods": methods, **rows}
+    return yaml.safe_dump({**kept, "evaluate": raw["evaluate"], "report": raw["report"]}, sort_keys=False)
+
+
+WORDS: Final = [
+    *("\t", "\n", " ", ":", "- ", "#", "'", '"', "&a ", "*a", "!!int ", "!!python/object:os.system ", "!!binary x"),
+    *("---\n", "...\n", "<<: ", "? ", "[", "]", "{", "}", "|\n", ">\n", "%YAML 9\n", "\0", "\x07", "é", "\ufeff"),
+    *("0x_", "1_0", "1:60", "2024-99-99", ".nan", ".inf", "~", "yes", "9" * 5000, "[" * 3000, "{a: " * 1500, "!!set "),
+]  # fmt: skip
+
+
+def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
+    """The text with one wound, as bytes."""
+    lines = text.splitlines(keepends=True)
+    i, how = rng.randrange(len(lines)), rng.choice(["word", "word", "word", "double", "indent", "cut", "bytes", "code"])
+    if how == "word":
+        spot, word = rng.randrange(len(text) + 1), rng.choice(WORDS)
+        return (text[:spot] + word + text[spot:]).encode(), f"{word[:20]!r} at {spot}"
+    if how == "double":
+        return "".join([*lines[: i + 1], *lines[i:]]).encode(), f"line {i + 1} twice"
+    if how == "indent":
+        lines[i] = rng.choice([" ", "\t", "   "]) + lines[i] if rng.random() < 0.5 else lines[i].lstrip()
+        return "".join(lines).encode(), f"line {i + 1} moved"
+    blob = bytearray(text.encode())
+    if how == "cut":
+        cut = rng.randrange(len(blob))
+        return bytes(blob[:cut]), f"cut at {cut}"
+    if how == "bytes":
+        spots = [rng.randrange(len(blob)) for _ in range(rng.choice([1, 1, 3, 30]))]
+        for spot in spots:
+            blob[spot] = rng.randrange(256)
+        return bytes(blob), f"bytes {spots}"
+    encoding = rng.choice(["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp500"])
+    return text.encode(encoding), encoding
+
+
+def test_damaged_params_files(tmp_path: Path) -> None:
+    text, path = small(), tmp_path / "params.yaml"
+
+    def make(rng: random.Random, number: int) -> Case:
+        blob, about = damage(text, rng)
+
+        def work() -> None:
+            path.write_bytes(blob)
+            raw = params.read_yaml(path)
+            names.update(brief(key) for key in raw)
+            check(raw)
+
+        names = {str(path), *SECTIONS}
+        return Case(about, work, names)
+
+    judge("params file", cases(200), make)
