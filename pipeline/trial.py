@@ -17,6 +17,7 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import Diverged
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.progress import Report, Silent
@@ -132,7 +133,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: S
     try:
         made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None))
         nll = validation_nll(chain.finish(made, data, configs), data, chain.seed)
-    except FloatingPointError:
+    except Diverged:
         nll = DIVERGED
     tune.report({METRIC: nll, TIME: MILESTONES})
 

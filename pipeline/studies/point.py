@@ -9,7 +9,7 @@ import torch
 from bdl_pipe import evaluation
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import UserError
+from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
@@ -35,17 +35,18 @@ def trial(
     try:
         made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
         scores = validation_scores(chain.finish(made, data, configs), data, evaluate, chain)
-    except FloatingPointError:
+    except Diverged:
         scores = {}
     tune.report({**scores, TIME: MILESTONES})
 
 
 def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:
-    """The metrics of the validation rows, in the targets' own units; none where a prediction is not finite."""
+    """The metrics of the validation rows, in the targets' own units.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
     fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
     rng = Seed(chain.seed).fold(chain.verb, "validation", chain.member)
-    try:
-        found = evaluation.score_clean(fitted, data.validation, replace(evaluate, joint_pairs=0), rng, data.device)
-    except UserError:
-        return {}
+    found = evaluation.score_clean(fitted, data.validation, replace(evaluate, joint_pairs=0), rng, data.device)
     return {name: value for name, (value, _) in found.metrics.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from . import metrics
 from .data.fitdata import Split
 from .data.transform import Transform
-from .errors import UserError, require
+from .errors import Diverged, require
 from .metrics import cost
 from .posterior import Fitted
 from .predictive import Categorical, Continuous, Predictive
@@ -97,7 +97,7 @@ def score_clean(
     ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
 
     Raises:
-        UserError: a prediction is not finite.
+        Diverged: a prediction is not finite.
     """
     seen = _Collected()
     for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
@@ -212,7 +212,7 @@ def predict(
         rows = slice(int(start), int(stop))
         predictive = fitted.predict(inputs[rows], rng=rng.fold("predict"), device=device)
         if not bool(torch.isfinite(predictive.mean).all()):
-            raise UserError("the posterior's predictions must be finite: its fit diverged, make it again")
+            raise Diverged("the posterior's predictions must be finite: its fit diverged, make it again")
         yield rows, predictive
 
 

@@ -187,7 +187,7 @@ def fit(
     """A posterior on each of ``data``; ``inputs`` are not used.
 
     Raises:
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     one = data[0]
     chosen = (config.features, config.length_scale, config.norm_bound, config.ridge)

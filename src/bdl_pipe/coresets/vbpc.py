@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import require
+from ..errors import Diverged, require
 from ..predictive import Categorical
 
 MEAN_FIELD: Final = math.pi / 8  # α of eq. 25
@@ -98,7 +98,7 @@ def solve(
 
     Raises:
         ConfigError: rho, gamma or beta is not > 0.
-        torch.linalg.LinAlgError: the features are not finite, or beyond that range.
+        Diverged: the features are not finite, or beyond that range.
     """
     temper = float(len(features)) if beta is None else beta
     for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
@@ -107,7 +107,10 @@ def solve(
     ratio = gamma / (rho * temper)
     gram = features @ features.T if n <= h else features.T @ features
     identity = torch.eye(min(n, h), dtype=gram.dtype, device=gram.device)
-    factor = torch.linalg.cholesky(identity + ratio * gram)
+    try:
+        factor = torch.linalg.cholesky(identity + ratio * gram)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged("the coreset's features became NaN or too large: lower the learning rate") from error
     if n <= h:  # m = aΦᵀA⁻¹Ŷ
         mean = ratio * features.T @ torch.cholesky_solve(labels, factor)
     else:  # the push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ

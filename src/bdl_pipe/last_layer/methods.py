@@ -81,7 +81,7 @@ def fit(
 
     Raises:
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
     first = data[0]
