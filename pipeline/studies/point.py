@@ -13,7 +13,6 @@ from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
-from bdl_pipe.seeds import Seed
 
 from ..trial import MILESTONES, TIME, Chain, Milestones
 from . import SEED, numbers
@@ -47,6 +46,6 @@ def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, cha
         Diverged: a prediction is not finite.
     """
     fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
-    rng = Seed(chain.seed).fold(chain.verb, "validation", chain.member)
-    found = evaluation.score_clean(fitted, data.validation, replace(evaluate, joint_pairs=0), rng, data.device)
+    config = replace(evaluate, joint_pairs=0)
+    found = evaluation.score_clean(fitted, data.validation, config, chain.predictions, data.device)
     return {name: value for name, (value, _) in found.metrics.items()}

@@ -37,7 +37,8 @@ from .inducing.methods import ENSEMBLE_U, FCG_U, FCG_W, FFG_U, FFG_W
 from .last_layer.learner import LastLayerPosterior
 from .last_layer.methods import D_VBLL, D_VBLL_BNN, G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN
 from .method import Method
-from .posterior import Fitted, NetworkDraws, Posterior
+from .posterior import Fitted, NetworkDraws, Posterior, prediction_address
+from .seeds import Seed
 from .sgmcmc.chains import SGLD
 from .trajectory import KFAC_LAPLACE, PCA_ESS, PCA_VI, SGD, SWA, SWAG, LinearisedDraws
 
@@ -99,6 +100,18 @@ POSTERIORS: Final[Mapping[str, type[Posterior]]] = MappingProxyType(
         CiberSecondPosterior.key: CiberSecondPosterior,
     }
 )
+
+
+def stored_address(path: Path, split: int = 0, member: int = 0) -> Seed:
+    """The address of the predictions of a member of a student artifact, the one that its scores are at.
+
+    Raises:
+        ArtifactError: the folder is not a whole student artifact, or does not say which run of which seed it is of.
+    """
+    about = artifacts.load(path, "student", verify=False).manifest["about"]
+    if not {"seed", "run"} <= about.keys():
+        raise ArtifactError(f"{path}: must say its seed and its run; make it again")
+    return prediction_address(about["seed"], about["run"], split, member)
 
 
 def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> Fitted:
