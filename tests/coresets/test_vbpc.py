@@ -75,7 +75,7 @@ def test_the_sizes_of_the_factor() -> None:
     for n, h, size in ((3, 8, 3), (8, 3, 3)):
         q = vbpc.solve(torch.randn(n, h), torch.randn(n, 2))
         assert q.factor.shape == (size, size)
-        assert q.dual == (n <= h)
+        assert (q.features is not None) == (n <= h)
 
 
 def test_dual_is_primal() -> None:
@@ -86,7 +86,7 @@ def test_dual_is_primal() -> None:
     primal = vbpc.solve(
         torch.cat([features, torch.zeros(5, 6).double()]), torch.cat([labels, torch.ones(5, 3).double()]), beta=4.0
     )
-    assert dual.dual and not primal.dual
+    assert dual.features is not None and primal.features is None
     torch.testing.assert_close(dual.mean, primal.mean)
     torch.testing.assert_close(dual.kl(), primal.kl())
     for ours, theirs in zip(dual.logit_moments(test), primal.logit_moments(test), strict=True):
