@@ -251,6 +251,31 @@ class Cliff(Regression):
         return loss + (self.bias - self.bias.detach()).sqrt()
 
 
+class BesideAnother(Regression):
+    """A loss through a leaf that is not descended, and that leaves one of those that are out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.unused = torch.ones(()).requires_grad_(), torch.ones(2).requires_grad_()
+
+    def parameters(self) -> list[Tensor]:
+        return [*super().parameters(), self.unused]
+
+    def loss(self, step: int) -> Tensor:
+        return self.other * super().loss(step)
+
+
+@optimisers
+def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
+    alone, beside = Regression(), BesideAnother()
+    for task in (alone, beside):
+        descend(task, config, STEPS, Silent())
+    assert beside.other.grad is None
+    assert torch.equal(beside.unused.detach(), torch.ones(2))
+    assert torch.equal(beside.weight, alone.weight)
+    assert torch.equal(beside.bias, alone.bias)
+
+
 def test_a_matrix_without_a_factor_is_divergence() -> None:
     with pytest.raises(
         Diverged, match=r"^a matrix became singular, NaN or infinite at step 3: lower the learning rate"

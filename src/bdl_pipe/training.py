@@ -123,7 +123,7 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
             mean = parallel.mean(loss.detach())  # of all ranks, so that all stop together
             if not torch.isfinite(mean):
                 raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
-            loss.backward()
+            loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
             parallel.average(task.parameters())
             if config.clip is not None:
                 task.clip(config.clip)
