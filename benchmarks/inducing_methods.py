@@ -30,6 +30,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bdl_pipe import networks
+from bdl_pipe.errors import Diverged
 from bdl_pipe.inducing import Bayesian, bayesianize, outputs
 from bdl_pipe.inducing.config import Kind
 from bdl_pipe.networks import MlpConfig
@@ -109,7 +110,7 @@ def descend(
             slope = slope or traced(losses[0], x, y, plain, noise)
             gradients, loss = slope(plain, noise)
         if not torch.isfinite(loss).all():
-            raise FloatingPointError(f"the loss became {loss.tolist()} at step {step}")
+            raise Diverged(f"the loss became {loss.tolist()} at step {step}")
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
         optimiser.step()

@@ -65,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
     predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
     predict.add_argument("--member", type=int, default=0, help="of a run with several members")
+    predict.add_argument(
+        "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
+    )
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
     ui = verbs.add_parser("ui", help="the tracking page, on this project's store")

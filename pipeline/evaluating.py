@@ -16,7 +16,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepare
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Fitted, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
@@ -131,7 +131,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
         for member in range(row.entry.members):
             state = f"state-{split}-{member}"
             shared[state] = student.state(f"{split}-{member}")
-            rng = Seed(params.seed).fold("evaluate", row.key, split, member)
+            rng = prediction_address(params.seed, row.key, split, member)
             for corruption in (None, *corruptions):
                 question = Question(split, member, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)

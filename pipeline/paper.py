@@ -51,7 +51,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        return f"{self.table.paper}-{self.table.source}" + self.suffix
+        return self.table.tree + self.suffix
 
     @property
     def root(self) -> Path:

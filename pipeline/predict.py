@@ -3,18 +3,17 @@
 import argparse
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
-from bdl_pipe.posterior import Fitted
-from bdl_pipe.registry import load_fitted
-from bdl_pipe.seeds import Seed
+from bdl_pipe.registry import load_fitted, stored_address
 
-STUDENTS: Final = Path("work/student")
-BATCH: Final = 1000
+from . import papers
+from .core import places
+from .core.settings import Settings, require_device
 
 
 def main(args: argparse.Namespace) -> int:
@@ -25,35 +24,32 @@ def main(args: argparse.Namespace) -> int:
     """
     from bdl_pipe.data.new_inputs import new_inputs
 
-    student = _student(args.run)
-    split, member = vars(args).get("split", 0), vars(args).get("member", 0)
-    fitted = load_fitted(student, split, member, os.environ.get("BDL_DEVICE") or "cpu")
+    device = Settings.read().device
+    require_device(device)
+    student = _student(args.run, args.paper)
+    fitted = load_fitted(student, args.split, args.member, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     given, output = Path(args.input), Path(args.output)
     inputs = new_inputs(given, schema)
     names = _names(given, len(inputs))
-    table = {"row" if names is None else "file": names or np.arange(len(inputs)), **predict(fitted, inputs, schema)}
+    batches = fitted.batches(inputs, rng=stored_address(student, args.split, args.member), device=device)
+    predictions = summary.table(batches, schema["classes"] or schema["targets"])
+    table = {"row" if names is None else "file": names or np.arange(len(inputs)), **predictions}
     _write(output, table)
     print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
     return 0
 
 
-def predict(fitted: Fitted, inputs: np.ndarray, schema: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Columns of the predictive of raw ``inputs``, see ``bdl_pipe.summary``."""
-    names = schema["classes"] or schema["targets"]
-    device, parts = os.environ.get("BDL_DEVICE") or "cpu", []
-    for start in range(0, len(inputs), BATCH):
-        rng = Seed(0).fold("predict", start)
-        predictive = fitted.predict(inputs[start : start + BATCH], rng=rng, device=device)
-        parts.append(summary.columns(predictive, names))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _student(run: str) -> Path:
-    if (STUDENTS / run / artifacts.MANIFEST).is_file():
-        return STUDENTS / run
-    known = sorted(p.parent.name for p in STUDENTS.glob(f"*/{artifacts.MANIFEST}"))
-    hint = f"fitted: {', '.join(known)}" if known else "nothing is fitted yet; make repro"
+def _student(run: str, paper: str | None) -> Path:
+    """The artifact of a row of runs: of params.yaml, or of the params file of a paper's table."""
+    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+    with places.rooted(root):
+        student = places.artifact("student", run)
+    if (student / artifacts.MANIFEST).is_file():
+        return student
+    known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
+    make = f"python -m pipeline paper {paper}" if paper else "make repro"
+    hint = f"fitted: {', '.join(known)}" if known else f"nothing is fitted yet; {make}"
     raise UserError(f"{run}: is not a fitted run ({hint})")
 
 

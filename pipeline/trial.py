@@ -17,7 +17,8 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.errors import Diverged
+from bdl_pipe.posterior import Fitted, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
@@ -28,7 +29,6 @@ MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
-_BATCH: Final = 1000
 _FILE: Final = "checkpoint.safetensors"
 
 
@@ -73,6 +73,11 @@ class Chain:
     def address(self, row: Row) -> Seed:
         """The same in every trial of a member: they differ by their numbers alone."""
         return Seed(self.seed).fold(self.verb, row.kind, row.key, 0, self.member)
+
+    @property
+    def predictions(self) -> Seed:
+        """The address of the run's predictions."""
+        return prediction_address(self.seed, self.rows[-1].key, 0, self.member)
 
     def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
         merged = config.merge(config.to_mapping(row.config), overlay)
@@ -127,27 +132,28 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: S
     def score(checkpoint: State) -> dict[str, float]:
         assert first.room.peek is not None
         made = first.room.peek(checkpoint, data, chain.inputs(upstream), configs[0], rng=chain.address(first))
-        return {METRIC: validation_nll(chain.finish(made, data, configs), data, chain.seed)}
+        return {METRIC: validation_nll(chain.finish(made, data, configs), data, chain.predictions)}
 
     try:
         made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None))
-        nll = validation_nll(chain.finish(made, data, configs), data, chain.seed)
-    except FloatingPointError:
+        nll = validation_nll(chain.finish(made, data, configs), data, chain.predictions)
+    except Diverged:
         nll = DIVERGED
     tune.report({METRIC: nll, TIME: MILESTONES})
 
 
-def validation_nll(state: State, data: FitData, seed: int) -> float:
-    """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units."""
+def validation_nll(state: State, data: FitData, rng: Seed) -> float:
+    """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
     fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
-    total, rows = 0.0, data.validation
-    for start in range(0, len(rows), _BATCH):
-        part = slice(start, start + _BATCH)
-        rng = Seed(seed).fold("tune", "validation", start)
-        predictive = fitted.predict(rows.inputs[part], rng=rng, device=data.device)
-        targets = torch.tensor(rows.targets[part], device=data.device)
+    total, validation = 0.0, data.validation
+    for rows, predictive in fitted.batches(validation.inputs, rng=rng, device=data.device):
+        targets = torch.tensor(validation.targets[rows], device=data.device)
         total -= float(predictive.log_prob(targets).double().sum())
-    nll = total / len(rows)
+    nll = total / len(validation)
     return min(nll, DIVERGED) if nll == nll else DIVERGED
 
 

@@ -14,7 +14,7 @@ from bdl_pipe import config, evaluation
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
@@ -237,7 +237,7 @@ def test_cost_counts_what_is_stored() -> None:
 def test_predictions_that_are_not_finite_are_refused() -> None:
     _, split, _ = classes(draws=1)
     broken = Fitted(Linear(torch.full((1, 2, 3), torch.nan)), PLAIN)
-    with pytest.raises(UserError, match="must be finite"):
+    with pytest.raises(Diverged, match="must be finite"):
         evaluation.score_clean(broken, split, SETTINGS, Seed(0))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.config import read
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import Descent, OptimiserConfig, descend, learning_rate, make_optimiser
@@ -231,8 +231,61 @@ def test_one_cycle_starts_and_peaks_where_torchs_one_cycle_does() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run() -> None:
-    with pytest.raises(FloatingPointError, match=r"^the loss became (nan|inf) at step \d+: lower the learning rate$"):
+    with pytest.raises(Diverged, match=r"^the loss became (nan|inf) at step \d+: lower the learning rate$"):
         descend(Regression(), OptimiserConfig("sgd", 1e6), 100, Silent())
+
+
+class Cliff(Regression):
+    """A loss whose slope at one step is infinite, or whose matrix has no factor there."""
+
+    def __init__(self, step: int, factor: bool) -> None:
+        super().__init__()
+        self._step, self._factor = step, factor
+
+    def loss(self, step: int) -> Tensor:
+        loss = super().loss(step)
+        if step != self._step:
+            return loss
+        if self._factor:
+            return loss + torch.linalg.cholesky(self.bias * torch.ones(2, 2) - torch.eye(2)).sum()
+        return loss + (self.bias - self.bias.detach()).sqrt()
+
+
+class BesideAnother(Regression):
+    """A loss through a leaf that is not descended, and that leaves one of those that are out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.unused = torch.ones(()).requires_grad_(), torch.ones(2).requires_grad_()
+
+    def parameters(self) -> list[Tensor]:
+        return [*super().parameters(), self.unused]
+
+    def loss(self, step: int) -> Tensor:
+        return self.other * super().loss(step)
+
+
+@optimisers
+def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
+    alone, beside = Regression(), BesideAnother()
+    for task in (alone, beside):
+        descend(task, config, STEPS, Silent())
+    assert beside.other.grad is None
+    assert torch.equal(beside.unused.detach(), torch.ones(2))
+    assert torch.equal(beside.weight, alone.weight)
+    assert torch.equal(beside.bias, alone.bias)
+
+
+def test_a_matrix_without_a_factor_is_divergence() -> None:
+    with pytest.raises(
+        Diverged, match=r"^a matrix became singular, NaN or infinite at step 3: lower the learning rate"
+    ):
+        descend(Cliff(3, factor=True), OPTIMISERS[3], 5, Silent())
+
+
+def test_a_last_step_that_leaves_no_numbers_is_divergence() -> None:
+    with pytest.raises(Diverged, match=r"^a parameter became NaN or infinite in the last step"):
+        descend(Cliff(4, factor=False), OPTIMISERS[3], 5, Silent())
 
 
 def test_every_step_is_reported_once() -> None:

@@ -109,6 +109,11 @@ class PaperTable:
         return _source(self.table, self.names)
 
     @property
+    def tree(self) -> str:
+        """The folder of its artifacts below ``work/paper``."""
+        return f"{self.paper}-{self.source}"
+
+    @property
     def folder(self) -> str:
         """Of ``results/``."""
         return self.names.results or self.paper

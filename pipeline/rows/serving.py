@@ -13,8 +13,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
-from bdl_pipe.registry import load_fitted
-from bdl_pipe.seeds import Seed
+from bdl_pipe.registry import load_fitted, stored_address
 
 
 class FittedPosterior(PythonModel):
@@ -23,14 +22,14 @@ class FittedPosterior(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         student = Path(context.artifacts["student"])
         self.schema = json.loads((student / "schema.json").read_text())
-        self.fitted = load_fitted(student)
+        self.fitted, self.rng = load_fitted(student), stored_address(student)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """``model_input`` is an array for images: MLflow takes no union here, and warns without a hint."""
         if isinstance(model_input, pd.DataFrame):
             model_input = model_input[self.schema["features"]].to_numpy(np.float64)
-        predictive = self.fitted.predict(np.asarray(model_input), rng=Seed(0))
-        return pd.DataFrame(summary.columns(predictive, self.schema["classes"] or self.schema["targets"]))
+        batches = self.fitted.batches(np.asarray(model_input), rng=self.rng)
+        return pd.DataFrame(summary.table(batches, self.schema["classes"] or self.schema["targets"]))
 
 
 set_model(FittedPosterior())

@@ -204,7 +204,7 @@ def _publish(
     place: Path, row: Row, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
 ) -> None:
     places.sweep(place)
-    with artifacts.publish(place, row.kind, about=about) as folder:
+    with artifacts.publish(place, row.kind, about={**about, "run": row.key}) as folder:
         for name, made in done.items():
             artifacts.write_state(folder / name, made.result)
         if row.kind == "student":

@@ -9,11 +9,9 @@ import torch
 from bdl_pipe import evaluation
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import UserError
+from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
-from bdl_pipe.registry import posterior_of
-from bdl_pipe.seeds import Seed
 
 from ..trial import MILESTONES, TIME, Chain, Milestones
 from . import SEED, numbers
@@ -35,17 +33,18 @@ def trial(
     try:
         made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
         scores = validation_scores(chain.finish(made, data, configs), data, evaluate, chain)
-    except FloatingPointError:
+    except Diverged:
         scores = {}
     tune.report({**scores, TIME: MILESTONES})
 
 
 def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:
-    """The metrics of the validation rows, in the targets' own units; none where a prediction is not finite."""
+    """The metrics of the validation rows, in the targets' own units.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
     fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
-    rng = Seed(chain.seed).fold(chain.verb, "validation", chain.member)
-    try:
-        found = evaluation.score_clean(fitted, data.validation, replace(evaluate, joint_pairs=0), rng, data.device)
-    except UserError:
-        return {}
+    config = replace(evaluate, joint_pairs=0)
+    found = evaluation.score_clean(fitted, data.validation, config, chain.predictions, data.device)
     return {name: value for name, (value, _) in found.metrics.items()}

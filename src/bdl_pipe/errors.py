@@ -48,6 +48,10 @@ class DataError(UserError):
     """A data set whose files, columns, rows, labels, shapes or values are wrong."""
 
 
+class Diverged(UserError):
+    """A fit whose loss, weights or predictions became NaN or infinite. A search takes it as a bad trial and goes on."""
+
+
 class ArtifactError(UserError):
     """An artifact that is missing, truncated, altered or of another schema version."""
 

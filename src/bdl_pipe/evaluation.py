@@ -1,14 +1,10 @@
 """Scores of a fitted posterior: on test rows, on shifted rows, against other data, and its cost.
 
 Pure functions of a :class:`~bdl_pipe.posterior.Fitted` and a split; who runs them, and in how many
-processes, is not their business. Rows are predicted in their order, in near-equal batches of at most
-``EvaluateConfig.batch``, so that a posterior that looks at its batch answers the same every time;
-every batch gets the same ``rng``, so that draw s is the same network in all of them.
+processes, is not their business. Rows are predicted by ``Fitted.batches``, of ``EvaluateConfig.batch``.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +14,7 @@ from torch import Tensor
 from . import metrics
 from .data.fitdata import Split
 from .data.transform import Transform
-from .errors import UserError, require
+from .errors import require
 from .metrics import cost
 from .posterior import Fitted
 from .predictive import Categorical, Continuous, Predictive
@@ -97,10 +93,10 @@ def score_clean(
     ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
 
     Raises:
-        UserError: a prediction is not finite.
+        Diverged: a prediction is not finite.
     """
     seen = _Collected()
-    for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
+    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
         targets = torch.tensor(split.targets[rows], device=device)
         for name, values in familiarity(predictive).items():
             seen.known.setdefault(name, []).append(values)
@@ -128,7 +124,7 @@ def score_shifted(
     (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
     seen = _Collected()
-    for rows, predictive in predict(fitted, split.inputs, config.batch, rng, device):
+    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
         assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
         _common(seen, predictive, torch.tensor(split.targets[rows], device=device), config)
     return _values(seen)
@@ -148,7 +144,7 @@ def score_ood(
     ``_mutual_information`` (classes, several draws), ``_feature_density`` and ``_refit_density`` (classes,
     where the method has them) or ``_variance`` (regression); n counts both sets.
     """
-    parts = [familiarity(predictive) for _, predictive in predict(fitted, inputs, config.batch, rng, device)]
+    parts = [familiarity(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
     found: Scores = {}
     for name, known in in_scores.items():
         other = np.concatenate([part[name] for part in parts])
@@ -191,7 +187,7 @@ def measure_cost(
     state, inputs = fitted.posterior.state(), inputs[: 2 * config.batch]
 
     def once() -> None:
-        for _ in predict(fitted, inputs, config.batch, rng, device):
+        for _ in fitted.batches(inputs, config.batch, rng=rng, device=device):
             pass
 
     taken = cost.seconds(once, device)
@@ -200,20 +196,6 @@ def measure_cost(
         "bytes": (float(cost.stored_bytes(state)), 1),
         "seconds_per_1000": (1000 * taken / len(inputs), len(inputs)),
     }
-
-
-def predict(
-    fitted: Fitted, inputs: np.ndarray, batch: int, rng: Seed, device: torch.device | str = "cpu"
-) -> Iterator[tuple[slice, Predictive]]:
-    """The predictive of each batch of raw rows, in order, with the rows that it is of."""
-    count = -(-len(inputs) // batch)  # batches, of sizes that differ by at most one
-    edges = np.linspace(0, len(inputs), count + 1).astype(int)
-    for start, stop in pairwise(edges):
-        rows = slice(int(start), int(stop))
-        predictive = fitted.predict(inputs[rows], rng=rng.fold("predict"), device=device)
-        if not bool(torch.isfinite(predictive.mean).all()):
-            raise UserError("the posterior's predictions must be finite: its fit diverged, make it again")
-        yield rows, predictive
 
 
 def _common(seen: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:

@@ -50,7 +50,7 @@ def learn(
         keep: what is left of the epochs' ends, and how many epochs are run beyond the chosen number.
 
     Raises:
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     members = range(len(data))
     builds = [build] * len(data) if callable(build) else list(build)

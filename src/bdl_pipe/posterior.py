@@ -4,9 +4,12 @@ A posterior's state is named tensors plus a JSON-able config; it is read back on
 training data at hand. Regression posteriors answer in *standardised* units: ``Fitted`` undoes that.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from itertools import pairwise
+from typing import Any, Final, Literal, Protocol, final, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,10 +19,12 @@ from . import networks
 from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
+from .errors import Diverged
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
 
 Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
+_BATCH: Final = 1000  # rows in one forward pass
 
 
 @runtime_checkable
@@ -132,3 +137,27 @@ class Fitted:
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
         return predictive.rescale(self.transform.shift, self.transform.scale)
+
+    def batches(
+        self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
+    ) -> Iterator[tuple[slice, Predictive]]:
+        """The predictive of each batch of raw rows, in order, with the rows that it is of.
+
+        Sizes are at most ``batch`` and differ by at most one, so that a posterior that looks at its batch answers the
+        same every time. Every batch has the same address, so that draw s is the same network in all of them.
+
+        Raises:
+            Diverged: a prediction is not finite.
+        """
+        count = max(1, -(-len(raw) // batch))
+        for start, stop in pairwise(np.linspace(0, len(raw), count + 1).astype(int)):
+            rows = slice(int(start), int(stop))
+            predictive = self.predict(raw[rows], rng=rng.fold("predict"), device=device)
+            if not bool(torch.isfinite(predictive.mean).all()):
+                raise Diverged("the posterior's predictions must be finite: its fit diverged, make it again")
+            yield rows, predictive
+
+
+def prediction_address(seed: int, run: str, split: int, member: int) -> Seed:
+    """The address of a fitted posterior's draws: one for its scores, new rows, searches and the served model."""
+    return Seed(seed).fold("evaluate", run, split, member)

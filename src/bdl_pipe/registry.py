@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does with
     from .artifacts import State
     from .method import Method
     from .posterior import Fitted, Posterior
+    from .seeds import Seed
 
 T = TypeVar("T")
 
@@ -102,6 +103,21 @@ POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
         "ciber_second": "collapsed.regression:CiberSecondPosterior",
     }
 )
+
+
+def stored_address(path: Path, split: int = 0, member: int = 0) -> "Seed":
+    """The address of the predictions of a member of a student artifact, the one that its scores are at.
+
+    Raises:
+        ArtifactError: the folder is not a whole student artifact, or does not say which run of which seed it is of.
+    """
+    from . import artifacts
+    from .posterior import prediction_address
+
+    about = artifacts.load(path, "student", verify=False).manifest["about"]
+    if not {"seed", "run"} <= about.keys():
+        raise ArtifactError(f"{path}: must say its seed and its run; make it again")
+    return prediction_address(about["seed"], about["run"], split, member)
 
 
 def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> "Fitted":

@@ -40,7 +40,7 @@ def learn_from(
     Raises:
         ConfigError: the trajectory is of another network, or epochs are to be chosen on validation rows,
             which a trajectory of the final fit has been trained on.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     starts = [last_snapshot(i, network, config, d) for d, i in zip(data, inputs, strict=True)]
     return learn([partial(build, start) for start in starts], data, config, rngs=rngs, report=report)

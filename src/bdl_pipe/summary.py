@@ -6,7 +6,7 @@ the draws' means) and the central 90 % interval ``lower``, ``upper``, the quanti
 of draws, not of one Gaussian of its moments; with several outputs each name ends in ``_<target>``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,12 @@ from torch import Tensor
 from .predictive import Categorical, Continuous, Predictive
 
 COVERAGE: Final = 0.9
+
+
+def table(batches: Iterable[tuple[slice, Predictive]], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """:func:`columns` of all rows, from the predictives of their batches (``Fitted.batches``)."""
+    parts = [columns(predictive, names) for _, predictive in batches]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def columns(predictive: Predictive, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import parallel
 from .artifacts import State
-from .errors import require
+from .errors import Diverged, require
 from .progress import Report
 
 
@@ -108,30 +108,35 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
     """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
 
     Raises:
-        FloatingPointError: the loss became NaN or infinite.
+        Diverged: the loss or a parameter became NaN or infinite, or a matrix behind the loss has no factor.
     """
     optimiser = make_optimiser(task.parameters(), config, task.undecayed())
     start, first = resume(task, optimiser, report), parallel.world()[0] == 0
-    for step in range(start, steps):
-        if task.finished():
-            break
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(config, step, steps)
-        optimiser.zero_grad(set_to_none=True)
-        loss = task.loss(step)
-        mean = parallel.mean(loss.detach())  # of all ranks, so that all stop together
-        if not torch.isfinite(mean):
-            raise FloatingPointError(f"the loss became {mean.item()} at step {step}: lower the learning rate")
-        loss.backward()
-        parallel.average(task.parameters())
-        if config.clip is not None:
-            task.clip(config.clip)
-        optimiser.step()
-        metrics = task.after(step, mean)
-        if first:
-            report(step + 1, steps, metrics)
-        if first and report.due():
-            report.save(checkpoint(task, optimiser, step + 1))
+    try:
+        for step in range(start, steps):
+            if task.finished():
+                break
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(config, step, steps)
+            optimiser.zero_grad(set_to_none=True)
+            loss = task.loss(step)
+            mean = parallel.mean(loss.detach())  # of all ranks, so that all stop together
+            if not torch.isfinite(mean):
+                raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
+            loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
+            parallel.average(task.parameters())
+            if config.clip is not None:
+                task.clip(config.clip)
+            optimiser.step()
+            metrics = task.after(step, mean)
+            if first:
+                report(step + 1, steps, metrics)
+            if first and report.due():
+                report.save(checkpoint(task, optimiser, step + 1))
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged(f"a matrix became singular, NaN or infinite at step {step}: lower the learning rate") from error
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in task.parameters()):
+        raise Diverged("a parameter became NaN or infinite in the last step: lower the learning rate")
 
 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:

@@ -12,7 +12,14 @@ from torch.distributions import Categorical, Normal
 from bdl_pipe import networks
 from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.networks import (
+    ConvNetConfig,
+    MlpConfig,
+    NetworkConfig,
+    PreResNetConfig,
+    ResNetConfig,
+    WideResNetConfig,
+)
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import DECAYED, LEARN, fitted
 
@@ -44,6 +51,33 @@ def by_hand(made: Dropout, inputs: Tensor, one: Tensor, two: Tensor) -> Tensor:
     for layer, mask in (("trunk.1", one), ("trunk.3", two)):
         inputs = (inputs @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]).clamp_min(0) * mask / kept
     return inputs @ state["head.weight"].T + state["head.bias"]
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh"])
+def test_there_is_a_mask_after_every_activation(activation: str) -> None:
+    made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6, 5), activation)))  # type: ignore[arg-type]
+    inputs, masks = rows(7, 3), masks_of(made, 7)
+    assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 6), "4": (7, 5)}
+    state, kept, hidden = made.network.state_dict(), 1 - CONFIG.rate, inputs
+    of = {"relu": torch.relu, "leaky_relu": torch.nn.LeakyReLU(), "tanh": torch.tanh}[activation]
+    for layer, mask in (("trunk.1", masks["2"]), ("trunk.3", masks["4"])):
+        hidden = of(hidden @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]) * mask / kept
+    expected = hidden @ state["head.weight"].T + state["head.bias"]
+    torch.testing.assert_close(made.outputs(inputs, masks), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "block"),
+    [
+        (ResNetConfig("resnet", 18), "stem"),
+        (WideResNetConfig("wide_resnet", 10, 1), "group0_block0"),
+        (PreResNetConfig("preresnet", 11), "group0_block0"),
+    ],
+    ids=["resnet", "wide_resnet", "preresnet"],
+)
+def test_a_network_whose_blocks_hide_activations_is_refused(network: NetworkConfig, block: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^network\.name must be of a network whose .* has blocks: {block}, "):
+        of_images(dataclasses.replace(CONFIG, network=network))
 
 
 def test_the_loss_of_regression_is_the_formula() -> None:

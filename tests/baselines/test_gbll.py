@@ -17,7 +17,7 @@ from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
 from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData, Split
-from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -256,5 +256,5 @@ def test_what_is_refused() -> None:
     for key in ("prior_variance", "noise_variance", "epochs", "derivative_variance"):
         with pytest.raises(ConfigError, match=rf"^ldgbll\.{key} must be > 0"):
             config_of(LDGBLL, **{key: 0})
-    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+    with pytest.raises(Diverged, match="lower the learning rate"):
         fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "rate": 1e30})

@@ -9,6 +9,7 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import read_state, write_state
 from bdl_pipe.coresets import methods
 from bdl_pipe.coresets.posterior import VbpcPosterior
+from bdl_pipe.coresets.select import Coreset, balanced
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
@@ -41,6 +42,21 @@ def test_it_keeps_no_square_of_the_width(coreset: dict[str, list]) -> None:
     assert tensors["head.factor"].shape == (6, 6)
     assert tensors["head.features"].shape == (6, 32)
     assert not any(t.shape == (32, 32) for t in tensors.values())
+
+
+@pytest.mark.parametrize(("ipc", "stored"), [(2, {"mean", "factor", "features"}), (12, {"mean", "factor"})])
+def test_the_head_keeps_what_a_prediction_reads(ipc: int, stored: set[str]) -> None:
+    """3·ipc rows of 32 features; where there are more rows than features, Φ is in the factor."""
+    settings = config.read(methods.VbpcConfig, config.merge(tiny_vbpc(), {"ipc": ipc}), "methods.vbpc")
+    chosen = balanced(DATA, ipc, 1.0, rng=Seed(0)).state(DATA, {})
+    state = methods.fit(DATA, {"coreset": [chosen]}, settings, rng=Seed(1), report=Silent())
+    assert {k.removeprefix("head.") for k in state.tensors if k.startswith("head.")} == stored
+    inputs, _ = DATA.tensors("validation")
+    again = VbpcPosterior.from_state(state)
+    phi = again.features(inputs)
+    with torch.no_grad():
+        expected = settings.head.solve(again._network, Coreset.from_state(chosen).images, chosen.tensors["labels"])
+    torch.testing.assert_close(again.predict(inputs).log_probs, expected.predict(phi).log_probs)
 
 
 def test_one_row_alone_is_predicted_as_in_a_batch(coreset: dict[str, list]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from bdl_pipe.coresets import vbpc
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, Diverged
 
 RHO, GAMMA, BETA = 2.5, 30.0, 7.0
 SIZES = [(4, 9, 3), (9, 4, 3), (6, 6, 2), (1, 5, 10)]  # rows, features, classes: dual, primal, square, one row
@@ -75,7 +75,7 @@ def test_the_sizes_of_the_factor() -> None:
     for n, h, size in ((3, 8, 3), (8, 3, 3)):
         q = vbpc.solve(torch.randn(n, h), torch.randn(n, 2))
         assert q.factor.shape == (size, size)
-        assert q.dual == (n <= h)
+        assert (q.features is not None) == (n <= h)
 
 
 def test_dual_is_primal() -> None:
@@ -86,7 +86,7 @@ def test_dual_is_primal() -> None:
     primal = vbpc.solve(
         torch.cat([features, torch.zeros(5, 6).double()]), torch.cat([labels, torch.ones(5, 3).double()]), beta=4.0
     )
-    assert dual.dual and not primal.dual
+    assert dual.features is not None and primal.features is None
     torch.testing.assert_close(dual.mean, primal.mean)
     torch.testing.assert_close(dual.kl(), primal.kl())
     for ours, theirs in zip(dual.logit_moments(test), primal.logit_moments(test), strict=True):
@@ -135,3 +135,10 @@ def test_float32_survives_a_degenerate_coreset() -> None:
 def test_refuses_what_is_not_positive(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be > 0, got -1.0"):
         vbpc.solve(torch.randn(2, 3), torch.randn(2, 2), **{name: -1.0})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize(("n", "h"), [(2, 3), (3, 2)], ids=["dual", "primal"])
+def test_features_of_a_diverged_network_are_refused(n: int, h: int, value: float) -> None:
+    with pytest.raises(Diverged, match=r"^the coreset's features became NaN or too large: lower the learning rate$"):
+        vbpc.solve(torch.full((n, h), value), torch.ones(n, 2))

@@ -17,7 +17,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.data import prepare
 from bdl_pipe.data.config import DatasetConfig, ImageFolder, Table
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.methods import load_fitted
+from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
 from pipeline.report import tables
 from tests.pipeline import fitted_cases, report_cases

@@ -11,7 +11,7 @@ import yaml
 
 from bdl_pipe import config
 from bdl_pipe.errors import brief
-from bdl_pipe.methods import METHODS
+from bdl_pipe.registry import METHODS
 from pipeline.core import params
 
 from .judge import Case, cases, judge

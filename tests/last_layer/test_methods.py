@@ -17,7 +17,8 @@ from bdl_pipe.data.splits import uci_splits
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import FeaturesConfig, LastLayerLearner, LastLayerPosterior, LastLayerSpec
-from bdl_pipe.last_layer.methods import G_VBLL, VBLL, VBLL_BNN
+from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, _finish
+from bdl_pipe.learner import Learned
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -130,6 +131,18 @@ def test_a_refit_changes_the_density_and_not_the_classes(tiny_images: FitData) -
         expected = plain.learner.layer.refit_noise([(features, labels)]).log_density(features)
     torch.testing.assert_close(after.refit_log_density, expected, atol=1e-2, rtol=1e-4)
     assert (before.log_density - after.refit_log_density).abs().max() > 1.0
+
+
+def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
+    """Of equal weights and variational features: other seeds draw other features, equal ones the same."""
+    section = CONFIGS["g_vbll_bnn", "classification"]
+    state = fitted(G_VBLL_BNN, tiny_images, layer={**section["layer"], "refit": True})
+    spec = read(LastLayerSpec, state.config["spec"], "spec")
+    weights = {k: v for k, v in state.tensors.items() if not k.startswith("refit.")}
+    refits = [_finish(spec, tiny_images, Learned([weights], 1, 0.0), rng).tensors for rng in (RNG, Seed(9), Seed(9))]
+    assert torch.equal(refits[0]["refit.mean"], state.tensors["refit.mean"])
+    assert not torch.equal(refits[1]["refit.mean"], refits[0]["refit.mean"])
+    assert torch.equal(refits[2]["refit.mean"], refits[1]["refit.mean"])
 
 
 @pytest.mark.parametrize("name", ["d_vbll", "g_vbll", "d_vbll_bnn"])

@@ -35,7 +35,7 @@ def student(path: Path, task: str = "classification", images: bool = False, draw
         "features": [] if images else FEATURES,
         "targets": ["label" if classes else "price"],
     }
-    with artifacts.publish(path, "student") as folder:
+    with artifacts.publish(path, "student", about={"seed": 0, "run": path.name}) as folder:
         artifacts.write_state(folder / "0-0", posterior.state())
         artifacts.write_state(folder / "transform-0", transform.state())
         (folder / "schema.json").write_text(json.dumps(schema))

@@ -24,7 +24,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    settings = {"split": 0, "member": 0, **more}
+    settings = {"split": 0, "member": 0, "paper": None, **more}
     predict.main(argparse.Namespace(run=run, input=str(given), output="out/made.parquet", **settings))
     return pd.read_parquet("out/made.parquet")
 
@@ -33,9 +33,8 @@ def table(rows=7):
     return pd.DataFrame(np.random.default_rng(0).normal(30, 9, (rows, 2)), columns=FEATURES)
 
 
-def test_classes_of_a_table(project, monkeypatch):
-    monkeypatch.setattr(predict, "BATCH", 3)  # several batches give the same rows
-    place, rows = student(project / "work/student/c"), table()
+def test_classes_of_a_table(project):
+    place, rows = student(project / "work/student/c"), table(2500)  # several batches
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
     made = go("c", "new.csv")
     direct = load_fitted(place).predict(rows.to_numpy(), rng=Seed(0))
@@ -44,7 +43,7 @@ def test_classes_of_a_table(project, monkeypatch):
     assert np.allclose(made["entropy"], direct.entropy().numpy(), atol=1e-6)
     assert np.allclose(made["mutual_information"], direct.mutual_information().numpy(), atol=1e-6)
     assert (made["mutual_information"] > 0).any()
-    assert list(made["row"]) == list(range(7))
+    assert list(made["row"]) == list(range(2500))
 
 
 def test_regression_in_its_own_units(project):

@@ -79,8 +79,9 @@ def test_the_score_is_the_validation_nll_in_original_units(toy):
     (config,) = chain.configs({"inner.shift": 1.5})
     made = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
-    assert trial.validation_nll(made, data, 0) == pytest.approx(gaussian_nll(data.validation.targets, mean), rel=1e-4)
-    assert trial.validation_nll(made, data, 0) != pytest.approx(gaussian_nll(data.train.targets, mean), rel=1e-4)
+    nll = trial.validation_nll(made, data, chain.predictions)
+    assert nll == pytest.approx(gaussian_nll(data.validation.targets, mean), rel=1e-4)
+    assert nll != pytest.approx(gaussian_nll(data.train.targets, mean), rel=1e-4)
 
 
 def test_sampled_numbers_reach_the_searched_method_alone():

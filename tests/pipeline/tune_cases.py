@@ -16,6 +16,7 @@ import yaml
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import Diverged
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -57,7 +58,7 @@ def level(data: FitData, inputs: Inputs, config: LevelConfig, *, rng: Seed, repo
 
 def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, report: Report) -> State:
     if config.inner.shift > NAN_ABOVE:
-        raise FloatingPointError("the loss became nan")
+        raise Diverged("the loss became nan")
     last = report.load()
     start = 0 if last is None else int(last.config["step"])
     if config.log:

@@ -8,6 +8,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal
 from torch.func import functional_call
 
+from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
@@ -181,12 +182,21 @@ def test_a_target_has_no_dropout(task):
         chains.teacher_spec(DATA[task], target)
 
 
-def test_network_specs_that_factorise():
-    assert not chains.factorises(
-        NetworkSpec(ConvNetConfig("convnet", 4, 1, "batch_stats"), (1, 4, 4), 2, "categorical")
-    )
-    assert chains.factorises(NetworkSpec(ConvNetConfig("convnet", 8, 1, "group"), (1, 4, 4), 2, "categorical"))
-    assert chains.factorises(NetworkSpec(VggConfig("vgg", "none", 0.0), (1, 32, 32), 2, "categorical"))
+def test_networks_that_factorise():
+    convnets = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("none", "group", "instance")]
+    for network in (*convnets, VggConfig("vgg", "none", 0.0), MlpConfig("mlp", (4,))):
+        assert chains.factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
     normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
-    for network in (*normal, VggConfig("vgg", "batch", 0.0)):
-        assert not chains.factorises(NetworkSpec(network, (1, 32, 32), 2, "categorical"))
+    tied = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("batch", "batch_stats")]
+    for network in (*normal, *tied, VggConfig("vgg", "batch", 0.0)):
+        assert not chains.factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
+
+
+def test_a_batch_norm_is_seen_in_a_network_of_any_class():
+    for norm in (
+        torch.nn.BatchNorm1d(3),
+        torch.nn.SyncBatchNorm(3),
+        torch.nn.BatchNorm1d(3, track_running_stats=False),
+    ):
+        assert not chains.factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(norm)))
+    assert chains.factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import sgld
 
@@ -178,7 +178,7 @@ def test_bad_numbers_are_named(make, path):
 
 
 def test_divergence_is_said():
-    with pytest.raises(UserError, match="lower step_size"):
+    with pytest.raises(Diverged, match="lower step_size"):
         sgld.sample(
             lambda p: 1e9 * p["w"].square().sum(),
             lambda p, x: (p["w"] * x).sum(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.pca_ess import PCA_ESS, PcaEssConfig, Place, sample, step
@@ -96,7 +96,7 @@ def test_nowhere_is_worse_than_the_level_that_was_drawn() -> None:
 
 
 def test_a_start_without_likelihood_is_an_error() -> None:
-    with pytest.raises(FloatingPointError, match="log-likelihood at the trajectory's mean is nan"):
+    with pytest.raises(Diverged, match="log-likelihood at the trajectory's mean is nan"):
         sample(lambda z: math.nan, CONFIG, rng=Seed(0), report=Silent())
 
 

@@ -83,6 +83,15 @@ def test_the_statistics_are_those_of_the_mean_weights(tiny_images: FitData) -> N
     assert torch.equal(some["head.weight"], made["head.weight"])
 
 
+def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: FitData) -> None:
+    past, some = walk(IMAGES, 4), SwaConfig(batch_norm_rows=40, batch_norm_batch=20)
+    means = [average(tiny_images, past, some, rng=root).tensors["trunk.1.running_mean"] for root in (0, 1)]
+    assert not torch.equal(*means)
+    inputs, other = {"trajectory": [past]}, Seed(0).fold("another member")
+    again = SWA.rooms["student"].make(tiny_images, inputs, some, rng=other, report=Silent())
+    assert torch.equal(again.tensors["trunk.1.running_mean"], means[0])
+
+
 def test_stale_statistics_are_noticed_in_the_predictive(tiny_images: FitData) -> None:
     """A trained network of a mean of unlike weights: by torch's own running statistics, then with old ones."""
     past, (rows, _) = trained(tiny_images), tiny_images.tensors("train")

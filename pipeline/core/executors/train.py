@@ -90,7 +90,7 @@ def _loop(
         shared = dict(zip(task.needs, ray.get(list(parts)), strict=True))
         try:
             done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
-        except (UserError, FloatingPointError) as error:  # the same on every rank, and again if tried again
+        except UserError as error:  # the same on every rank, and again if tried again
             ray.get(hub.leave.remote(task.name, error))
             return
         if first:

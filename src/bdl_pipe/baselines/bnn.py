@@ -146,7 +146,7 @@ def fit(
 
     Raises:
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     spec = BnnSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 

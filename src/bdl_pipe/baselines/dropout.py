@@ -35,7 +35,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..start import Weights, begin, learn_from
 
-_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
+_ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,11 @@ class Dropout(Learner):
     """A network whose activations are masked by masks that the caller draws."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
-        """``start``: weights to start from, in place of fresh ones."""
+        """``start``: weights to start from, in place of fresh ones.
+
+        Raises:
+            ConfigError: the network's activations cannot all be masked.
+        """
         super().__init__()
         self.spec = spec
         config = spec.config
@@ -125,18 +129,25 @@ class Dropout(Learner):
 
 
 def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Place of each activation in the trunk -> how many units or channels it has."""
+    """Place of each activation in the trunk -> how many units or channels it has.
+
+    Raises:
+        ConfigError: the trunk has blocks, inside which no mask can be put after an activation, or has no activation.
+    """
     assert isinstance(trunk, nn.Sequential)
+    blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
+    rule = "must be of a network whose activations are layers of its trunk (mlp, convnet, vgg), a mask after each"
+    require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
     found, rows = {}, torch.zeros(1, *input_shape)
     was_training = trunk.training
     trunk.eval()  # the one row leaves running statistics alone
     with torch.no_grad():
         for place, layer in trunk.named_children():
             rows = layer(rows)
-            if isinstance(layer, _ACTIVATIONS):
+            if type(layer).__module__ == _ACTIVATIONS:
                 found[place] = rows.shape[1]
     trunk.train(was_training)
-    assert found, "a trunk has an activation"
+    require(bool(found), "network.name", "must be of a network with activations")
     return found
 
 
@@ -157,8 +168,9 @@ def fit(
     """A posterior on each of ``data``; weights start at the last snapshot of a trajectory in ``inputs``, if any.
 
     Raises:
-        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
-        FloatingPointError: a loss became NaN or infinite.
+        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it; a network whose
+            activations cannot all be masked.
+        Diverged: a loss became NaN or infinite.
     """
     spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
 

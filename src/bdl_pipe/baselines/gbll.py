@@ -154,7 +154,7 @@ def fit(
 
     Raises:
         DataError: there are more rows than an exact layer can hold.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
     spec, most = TrunkSpec(config.network, data[0].input_shape), max(len(d.train) for d in data)
@@ -164,10 +164,7 @@ def fit(
     def build(rows: FitData, rng: Seed) -> Gbll:
         return learner(config, rows, rng)  # type: ignore[arg-type]
 
-    try:
-        fitted = learn(build, data, how, rngs=rngs, report=report)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise FloatingPointError("the features became NaN or infinite: lower the learning rate") from error
+    fitted = learn(build, data, how, rngs=rngs, report=report)
     return [_finish(spec, build(d, Seed(0)), member) for d, member in zip(data, fitted, strict=True)]
 
 

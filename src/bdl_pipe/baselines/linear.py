@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacfwd, vmap
 
-from ..errors import require
+from ..errors import Diverged, require
 from ..predictive import Gaussian
 
 Variance = float | Float[Tensor, "..."]  # one for all members, or one each [member]
@@ -66,12 +66,15 @@ def posterior(
 
     Raises:
         ConfigError: a variance that is a number is not > 0.
-        torch.linalg.LinAlgError: the features are not finite, or s‖Φ‖²/σ² is beyond the dtype.
+        Diverged: the features are not finite, or s‖Φ‖²/σ² is beyond the dtype.
     """
     prior, noise = _wide("prior_variance", prior_variance, features), _wide("noise_variance", noise_variance, features)
     identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     # of I + (s/σ²)ΦᵀΦ, which has no eigenvalue below 1
-    factor = torch.linalg.cholesky(identity + prior / noise * (features.mT @ features)) / prior.sqrt()
+    try:
+        factor = torch.linalg.cholesky(identity + prior / noise * (features.mT @ features)) / prior.sqrt()
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged("the features became NaN or too large: lower the learning rate") from error
     mean = torch.cholesky_solve(features.mT @ targets / noise, factor)  # [*member, h, o]
     return LinearPosterior(mean, factor, noise[..., 0, 0])
 

@@ -74,7 +74,7 @@ def fit(
 
     Raises:
         DataError: there are more rows than an exact layer can hold.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     spec = TrunkSpec(config.network, data[0].input_shape)
     spec.check_size("map_blr", max(len(d.train) for d in data))

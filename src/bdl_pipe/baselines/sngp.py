@@ -37,7 +37,7 @@ from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
-from ..networks.spectral import bound_spectral_norms
+from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -170,13 +170,14 @@ def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[T
 
 @final
 class SngpPosterior(LearnerPosterior[Sngp]):
-    """A fitted :class:`Sngp` with the factor of Λ."""
+    """A fitted :class:`Sngp` with the factor of Λ; its weights are the bounded ones, so nothing bounds them again."""
 
     key = "sngp"
 
     @staticmethod
     def skeleton(spec: Mapping[str, Any]) -> Sngp:
         learner = Sngp(read(SngpSpec, spec, "spec"), Seed(0))
+        remove_bounds(learner.trunk, keep_values=False)
         learner.factor = torch.zeros(learner.spec.features, learner.spec.features, dtype=torch.float64)
         return learner
 
@@ -187,7 +188,7 @@ def fit(
     """A posterior on each of ``data``; ``inputs`` are not used.
 
     Raises:
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     one = data[0]
     chosen = (config.features, config.length_scale, config.norm_bound, config.ridge)
@@ -197,10 +198,12 @@ def fit(
     for rows, member in zip(data, fitted, strict=True):
         learner = Sngp(spec, Seed(0)).eval()
         learner.load_state_dict(member.state)
+        learner.to(rows.device)
+        remove_bounds(learner.trunk, keep_values=True)
         train, _ = rows.tensors("train", rows.device)
-        factor = precision_factor(learner.to(rows.device), train).cpu()
-        state = posterior_state(SngpPosterior.key, member, {"spec": to_mapping(spec)})
-        states.append(State(state.tensors | {"factor": factor}, state.config))
+        learner.factor = precision_factor(learner, train)
+        about = posterior_state(SngpPosterior.key, member, {"spec": to_mapping(spec)}).config
+        states.append(State({k: v.detach().cpu() for k, v in learner.state_dict().items()}, about))
     return states
 
 

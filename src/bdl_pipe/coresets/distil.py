@@ -155,7 +155,7 @@ def distil(
     """A coreset distilled from ``start``; resumes from ``report.load()`` with the same bits.
 
     Raises:
-        FloatingPointError: the loss became NaN or infinite.
+        Diverged: the loss became NaN or infinite.
     """
     task = Distillation(data, start, network, head, beta_dataset, config, rng=rng)
     optimiser = training.OptimiserConfig("adam", config.rate, "cosine")

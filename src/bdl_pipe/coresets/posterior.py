@@ -1,12 +1,12 @@
 """What predicts from a coreset: a trunk trained on it, and the closed-form posterior of its head.
 
 Lee et al. 2025, algorithm 2: a fresh network, T' Adam steps on S with the Gaussian likelihood, then
-eq. 21 once, then one forward pass a prediction (eq. 25, 31). The state holds Φ, m and the Cholesky
-factor of A (n̂×n̂), never V (h×h).
+eq. 21 once, then one forward pass a prediction (eq. 25, 31). The state holds what that reads: m, the
+Cholesky factor of A (n̂×n̂) and Φ, never V (h×h); where n̂ > h, m and the factor of A (h×h) alone.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -87,9 +87,8 @@ class VbpcPosterior:
         return self.head.predict(self.features(inputs))
 
     def state(self) -> State:
-        tensors = self._network.state_dict() | {
-            f"head.{k}": getattr(self.head, k) for k in ("features", "labels", "mean", "factor")
-        }
+        head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}
+        tensors = self._network.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
         plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
         return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
 
@@ -97,9 +96,9 @@ class VbpcPosterior:
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "VbpcPosterior":
         spec = read(Spec, state.config["spec"], "spec")
         tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
-        head: dict[str, Any] = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
-        trunk = {k: v for k, v in tensors.items() if k.startswith("trunk.")}
-        return cls(spec, trunk, HeadPosterior(**head, rho=spec.rho, ratio=spec.ratio))
+        trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
+        q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
+        return cls(spec, trunk, q)
 
 
 def fit(

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import require
+from ..errors import Diverged, require
 from ..predictive import Categorical
 
 MEAN_FIELD: Final = math.pi / 8  # α of eq. 25
@@ -33,25 +33,18 @@ class HeadPosterior:
     """q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
 
     Attributes:
-        features: Φ [n, h].
-        labels: Ŷ [n, k].
+        features: Φ [n, h] where n <= h (dual); None where n > h (primal): the factor knows all of it.
         mean: m [h, k].
-        factor: lower Cholesky factor of A: [n, n] where n <= h (dual), else [h, h] (primal).
+        factor: lower Cholesky factor of A: [n, n] (dual) or [h, h] (primal).
         rho: precision of the prior.
         ratio: a = γ/(ρβ_S).
     """
 
-    features: Float[Tensor, "n h"]
-    labels: Float[Tensor, "n k"]
+    features: Float[Tensor, "n h"] | None
     mean: Float[Tensor, "h k"]
     factor: Float[Tensor, "m m"]
     rho: float
     ratio: float
-
-    @property
-    def dual(self) -> bool:
-        """Whether A is n×n."""
-        return self.features.shape[0] <= self.features.shape[1]
 
     def kl(self) -> Float[Tensor, ""]:
         """KL[q ‖ p] in nats, constants kept (eq. 28–30).
@@ -59,7 +52,7 @@ class HeadPosterior:
         With V's log-determinant and trace written out, −kh log ρ and −kh cancel exactly:
         ½(k log det A − k tr(A⁻¹(A − I)) + ρ‖m‖²).
         """
-        classes = self.labels.shape[1]
+        classes = self.mean.shape[1]
         log_det = 2 * self.factor.diagonal().log().sum()
         identity = torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
         inverse_root = torch.linalg.solve_triangular(self.factor, identity, upper=False)  # L⁻¹
@@ -98,7 +91,7 @@ def solve(
 
     Raises:
         ConfigError: rho, gamma or beta is not > 0.
-        torch.linalg.LinAlgError: the features are not finite, or beyond that range.
+        Diverged: the features are not finite, or beyond that range.
     """
     temper = float(len(features)) if beta is None else beta
     for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
@@ -107,17 +100,20 @@ def solve(
     ratio = gamma / (rho * temper)
     gram = features @ features.T if n <= h else features.T @ features
     identity = torch.eye(min(n, h), dtype=gram.dtype, device=gram.device)
-    factor = torch.linalg.cholesky(identity + ratio * gram)
+    try:
+        factor = torch.linalg.cholesky(identity + ratio * gram)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged("the coreset's features became NaN or too large: lower the learning rate") from error
     if n <= h:  # m = aΦᵀA⁻¹Ŷ
         mean = ratio * features.T @ torch.cholesky_solve(labels, factor)
     else:  # the push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ
         mean = ratio * torch.cholesky_solve(features.T @ labels, factor)
-    return HeadPosterior(features, labels, mean, factor, rho, ratio)
+    return HeadPosterior(features if n <= h else None, mean, factor, rho, ratio)
 
 
 def variance(
     test_features: Float[Tensor, "b h"],
-    features: Float[Tensor, "n h"],
+    features: Float[Tensor, "n h"] | None,
     factor: Float[Tensor, "m m"],
     *,
     rho: float,
@@ -126,9 +122,9 @@ def variance(
     """φᵀVφ of each test row.
 
     Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that round-off can push below 0: clamped there.
-    Primal: ρ⁻¹‖L⁻¹φ‖², a sum of squares.
+    Primal (``features`` is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
     """
-    if features.shape[0] > features.shape[1]:
+    if features is None:
         return torch.linalg.solve_triangular(factor, test_features.T, upper=False).square().sum(0) / rho
     whitened = torch.linalg.solve_triangular(factor, features @ test_features.T, upper=False)  # L⁻¹Φφ [n, b]
     return (test_features.square().sum(1) - ratio * whitened.square().sum(0)).clamp_min(0) / rho

@@ -86,7 +86,7 @@ def fit(
     Raises:
         ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`fits` is broken.
         UserError: the posterior to prune has been pruned before.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     if config.prune is not None or any(each.get("student") for each in inputs):
         assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"

@@ -81,14 +81,14 @@ def fit(
 
     Raises:
         ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
     first = data[0]
     spec = LastLayerSpec(config.network, first.input_shape, first.outputs, first.task, config.layer, features)
     build = partial(_build, spec)
     fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
-    return [_finish(spec, rows, made) for rows, made in zip(data, fitted, strict=True)]
+    return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
 
 
 def _build(spec: LastLayerSpec, start: Weights | None, data: FitData, rng: Seed) -> LastLayerLearner:
@@ -116,23 +116,23 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
         learner.layer.mean.copy_(start["head.weight"])
 
 
-def _finish(spec: LastLayerSpec, data: FitData, made: Learned) -> State:
+def _finish(spec: LastLayerSpec, data: FitData, made: Learned, rng: Seed) -> State:
     state = posterior_state(LastLayerPosterior.key, made, {"spec": to_mapping(spec)})
     if not spec.refits:
         return state
     learner = spec.build(Seed(0)).to(data.device).eval()
     learner.load_state_dict(made.state)
     assert isinstance(learner.layer, Generative)
-    refit = learner.layer.refit_noise(_training_features(learner, data)).cpu()
+    refit = learner.layer.refit_noise(_training_features(learner, data, rng.fold("refit"))).cpu()
     return State(state.tensors | {f"refit.{k}": v for k, v in refit.state_dict().items()}, state.config)
 
 
 @torch.no_grad()
-def _training_features(learner: LastLayerLearner, data: FitData) -> Iterator[tuple[Tensor, Tensor]]:
+def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
     """φ of the training rows and their labels; of variational features, at one draw a batch."""
     inputs, labels = data.tensors("train", data.device)
     for batch, (x, y) in enumerate(zip(inputs.split(_ROWS), labels.split(_ROWS), strict=True)):
-        yield learner.features(x, batch, Seed(0).fold("refit")), y
+        yield learner.features(x, batch, rng), y
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:

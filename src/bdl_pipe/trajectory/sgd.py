@@ -118,7 +118,7 @@ def fit(
         ConfigError: augmentation of rows that are not images, a variance of classes, more parts than steps, or a
             trajectory of another network or variance; or epochs are to be chosen on validation rows, which a
             trajectory of the final fit has been trained on.
-        FloatingPointError: a loss became NaN or infinite.
+        Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
     require(

@@ -31,13 +31,14 @@ class SwaConfig(BatchNormConfig):
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: Report) -> State:
-    """The mean of the one trajectory in ``inputs``; data only refresh batch normalisation, in an order of one address.
+    """The mean of the one trajectory in ``inputs``; data only refresh batch normalisation, with one choice of rows.
 
     Raises:
         ConfigError: the trajectory has neither moments nor two snapshots.
     """
     (trajectory,) = inputs["trajectory"]
-    snapshots = Snapshots(trajectory, data, config, Seed(0).fold("swa"))
+    rows = Seed(rng.root).fold("swa")  # the root's alone: members differ by their trajectories, not by these rows
+    snapshots = Snapshots(trajectory, data, config, rows)
     made = snapshots.state_at(_mean(snapshots))
     report(1, 1)
     return NetworkDraws.of(snapshots.spec, [made]).state()

@@ -1,0 +1,85 @@
+"""Searches go on past a sample whose fit diverges, whichever part of the method says so."""
+
+from typing import Any
+
+import pytest
+
+from bdl_pipe import config
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
+from pipeline import trial
+from pipeline.core.params import Entry, Row
+from pipeline.core.shell import main
+from pipeline.studies import SEED, point
+from tests.cases import CONFIGS
+
+EVALUATE = EvaluateConfig(calibration_bins=15, batch=1000, joint_pairs=0)
+PLAIN = {"name": "convnet", "width": 4, "blocks": 2, "norm": "none"}
+SEARCHES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # what diverges: (method, task, numbers in place of the smallest case's, a sample that diverges, one that does not)
+    "a chain": ("sgld", "regression", {}, {"target.step_size.value": 1e3}, {"target.step_size.value": 1e-4}),
+    "a coreset": ("vbpc", "classification", {"network": PLAIN}, {"coreset.rate": 1e30}, {"coreset.rate": 1e-2}),
+    "its pool": ("vbpc", "classification", {"network": PLAIN}, {"coreset.pool.rate": 1e30}, {"rho": 2.0}),
+    "its student": ("vbpc", "classification", {"network": PLAIN}, {"student.rate": 1e30}, {"student.rate": 1e-3}),
+    "a network": ("bnn", "regression", {}, {"learn.optimiser.rate": 1e30}, {"learn.optimiser.rate": 1e-3}),
+    "an exact layer": ("gbll", "regression", {}, {"optimiser.rate": 1e30}, {"optimiser.rate": 1e-3}),
+    "inducing weights": ("ffg_u", "regression", {}, {"learn.optimiser.rate": 1e30}, {"learn.optimiser.rate": 1e-3}),
+}
+
+
+def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) -> trial.Chain:
+    """All of the method's own rows, of the smallest case's numbers."""
+    method, rows, below = METHODS[name], list[Row](), "prepare/data"
+    merged = config.merge(CONFIGS[name, task], numbers)
+    for kind in ("teacher", "coreset", "student"):
+        if kind in method.rooms:
+            entry = Entry("data", name, members, below, setting="s")
+            rows.append(Row(kind, "key", entry, method, config.read(method.config, merged, name)))  # type: ignore[arg-type]
+            below = f"{kind}/key"
+    return trial.Chain(tuple(rows), name, seed=0)
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+def test_a_search_scores_what_diverged_and_goes_on(
+    search: Any, tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import tune
+
+    name, task, numbers, diverging, sound = search
+    reported = list[dict[str, float]]()
+    monkeypatch.setattr(tune, "report", lambda metrics, checkpoint=None: reported.append(metrics))
+    monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
+    chain = chain_of(name, task, numbers)
+    for sample in (diverging, sound):
+        trial.trial(sample, chain, tiny[task], [])
+    first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
+    assert first[trial.METRIC] == trial.DIVERGED
+    assert last[trial.METRIC] < 1e4
+    reported.clear()
+    for sample in (diverging, sound):
+        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], [])
+    first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
+    assert first == {trial.TIME: trial.MILESTONES}
+    assert "nll" in last
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+def test_what_diverges_is_one_line_to_the_user(
+    search: Any, tiny: dict[str, FitData], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BDL_EXECUTOR", "inline")
+    name, task, numbers, diverging, _ = search
+    chain = chain_of(name, task, numbers)
+
+    def stage(params: Any, executor: Any, settings: Any) -> None:
+        configs = chain.configs(diverging)
+        chain.finish(chain.make(tiny[task], [], configs, Silent()), tiny[task], configs)
+
+    monkeypatch.setattr("pipeline.core.shell.load", lambda: None)
+    assert main("student", stage, []) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("student: ")
+    assert said.count("\n") == 1
+    assert "lower" in said

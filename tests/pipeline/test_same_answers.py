@@ -1,0 +1,107 @@
+"""One row has one answer: in the scores, in a file of new rows, in a search and from the served model."""
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from mlflow.pyfunc.model import PythonModelContext
+
+from bdl_pipe import artifacts, summary
+from bdl_pipe.data import prepare
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.registry import load_fitted, stored_address
+from pipeline import evaluating, predict, preparing, trial
+from pipeline.core import params
+from pipeline.core.executors.inline import Inline
+from pipeline.core.settings import Settings
+from pipeline.rows import serving, stage
+from tests.cases import CONFIGS
+from tests.pipeline import tune_cases
+
+SETTINGS = Settings(executor="inline")
+SAMPLED = ("bnn", "ffg_u")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of one table, with sampled posteriors that are fitted and evaluated; two members each."""
+    folder, before = tmp_path_factory.mktemp("answers"), Path.cwd()
+    written = yaml.safe_load(tune_cases.PARAMS)
+    run = {"dataset": "toy", "setting": "s", "members": 2, "input": "prepare/toy"}
+    written |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
+    written["methods"] = {method: CONFIGS[method, "regression"] for method in SAMPLED}
+    written["evaluate"]["batch"] = 7
+    (folder / "params.yaml").write_text(yaml.safe_dump(written))
+    x = np.random.default_rng(0).normal(size=80)
+    pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
+    os.chdir(folder)
+    try:
+        loaded = params.load()
+        preparing.prepare_dataset("toy", loaded, Inline(SETTINGS))
+        for key in written["runs"]:
+            stage.fit("student", key, loaded, Inline(SETTINGS), SETTINGS)
+            evaluating.evaluate(key, loaded, Inline(SETTINGS), SETTINGS)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The test rows' inputs; the project is the working directory."""
+    monkeypatch.chdir(fitted)
+    return prepare.load_holdout(Path("work/holdout/toy"), 0).test.inputs
+
+
+def predicted(run: str, inputs: np.ndarray, member: int = 0, paper: str | None = None) -> pd.DataFrame:
+    pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
+    files = {"input": "new.csv", "output": "new.parquet"}
+    predict.main(argparse.Namespace(run=run, split=0, member=member, paper=paper, **files))
+    return pd.read_parquet("new.parquet")
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.ndarray) -> None:
+    run = f"toy-{method}"
+    scored = pd.read_parquet(f"work/evaluate/{run}/predictions.parquet")
+    first, second = (scored[scored["seed"] == member] for member in (0, 1))
+    assert not np.allclose(first["mean"], second["mean"], rtol=1e-4)
+    served = serving.FittedPosterior()
+    served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
+    loaded = params.load()
+    chain = trial.Chain((loaded.row("student", run),), method, loaded.seed)
+    batches = load_fitted(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
+    answers = {
+        "a file": predicted(run, rows),
+        "the served model": served.predict(PythonModelContext({}, {}), pd.DataFrame(rows, columns=["x"])),
+        "a search": summary.table(batches, ["y"]),
+    }
+    for who, columns in answers.items():
+        for name in ("mean", "variance"):
+            np.testing.assert_allclose(columns[name], first[name], rtol=1e-5, err_msg=who)
+    np.testing.assert_allclose(predicted(run, rows, member=1)["mean"], second["mean"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_a_row_is_answered_alike_wherever_it_stands(method: str, rows: np.ndarray) -> None:
+    many = np.concatenate([np.linspace(-2, 2, 2100)[:, None], rows])  # these in the third batch
+    last = predicted(f"toy-{method}", many)["mean"][2100:]
+    np.testing.assert_allclose(last, predicted(f"toy-{method}", rows)["mean"], rtol=1e-5)
+
+
+def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
+    with artifacts.publish(tmp_path / "old", "student", about={"seed": 0}):
+        pass
+    with pytest.raises(ArtifactError, match=r"old: must say its seed and its run; make it again$"):
+        stored_address(tmp_path / "old")
+
+
+def test_a_run_of_a_papers_table_is_found_in_its_own_tree(rows: np.ndarray) -> None:
+    expected, own = predicted("toy-bnn", rows), Path("work/paper/vbll-table2/student/toy-other")
+    own.parent.mkdir(parents=True)
+    own.symlink_to(Path("work/student/toy-bnn").absolute())
+    pd.testing.assert_frame_equal(predicted("toy-other", rows, paper="vbll:table2"), expected)
