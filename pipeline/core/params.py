@@ -28,6 +28,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 }
 FIT_KINDS: Final = get_args(Kind)  # in the order in which one may be made from another
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of Markdown's tables, of HTML or of rich markup
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         require(self.members >= 1, "members", "must be >= 1", self.members)
+        rule = "must be words of letters, digits and . _ - + = % ( ), one space between them"
+        require(_SETTING.fullmatch(self.setting) is not None, "setting", rule, self.setting)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ WRONG = {
     ),
     "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must be a key of letters"),
     "setting above": ("trajectories.b-walk.setting", "small", "trajectories.b-walk.setting is for runs only"),
+    **{
+        f"setting {text!r}": ("runs.b-run.setting", text, "runs.b-run.setting must be words of letters, digits and ")
+        for text in ("a|b", "[red]a[/red]", "a\nb", "a  b", " a", "a ", "<b>", "`a`", "*a*")
+    },
     "no setting": ("runs.b-run.setting", ..., "runs.b-run.setting is missing"),
     "unknown ood": ("datasets.boston.ood", ["mist"], "datasets.boston.ood"),
     "unknown transfer": (
@@ -140,6 +144,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
         read(tmp_path, changed(place, value))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["M=64 (75%)", "ResNet-50 (0.1%)", "width 128 with batch norm", "ipc10", "β_D 1e-3"])
+def test_a_setting_is_a_few_words(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, changed("runs.b-run.setting", text)).row("student", "b-run").entry.setting == text
 
 
 def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
