@@ -46,7 +46,7 @@ class Step:
 def steps(params: Params, runs: Iterable[Row]) -> list[Step]:
     """The stages of ``runs`` and of all that they are made from, each after what it needs."""
     runs = list(runs)
-    needed = dict.fromkeys((row.kind, row.key) for run in runs for row in _chain(params, run))
+    needed = dict.fromkeys((row.kind, row.key) for run in runs for row in params.lineage(run))
     ordered = sorted(needed, key=lambda row: (FIT_KINDS.index(row[0]), list(params.rows).index(row)))
     prepared = dict.fromkeys(run.entry.dataset for run in runs)
     return [
@@ -78,12 +78,6 @@ def bring(step: Step, params: Params, executor: Executor, settings: Settings) ->
     blob = json.dumps(_identity(step, params, settings), sort_keys=True, indent=1).encode()
     write_bytes(_place(step), blob)
     return True
-
-
-def _chain(params: Params, row: Row) -> list[Row]:
-    if row.input_kind == "prepare":
-        return [row]
-    return [*_chain(params, params.row(row.input_kind, row.input_key)), row]
 
 
 def _place(step: Step) -> Path:

@@ -65,11 +65,35 @@ WALK = Method(
         "trajectory": Room(walk, summarise=spread),
         "teacher": Room(walk),
         "coreset": Room(walk),
-        "student": Room(walk, needs=("trajectory", "teacher"), takes="each"),
+        "student": Room(walk, needs={"trajectory": "each"}),
     },
 )
+
+
+def pair(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report: Report) -> State:
+    """What it was given: all trajectories and one coreset."""
+    (coreset,) = inputs["coreset"]
+    trajectories = torch.stack([state.tensors["x"] for state in inputs["trajectory"]])
+    return State({"coreset": coreset.tensors["x"], "trajectories": trajectories}, {"kinds": sorted(inputs)})
+
+
+PAIR = Method(
+    "pair",
+    WalkConfig,
+    ("classification", "regression"),
+    {
+        "coreset": Room(walk, needs={"trajectory": "each"}),
+        "student": Room(pair, needs={"trajectory": "all", "coreset": "turn"}),
+    },
+)
+MAY = Method(
+    "may",
+    WalkConfig,
+    ("classification", "regression"),
+    {"student": Room(walk, needs={"trajectory": "each", "coreset": "each"}, optional=True)},
+)
 ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": Room(walk)})
-REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, ONLY_CLASSES)}
+REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, PAIR, MAY, ONLY_CLASSES)}
 
 
 def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: Report) -> int:

@@ -30,5 +30,5 @@ DETERMINISTIC = Method(
     name="deterministic",
     config=DeterministicConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+    rooms={"student": Room(fit, needs={"trajectory": "each"}, light=True)},
 )

@@ -41,5 +41,5 @@ ENSEMBLE = Method(
     name="ensemble",
     config=EnsembleConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="all", light=True)},
+    rooms={"student": Room(fit, needs={"trajectory": "all"}, light=True)},
 )

@@ -136,7 +136,7 @@ def _training_features(learner: LastLayerLearner, data: FitData) -> Iterator[tup
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    room = Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
+    room = Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)
     search = {
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),

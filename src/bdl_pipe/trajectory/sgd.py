@@ -166,9 +166,7 @@ SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={
-        "trajectory": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
-    },
+    rooms={"trajectory": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),
