@@ -157,9 +157,10 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     tasks = []
     above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in row.sources.items()}
     root = Seed(params.seed).fold(row.kind, row.key)
-    for split in range(params.datasets[row.entry.dataset].splits):
+    splits = range(params.datasets[row.entry.dataset].splits)
+    for split, rows in zip(splits, prepare.load_fits(place, splits, final=True), strict=True):
         data = f"data-{split}"
-        shared[data] = prepare.load_fit(place, split, final=True).on(settings.device)
+        shared[data] = rows.on(settings.device)
         states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
         for named in states.values():
             shared |= named
@@ -197,9 +198,9 @@ def _light(row: Row, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
-    """The members of one split of an input, in their order."""
+    """The members of one split of an input, in their order; their tensors are read where the work is done."""
     names = [f"{split}-{member}" for member in range(above.manifest["about"]["members"])]
-    return {f"{kind}-{name}": above.state(name) for name in names}
+    return {f"{kind}-{name}": above.open(name) for name in names}
 
 
 def _publish(

@@ -271,10 +271,21 @@ def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str,
 def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
     asked = []
-    load = stage.prepare.load_fit
-    monkeypatch.setattr(stage.prepare, "load_fit", lambda *a, **k: asked.append(k) or load(*a, **k))
+    load = stage.prepare.load_fits
+    monkeypatch.setattr(stage.prepare, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
     fit("trajectory", "b-walk")
-    assert asked == [{"final": True}] * 2
+    assert asked == [{"final": True}]
+
+
+def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once a split, of which there are two."""
+    fit("trajectory", "b-walk")
+    hashed = []
+    sha256 = artifacts.sha256
+    monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(path) or sha256(path))
+    shared, tasks = stage._plan(load().row("student", "b-run"), load(), SETTINGS)
+    assert len(tasks) == 4 and sum(key.startswith("data-") for key in shared) == 2
+    assert len(hashed) == len(set(hashed)) > 8
 
 
 @pytest.mark.parametrize(

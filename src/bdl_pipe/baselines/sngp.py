@@ -200,7 +200,7 @@ def fit(
         train, _ = rows.tensors("train", rows.device)
         factor = precision_factor(learner.to(rows.device), train).cpu()
         state = posterior_state(SngpPosterior.key, member, {"spec": to_mapping(spec)})
-        states.append(State(state.tensors | {"factor": factor}, state.config))
+        states.append(State({**state.tensors, "factor": factor}, state.config))
     return states
 
 

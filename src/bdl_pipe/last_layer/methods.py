@@ -124,7 +124,7 @@ def _finish(spec: LastLayerSpec, data: FitData, made: Learned) -> State:
     learner.load_state_dict(made.state)
     assert isinstance(learner.layer, Generative)
     refit = learner.layer.refit_noise(_training_features(learner, data)).cpu()
-    return State(state.tensors | {f"refit.{k}": v for k, v in refit.state_dict().items()}, state.config)
+    return State({**state.tensors, **{f"refit.{k}": v for k, v in refit.state_dict().items()}}, state.config)
 
 
 @torch.no_grad()
