@@ -223,5 +223,5 @@ def test_a_make_checks_its_input_too() -> None:
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
     with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
         room.make(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
-    with pytest.raises(UserError, match="weights must be that of the posterior"):
+    with pytest.raises(UserError, match="input must be a run of ffg_u, got 'fcg_u'"):
         room.make(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())
