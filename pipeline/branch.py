@@ -4,6 +4,7 @@ Every trial fits on the training rows alone, and so does what the method is made
 fit has seen validation rows, so another one is made here, once.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -19,14 +20,14 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Method
+from bdl_pipe.method import Method, taken
 from bdl_pipe.seeds import Seed
 
 from .core import places
 from .core.params import Params, Row, nearest
 from .core.settings import Settings
 from .rows import provenance, stage, tracking
-from .trial import Chain
+from .trial import Chain, Upstream
 
 RECORD: Final = "search.json"
 
@@ -37,7 +38,7 @@ class Branch:
 
     Attributes:
         upstream: rows that are made once before the trials, in order.
-        chain: rows that every trial makes.
+        chain: rows that every trial makes: that one and what is made from it.
     """
 
     method: Method
@@ -79,9 +80,12 @@ def branch_of(params: Params, method: str, dataset: str, run: str | None, verb: 
     if method not in methods:
         raise UserError(f"{method}: is not a method of any row{nearest(method, methods)}")
     rows = _rows(params, method, dataset, run)
-    first = next(i for i, row in enumerate(rows) if row.method.name == method)
-    chain = Chain(rows[first:], method, params.seed, settings.threads, verb)
-    return Branch(methods[method], dataset, rows[:first], chain)
+    chain = [next(row for row in rows if row.method.name == method)]
+    for row in rows[rows.index(chain[0]) + 1 :]:
+        if any((other.kind, other.key) in row.sources.items() for other in chain):
+            chain.append(row)
+    upstream = tuple(row for row in rows if row not in chain)
+    return Branch(methods[method], dataset, upstream, Chain(tuple(chain), method, params.seed, settings.threads, verb))
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
@@ -131,30 +135,48 @@ def finish(folder: Path, identity: str) -> None:
     write_bytes(folder / RECORD, json.dumps({"identity": identity, "finished": True}).encode())
 
 
-def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> list[State]:
+def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
     """What the chain is made from, fitted on training rows alone; kept, so that it is made once."""
     from .core.executors import Task, choose
     from .core.executors.display import Display
     from .core.executors.store import Store
 
-    executor, states, verb = choose(settings), list[State](), branch.chain.verb
+    executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
     prepared = places.artifact("prepare", branch.dataset)
-    below = (*branch.upstream, branch.chain.rows[0])[1:]  # each row's user
-    for row, user in zip(branch.upstream, below, strict=True):
-        about = {"for": verb, **stage.facts(row, params)}
+    counts = _members_needed(branch)
+    for row in branch.upstream:
+        lineage = [stage.facts(above, params) for above in params.lineage(row)[:-1]]
+        about = {"for": verb, "made from": lineage, **stage.facts(row, params)}
         store = Store(places.checkpoints(verb, f"{row.kind}-{row.key}"), stage.identity(about, settings, [prepared]))
         store.open()
-        shared: dict[str, Any] = {"data": data} | {f"input-{i}": state for i, state in enumerate(states)}
+        sources = {kind: made[kind, key] for kind, key in row.sources.items()}
+        shared: dict[str, Any] = {"data": data}
+        shared |= {f"{kind}-{i}": state for kind, states in sources.items() for i, state in enumerate(states)}
         tasks = []
-        for member in range(row.entry.members if user.room.takes == "all" else 1):
-            names = [f"input-{i}" for i in range(len(states))]
-            names = names[member : member + 1] if row.room.takes == "each" else names
+        for member in range(counts[row.kind, row.key]):
+            inputs = {
+                kind: tuple(f"{kind}-{i}" for i in taken(row.room.needs[kind], member, len(states)))
+                for kind, states in sources.items()
+            }
             rng = Seed(params.seed).fold(verb, row.kind, row.key, 0, member)
-            payload = stage.Member(row.room.make, row.config, "data", tuple(names), row.input_kind, rng)
-            tasks.append(Task(str(member), payload, ("data", *names)))
+            payload = stage.Member(row.room.make, row.config, "data", inputs, rng)
+            tasks.append(Task(str(member), payload, ("data", *itertools.chain(*inputs.values()))))
         with Display(f"{row.kind} {row.key}, on training rows alone") as display:
-            states = [d.result for d in executor.map(stage.make, tasks, shared=shared, display=display, store=store)]
-    return states
+            done = executor.map(stage.make, tasks, shared=shared, display=display, store=store)
+        made[row.kind, row.key] = [d.result for d in done]
+    return made
+
+
+def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
+    """How many members of each upstream row a trial, which is of one member, is made from."""
+    counts: dict[tuple[str, str], int] = {(row.kind, row.key): 1 for row in (*branch.upstream, *branch.chain.rows)}
+    for row in (*branch.chain.rows[::-1], *branch.upstream[::-1]):
+        for kind, key in row.sources.items():
+            if (source := next((r for r in branch.upstream if (r.kind, r.key) == (kind, key)), None)) is not None:
+                takes = row.room.needs[kind]
+                most = source.entry.members if takes == "all" else counts[row.kind, row.key]
+                counts[kind, key] = min(source.entry.members, max(counts[kind, key], most))
+    return counts
 
 
 @contextmanager
@@ -182,13 +204,11 @@ def tracked(
 
 
 def _rows(params: Params, method: str, dataset: str, run: str | None) -> tuple[Row, ...]:
-    """The chain of a run, from the row that is made from data alone to the run itself."""
+    """All that a run is made from, and the run itself, each after what it is made from."""
     runs = [params.row("student", run)] if run else [r for r in params.of("student") if r.entry.dataset == dataset]
     for row in runs:
-        chain = [row]
-        while chain[0].input_kind != "prepare":
-            chain.insert(0, params.row(chain[0].input_kind, chain[0].input_key))
-        if row.entry.dataset == dataset and method in [r.method.name for r in chain]:
-            return tuple(chain)
+        rows = params.lineage(row)
+        if row.entry.dataset == dataset and method in [r.method.name for r in rows]:
+            return tuple(rows)
     where = f"run {run}" if run else f"any run on {dataset}"
     raise UserError(f"{method}: is not in {where}; add a row to runs in params.yaml")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from bdl_pipe import artifacts, evaluation
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepare, store
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
 from bdl_pipe.posterior import Fitted, prediction_address
@@ -85,9 +85,10 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
     fitted = _fitted(shared[f"state-{at}"], shared[f"transform-{question.split}"], device)
     if question.corruption is not None:
         found = {}
-        for severity, split in shared[f"corrupted-{question.corruption}"].items():
+        for severity, file in shared[f"corrupted-{question.corruption}"].items():
             where = f"corrupted:{question.corruption}:{severity}"
-            found[where] = evaluation.score_shifted(fitted, split, config, rng, device)
+            rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").split
+            found[where] = evaluation.score_shifted(fitted, rows, config, rng, device)
         return Answer(found, {})
     test = shared[f"test-{question.split}"]
     clean = evaluation.score_clean(fitted, test, config, rng, device)
@@ -116,18 +117,23 @@ def _fitted(state: State, transform: State, device: str) -> Fitted:
 
 
 def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
+    """The shared data, with files in place of the corrupted rows: each is read by the task that scores it."""
     student = artifacts.load(places.artifact("student", row.key), "student")
     shared: dict[str, Any] = {}
     tasks = []
-    for split in range(params.datasets[row.entry.dataset].splits):
-        held = prepare.load_holdout(places.artifact("holdout", row.entry.dataset), split)
+    splits = range(params.datasets[row.entry.dataset].splits)
+    holdouts = prepare.load_holdouts(places.artifact("holdout", row.entry.dataset), splits)
+    jobs = holdouts[0].corruptions()
+    corruptions = dict.fromkeys(job.name for job in jobs)
+    sizes = {name: sum(len(holdouts[0].corrupted(*job)) for job in jobs if job.name == name) for name in corruptions}
+    shared |= {"ood": holdouts[0].ood(), "transfer": holdouts[0].transfer()}
+    for job in jobs:
+        file = holdouts[0].corrupted_file(job.name, job.severity)
+        shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = file
+    clean = sum(len(part) for part in (*shared["ood"].values(), *shared["transfer"].values()))
+    for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
         shared[f"transform-{split}"] = student.state(f"transform-{split}")
-        if split == 0:
-            shared |= {"ood": held.ood(), "transfer": held.transfer()}
-            for job in held.corruptions():
-                shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = held.corrupted(job.name, job.severity)
-        corruptions = [key.removeprefix("corrupted-") for key in shared if key.startswith("corrupted-")]
         for member in range(row.entry.members):
             state = f"state-{split}-{member}"
             shared[state] = student.state(f"{split}-{member}")
@@ -136,13 +142,9 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
                 question = Question(split, member, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
                 name, needs = f"{split}-{member}-{corruption or 'test'}", (state, f"transform-{split}", *data)
-                tasks.append(Task(name, question, needs, size=sum(_rows_in(shared[key]) for key in data)))
+                size = len(held.test) + clean if corruption is None else sizes[corruption]
+                tasks.append(Task(name, question, needs, size=size))
     return shared, tasks
-
-
-def _rows_in(data: Any) -> int:
-    """Rows of a split, or of several by name."""
-    return sum(len(part.inputs) for part in data.values()) if isinstance(data, dict) else len(data.inputs)
 
 
 def _seed(question: Question, row: Row, params: Params) -> int:

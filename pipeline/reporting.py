@@ -17,8 +17,8 @@ from .rows import provenance, records
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
     runs = [run_info(row, params) for row in params.of("student")]
-    used = {row.entry.input for row in params.of("student")}  # a change in these changes a student, which DVC watches
-    coresets = [_coreset(row) for row in params.of("coreset") if f"coreset/{row.key}" in used]
+    used = {row.sources.get("coreset") for row in params.of("student")}  # DVC watches them by their students
+    coresets = [_coreset(row) for row in params.of("coreset") if row.key in used]
     report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
 
 
@@ -31,7 +31,7 @@ def run_info(row: Row, params: Params) -> report.RunInfo:
         setting=row.entry.setting,
         evaluate=places.artifact("evaluate", row.key),
         record=places.record("student", row.key),
-        upstream=(places.record(row.input_kind, row.input_key),) if row.input_kind in row.room.needs else (),
+        upstream=tuple(places.record(kind, key) for kind, key in row.sources.items()),
         fold=means.fold(params.datasets[row.entry.dataset].splits, row.entry.members),
     )
 

@@ -4,20 +4,19 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
 from .core.executors import cluster
 from .core.settings import Settings
 from .rows import tracking
-from .trial import METRIC, MILESTONES, TIME, rounded, trial
+from .trial import METRIC, MILESTONES, TIME, Upstream, rounded, trial
 
 if TYPE_CHECKING:
     from .tune import Search
@@ -77,7 +76,7 @@ def ray_of(settings: Settings) -> Iterator[None]:
 
 
 def search(
-    search: "Search", data: FitData, upstream: Sequence[State], folder: Path, settings: Settings, at_once: int | None
+    search: "Search", data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
 ) -> list[Score]:
     """Run the samples that are not yet finished; every sample's last score.
 
@@ -87,7 +86,7 @@ def search(
     """
     from ray import tune
 
-    work = tune.with_parameters(trial, chain=search.chain, data=data, upstream=list(upstream))
+    work = tune.with_parameters(trial, chain=search.chain, data=data, upstream=upstream)
     trials = Trials(search.name, search.samples, search.tags, (METRIC,))
     results = run(trials, work, *_space(search, at_once), folder, settings)
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]

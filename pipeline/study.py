@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
@@ -31,6 +30,7 @@ from .graph import body
 from .graph.plan import one
 from .rows import provenance, records
 from .studies import METRICS, SEED, StudyConfig, Trial, numbers
+from .trial import Upstream
 
 PARAMS: Final = Path("params.yaml")
 RESULTS: Final = Path("results")
@@ -134,7 +134,7 @@ def prepared(study: Study, settings: Settings) -> tuple[FitData, str]:
 
 
 def run(
-    study: Study, data: FitData, upstream: Sequence[State], folder: Path, settings: Settings, at_once: int | None
+    study: Study, data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
 ) -> list[Trial]:
     """Run the trials that are not yet finished; all of them.
 
@@ -147,7 +147,7 @@ def run(
     from .studies.point import trial
 
     asked, metrics = study.config, METRICS[study.task]
-    shared = {"chain": study.chain, "evaluate": study.params.evaluate, "data": data, "upstream": list(upstream)}
+    shared = {"chain": study.chain, "evaluate": study.params.evaluate, "data": data, "upstream": upstream}
     space = {axis: tune.grid_search(list(values)) for axis, values in asked.grid.items()}
     space[SEED] = tune.grid_search(list(range(asked.seeds)))
     how = tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True)

@@ -18,6 +18,7 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
+from bdl_pipe.method import taken
 from bdl_pipe.posterior import Fitted, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
@@ -29,6 +30,7 @@ MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
+Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, row) -> its members
 _FILE: Final = "checkpoint.safetensors"
 
 
@@ -54,20 +56,21 @@ class Chain:
         """Each row's config, with the sampled numbers in those of the searched method."""
         return [self._config(row, nested(sampled) if row.method.name == self.method else {}) for row in self.rows]
 
-    def make(self, data: FitData, upstream: Sequence[State], configs: Sequence[Any], report: Report) -> State:
-        """What the first row makes of the training rows and of ``upstream``, the states that it is made from."""
+    def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
+        """What the first row makes of the training rows and of what it is made from in ``upstream``."""
         first = self.rows[0]
-        return first.room.make(data, self.inputs(upstream), configs[0], rng=self.address(first), report=report)
+        return first.room.make(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
 
-    def inputs(self, upstream: Sequence[State]) -> dict[str, list[State]]:
-        return {self.rows[0].input_kind: list(upstream)} if upstream else {}
-
-    def finish(self, first: State, data: FitData, configs: Sequence[Any]) -> State:
+    def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """From what the first row made to the fitted posterior."""
-        made = first
-        for i, row in enumerate(self.rows[1:], start=1):
-            inputs = {row.input_kind: [made]}
-            made = row.room.make(data, inputs, configs[i], rng=self.address(row), report=Silent())
+        states = dict(upstream)
+        for row, numbers in zip(self.rows, configs, strict=True):
+            if row is self.rows[0]:
+                made = first
+            else:
+                rng, inputs = self.address(row), inputs_of(row, states)
+                made = row.room.make(data, inputs, numbers, rng=rng, report=Silent())
+            states[row.kind, row.key] = [made]
         return made
 
     def address(self, row: Row) -> Seed:
@@ -82,6 +85,15 @@ class Chain:
     def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
         merged = config.merge(config.to_mapping(row.config), overlay)
         return config.read(row.method.config, merged, f"methods.{row.method.name}")
+
+
+def inputs_of(row: Row, made: Upstream) -> dict[str, list[State]]:
+    """What the first member of a row takes of what was made."""
+    inputs = dict[str, list[State]]()
+    for kind, key in row.sources.items():
+        states = made[kind, key]
+        inputs[kind] = [states[number] for number in taken(row.room.needs[kind], 0, len(states))]
+    return inputs
 
 
 class Milestones(Report):
@@ -121,7 +133,7 @@ class Milestones(Report):
         return State(stored.tensors, stored.config["state"])
 
 
-def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Sequence[State]) -> None:
+def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream) -> None:
     """The trainable that Ray Tune runs."""
     from ray import tune
 
@@ -131,12 +143,13 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: S
 
     def score(checkpoint: State) -> dict[str, float]:
         assert first.room.peek is not None
-        made = first.room.peek(checkpoint, data, chain.inputs(upstream), configs[0], rng=chain.address(first))
-        return {METRIC: validation_nll(chain.finish(made, data, configs), data, chain.predictions)}
+        inputs = inputs_of(first, upstream)
+        made = first.room.peek(checkpoint, data, inputs, configs[0], rng=chain.address(first))
+        return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
 
     try:
         made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None))
-        nll = validation_nll(chain.finish(made, data, configs), data, chain.predictions)
+        nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
     except Diverged:
         nll = DIVERGED
     tune.report({METRIC: nll, TIME: MILESTONES})

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, load, publish, read_state, write_state
 from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.files import FileBytes
+from bdl_pipe.iterates import snapshot
 
 STATE = State(
     {
@@ -247,3 +250,83 @@ def test_stack_and_unstack() -> None:
     assert stacked["w"].shape == (3, 2)
     back = artifacts.unstack(stacked)
     assert all(torch.equal(a[k], b[k]) for a, b in zip(states, back, strict=True) for k in a)
+
+
+class Counted:
+    """A file whose bytes are counted as they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = FileBytes.of(path)
+        self.size, self.count = self._file.size, 0
+
+    def read(self, start: int, count: int) -> bytes:
+        self.count += count
+        return self._file.read(start, count)
+
+
+def test_an_opened_state_is_the_state(folder: Path) -> None:
+    opened = load(folder, "coreset").open("0-1")
+    assert_same(opened, STATE)
+    assert_same(pickle.loads(pickle.dumps(opened)), STATE)
+    write_state(folder.parent / "again", opened)
+    again, first = (place.with_suffix(".safetensors") for place in (folder.parent / "again", folder / "0-0"))
+    assert again.read_bytes() == first.read_bytes()
+    for name in ("a", "none", "turned", "half"):
+        for start, stop in ((0, 1), (1, None), (-1, None), (None, None), (None, -1), (2, 1), (5, 9)):
+            expected = STATE.tensors[name][start:stop]
+            found = artifacts.rows(opened.tensors, name, start, stop)
+            assert torch.equal(found, expected) and found.dtype == expected.dtype
+            assert torch.equal(artifacts.rows(STATE.tensors, name, start, stop), expected)
+
+
+def test_of_an_opened_state_is_read_what_is_asked_for(tmp_path: Path) -> None:
+    """Of 100 snapshots of 1,000 weights and a part that nobody reads: one."""
+    first = {"iterates.mean.b": torch.zeros(())}  # the tests' type checker looks at the first of a mapping
+    tensors = first | {"w": torch.arange(100_000.0).reshape(100, 1000), "iterates.mean.w": torch.zeros(100_000)}
+    write_state(tmp_path / "x", State(tensors))
+    source = Counted(tmp_path / "x.safetensors")
+    stored = artifacts.StoredTensors(source, "x")
+    header = source.count
+    assert header < 400 and list(stored) == sorted(tensors) and len(stored) == 3 and source.count == header
+    assert torch.equal(snapshot(State(stored), -1)["w"], tensors["w"][-1])  # and of the moments nothing
+    assert torch.equal(artifacts.under("w", stored)[""], tensors["w"])
+    read = source.count - header
+    source.count = 0
+    assert torch.equal(stored.rows("w", 41, 42)[0], tensors["w"][41])
+    assert source.count == 4000 and 0 <= read - 4000 - 400_000 < 100
+
+
+def test_what_is_sent_of_an_opened_state_is_its_header(tmp_path: Path) -> None:
+    with publish(tmp_path / "made", "trajectory") as place:
+        write_state(place / "0-0", State({"w": torch.zeros(50, 10_000)}))
+    assert len(pickle.dumps(load(tmp_path / "made", "trajectory").open("0-0"))) < 1000
+
+
+def test_a_state_that_is_replaced_while_it_is_open_is_an_error(folder: Path) -> None:
+    file = folder / "0-0.safetensors"
+    for change in (lambda: os.utime(file, ns=(1, 1)), lambda: write_state(folder / "0-0", STATE)):
+        opened = load(folder, "coreset", verify=False).open("0-0")
+        change()
+        with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: has been replaced since it was opened"):
+            _ = opened.tensors["a"]
+    opened = load(folder, "coreset").open("0-0")
+    file.unlink()
+    with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: cannot be read"):
+        _ = opened.tensors["a"]
+
+
+def test_half_a_state_is_not_opened(folder: Path) -> None:
+    artifact, file = load(folder, "coreset"), folder / "0-0.safetensors"
+    whole = file.read_bytes()
+    for size in range(len(whole)):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: is truncated"):
+            artifact.open("0-0")
+    file.write_bytes(b"\xff" * 80)
+    with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: is truncated"):
+        artifact.open("0-0")
+    for name, text in (("0-1.json", "{"), ("0-1.safetensors", None), ("0-1.json", None)):
+        (folder / name).write_text(text) if text else (folder / name).unlink()
+        with pytest.raises(ArtifactError, match=rf"^.*{name}: is "):
+            artifact.open("0-1")
+        write_state(folder / "0-1", STATE)

@@ -12,7 +12,7 @@ from bdl_pipe.artifacts import State, from_bytes, read_state, to_bytes, write_st
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.method import Method
+from bdl_pipe.method import Method, taken
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
@@ -70,8 +70,10 @@ def config_of(case: Case) -> object:
 def inputs_of(case: Case) -> dict[str, list[State]]:
     if case.room.optional:  # from its data alone; starts are tested where they are
         return {}
-    members = 1 if case.room.takes == "each" else 2
-    return {kind: [made(case.upstream(kind), member) for member in range(members)] for kind in case.room.needs}
+    return {
+        kind: [made(case.upstream(kind), member) for member in taken(takes, 0, 2)]
+        for kind, takes in case.room.needs.items()
+    }
 
 
 @functools.cache

@@ -30,6 +30,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 }
 FIT_KINDS: Final = get_args(Kind)  # in the order in which one may be made from another
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of a Markdown table, HTML or rich markup
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Entry:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
         members: how many are made for each split of the data.
-        input: ``prepare/<data set>``, or ``<stage kind>/<row>`` of a row above: what it is made from.
+        input: ``prepare/<data set>``, ``<stage kind>/<row>`` of a row above, or ``inputs/<key>``, several of these:
+            what it is made from.
         override: numbers of this row in place of the method's.
         setting: the column of the comparison that tells runs of one method apart (runs only).
     """
@@ -54,6 +56,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         require(self.members >= 1, "members", "must be >= 1", self.members)
+        rule = "must be words of letters, digits and . _ - + = % ( ), one space between them"
+        require(_SETTING.fullmatch(self.setting) is not None, "setting", rule, self.setting)
 
 
 @dataclass(frozen=True)
@@ -72,33 +76,35 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with everything that follows from it."""
+    """A row with everything that follows from it.
+
+    Attributes:
+        sources: the rows whose artifacts it is made from, beside its data: stage kind -> key.
+    """
 
     kind: Kind
     key: str
     entry: Entry
     method: Method
     config: Any
+    sources: Mapping[Kind, str]
 
     @property
     def room(self) -> Room:
         return self.method.rooms[self.kind]
 
-    @property
-    def input_kind(self) -> str:
-        return self.entry.input.split("/")[0]
-
-    @property
-    def input_key(self) -> str:
-        return self.entry.input.split("/")[1]
-
 
 @dataclass(frozen=True)
 class Params:
-    """params.yaml, typed."""
+    """params.yaml, typed.
+
+    Attributes:
+        inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<row>``.
+    """
 
     seed: int
     datasets: Mapping[str, DatasetConfig]
+    inputs: Mapping[str, Mapping[Kind, str]]
     rows: Mapping[tuple[str, str], Row]
     evaluate: EvaluateConfig
     report: ReportConfig
@@ -112,6 +118,11 @@ class Params:
 
     def of(self, kind: str) -> list[Row]:
         return [row for row in self.rows.values() if row.kind == kind]
+
+    def lineage(self, row: Row) -> list[Row]:
+        """All rows that one is made from, each after those that it is made from itself; the row is the last."""
+        above = [self.lineage(self.row(kind, key)) for kind, key in row.sources.items()]
+        return [*{(r.kind, r.key): r for rows in above for r in rows}.values(), row]
 
 
 def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
@@ -132,7 +143,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     """
     registry = _library() if registry is None else registry
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
-    _keys(raw, sections)
+    _keys(raw, sections, optional=("inputs",))
     seed = raw["seed"]
     require(type(seed) is int and seed >= 0, "seed", "must be a whole number >= 0", seed)
     datasets = {k: config.read(DatasetConfig, v, f"datasets.{k}") for k, v in _section(raw, "datasets").items()}
@@ -144,12 +155,15 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     for name, section in _section(raw, "methods").items():
         require(name in registry, f"methods.{name}", f"is not a method{nearest(name, registry)}")
         config.read(registry[name].config, section, f"methods.{name}")
+    bundles = {key: _bundle(key, value) for key, value in _section(raw, "inputs").items()} if "inputs" in raw else {}
     rows: dict[tuple[str, str], Row] = {}
     for kind in FIT_KINDS:
         for key, value in _section(raw, SECTIONS[kind]).items():
-            rows[kind, key] = _row(kind, key, value, raw, rows, registry, datasets)
+            rows[kind, key] = _row(kind, key, value, raw, rows, registry, datasets, bundles)
+    for key, bundle in bundles.items():
+        _check_bundle(key, bundle, rows)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
-    return Params(seed, datasets, rows, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+    return Params(seed, datasets, bundles, rows, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
 
 
 def _library() -> Mapping[str, Method]:
@@ -182,9 +196,9 @@ def nearest(key: object, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
 
 
-def _keys(raw: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _keys(raw: Mapping[str, Any], known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     for key in raw:
-        require(key in known, str(key), f"is not a known section{nearest(key, known)}")
+        require(key in (*known, *optional), str(key), f"is not a known section{nearest(key, (*known, *optional))}")
     for key in known:
         require(key in raw, key, "is missing")
 
@@ -206,6 +220,7 @@ def _row(
     above: Mapping[tuple[str, str], Row],
     registry: Mapping[str, Method],
     datasets: Mapping[str, DatasetConfig],
+    bundles: Mapping[str, Mapping[Kind, str]],
 ) -> Row:
     path = f"{SECTIONS[kind]}.{key}"
     entry = config.read(Entry, value, path)
@@ -221,41 +236,71 @@ def _row(
     task = datasets[entry.dataset].task
     require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {entry.dataset})", method.name)
     merged = config.merge(methods[entry.method], entry.override)
-    row = Row(kind, key, entry, method, config.read(method.config, merged, f"methods.{entry.method}"))
-    _check_input(row, path, above)
+    numbers: Any = config.read(method.config, merged, f"methods.{entry.method}")
+    row = Row(kind, key, entry, method, numbers, _sources(entry, method.rooms[kind], path, bundles))
+    _check_sources(row, path, above)
     return row
 
 
-def _check_input(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> None:
-    """The input is the row's data set, or a row above it of a kind that the room needs."""
-    needs, place = row.room.needs, f"{path}.input"
-    shape = row.entry.input.count("/") == 1
-    data = not needs or row.room.optional
-    meant = " or ".join([f"{need}/<row>" for need in needs] + [f"prepare/{row.entry.dataset}"] * data)
-    require(shape and row.input_kind in (*needs, *["prepare"] * data), place, f"must be {meant}", row.entry.input)
-    if row.input_kind == "prepare":
-        require(row.input_key == row.entry.dataset, place, f"must be {meant}", row.entry.input)
-        _check_source(row, path, None)
-        return
-    rows = [key for kind, key in above if kind == row.input_kind]
-    require(row.input_key in rows, place, f"must be a row above{nearest(row.input_key, rows)}", row.entry.input)
-    source = above[row.input_kind, row.input_key]
-    same = source.entry.dataset == row.entry.dataset
-    require(same, place, f"must be of the data set {row.entry.dataset}", f"{row.entry.input}: {source.entry.dataset}")
-    enough = row.room.takes == "all" or row.entry.members <= source.entry.members
-    require(enough, f"{path}.members", f"must be <= {source.entry.members}, those of its input", row.entry.members)
-    _check_source(row, path, source)
+def _bundle(key: str, value: Any) -> dict[Kind, str]:
+    """An entry of ``inputs``: stage kind -> ``<stage kind>/<row>``."""
+    path = f"inputs.{key}"
+    require(isinstance(value, dict) and len(value) > 1, path, "must be two artifacts or more (kind: kind/row)", value)
+    for kind, name in value.items():
+        require(kind in FIT_KINDS, f"{path}.{kind}", f"must be a stage kind{nearest(kind, FIT_KINDS)}")
+        shape = isinstance(name, str) and name.startswith(f"{kind}/") and _KEY.fullmatch(name.removeprefix(f"{kind}/"))
+        require(bool(shape), f"{path}.{kind}", f"must be {kind}/<row>", name)
+    return value
 
 
-def _check_source(row: Row, path: str, source: Row | None) -> None:
-    """The row's numbers fit those of the posterior that it is made from, or that it is made from none."""
-    posterior = source if source is not None and source.kind == "student" else None
-    if posterior is not None:
-        rule, found = f"must be a run of {row.method.name}", f"{row.entry.input}: {posterior.method.name}"
-        require(posterior.method.name == row.method.name, f"{path}.input", rule, found)
+def _check_bundle(key: str, bundle: Mapping[Kind, str], rows: Mapping[tuple[str, str], Row]) -> None:
+    """Its rows are there, and of one data set."""
+    found = {}
+    for kind, name in bundle.items():
+        known = [k for other, k in rows if other == kind]
+        row = name.removeprefix(f"{kind}/")
+        require(row in known, f"inputs.{key}.{kind}", f"must be a row of {SECTIONS[kind]}{nearest(row, known)}", name)
+        found[name] = rows[kind, row].entry.dataset
+    require(len(set(found.values())) == 1, f"inputs.{key}", "must be of one data set", found)
+
+
+def _sources(entry: Entry, room: Room, path: str, bundles: Mapping[str, Mapping[Kind, str]]) -> Mapping[Kind, str]:
+    """The rows that an entry names as its input: of all kinds that its room needs, of some where it may choose."""
+    needs, data = room.needs, f"prepare/{entry.dataset}"
+    several = f"inputs/<key> with {' and '.join(needs)}"
+    meant = [f"{kind}/<row>" for kind in needs] if room.optional or len(needs) == 1 else [several] * bool(needs)
+    meant += [data] * (room.optional or not needs)
+    place, rule = f"{path}.input", f"must be {' or '.join(meant)}"
+    if entry.input == data:
+        require(room.optional or not needs, place, rule, entry.input)
+        return {}
+    kind, _, key = entry.input.partition("/")
+    if kind == "inputs" and len(needs) > 1:
+        _known(key, bundles, place, "a key of inputs")
+        found = {of: name.removeprefix(f"{of}/") for of, name in bundles[key].items()}
+        named = f"{entry.input}: {', '.join(found)}"
+    else:
+        found, named = {of: key for of in needs if of == kind and _KEY.fullmatch(key)}, entry.input
+    right = found.keys() <= needs.keys() if room.optional else found.keys() == needs.keys()
+    require(right and len(found) > 0, place, rule, named)
+    return found
+
+
+def _check_sources(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> None:
+    """They are rows above it, of its data, with members enough, and its numbers fit theirs."""
+    place, configs = f"{path}.input", {}
+    for kind, key in row.sources.items():
+        known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
+        require(key in known, place, f"must be a row above{nearest(key, known)}", name)
+        source = above[kind, key]
+        same = source.entry.dataset == row.entry.dataset
+        require(same, place, f"must be of the data set {row.entry.dataset}", f"{name}: {source.entry.dataset}")
+        enough = row.room.needs[kind] != "each" or row.entry.members <= source.entry.members
+        require(enough, f"{path}.members", f"must be <= {source.entry.members}, those of its input", row.entry.members)
+        configs[kind] = source.config
     if row.room.fits is not None:
         try:
-            row.room.fits(row.config, None if posterior is None else posterior.config)
+            row.room.fits(row.config, configs)
         except ConfigError as error:
             raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 

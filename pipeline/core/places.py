@@ -54,6 +54,9 @@ def rooted(root: Path) -> Iterator[None]:
 
 
 def sweep(place: Path) -> None:
-    """Remove what a killed process left beside ``place``."""
+    """Remove what a killed process left beside ``place``: half an artifact, or half a file of facts about it."""
     for left in place.parent.glob(f".{place.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)

@@ -98,6 +98,10 @@ def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) 
         from .. import preparing
 
         preparing.prepare_dataset(stage.key, params, executor)
+    elif stage.kind == "inputs":
+        from .. import bundling
+
+        bundling.bundle(stage.key, params)
     elif stage.kind == "evaluate":
         from .. import evaluating
 

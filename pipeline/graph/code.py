@@ -18,6 +18,7 @@ _TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
 REGISTRY: Final = "bdl_pipe.registry"
 RESULTS: Final = (  # what of the pipeline writes artifacts
     "pipeline.preparing",
+    "pipeline.bundling",
     "pipeline.rows.stage",
     "pipeline.rows.records",
     "pipeline.evaluating",
@@ -26,6 +27,7 @@ RESULTS: Final = (  # what of the pipeline writes artifacts
 )
 BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its work
     "prepare": "pipeline.preparing",
+    "inputs": "pipeline.bundling",
     "trajectory": "pipeline.rows.stage",
     "teacher": "pipeline.rows.stage",
     "coreset": "pipeline.rows.stage",

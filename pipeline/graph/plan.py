@@ -7,7 +7,7 @@ same stages out of date.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from bdl_pipe.artifacts import MANIFEST
 from bdl_pipe.errors import UserError
@@ -15,8 +15,6 @@ from bdl_pipe.errors import UserError
 from ..core import places
 from ..core.params import FIT_KINDS, SECTIONS, Params, Row
 from . import code, sources
-
-KINDS: Final = ("prepare", *FIT_KINDS, "evaluate", "report")
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,20 @@ def plan(params: Params) -> Plan:
     """Every stage of ``params``, each after all that it needs."""
     stages = [_prepare(key, params) for key in params.datasets]
     stages += [_fit(row, params) for kind in FIT_KINDS for row in params.of(kind)]
+    stages += [_inputs(key, params) for key in params.inputs]
     stages += [_evaluate(row, params) for row in params.of("student")]
     stages.append(_report(params))
-    return {stage.name: stage for stage in stages}
+    named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
+
+    def add(name: str) -> None:
+        for need in sorted(named[name].needs - ordered.keys()):
+            add(need)
+        ordered[name] = named[name]
+
+    for name in named:
+        if name not in ordered:
+            add(name)
+    return ordered
 
 
 def one(kind: str, key: str, params: Params) -> Stage:
@@ -72,6 +81,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
         return _report(params)
     if kind == "prepare":
         return _prepare(key, params)
+    if kind == "inputs":
+        return _inputs(key, params)
     row = params.row("student" if kind == "evaluate" else kind, key)
     return _evaluate(row, params) if kind == "evaluate" else _fit(row, params)
 
@@ -128,10 +139,26 @@ def _prepare(key: str, params: Params) -> Stage:
     )
 
 
+def _inputs(key: str, params: Params) -> Stage:
+    if key not in params.inputs:
+        raise UserError(f"inputs.{key} is not an entry (known: {', '.join(params.inputs) or 'none'})")
+    names = params.inputs[key].values()
+    return Stage(
+        kind="inputs",
+        key=key,
+        needs=frozenset(name.replace("/", "@", 1) for name in names),
+        reads=tuple(places.artifact(*name.split("/", 1)) for name in names),
+        makes=(places.artifact("inputs", key),),
+        params={f"inputs.{key}": dict(params.raw["inputs"][key])},
+        digests={"code.inputs": code.digest("inputs")},
+    )
+
+
 def _fit(row: Row, params: Params) -> Stage:
     entry = row.entry
-    reads = (places.artifact("prepare", entry.dataset) / MANIFEST, places.artifact(row.input_kind, row.input_key))
-    needs = {f"prepare@{entry.dataset}", f"{row.input_kind}@{row.input_key}"}
+    kind, _, key = entry.input.partition("/")
+    reads = (places.artifact("prepare", entry.dataset) / MANIFEST, places.artifact(kind, key))
+    needs = {f"prepare@{entry.dataset}", f"{kind}@{key}"}
     return Stage(
         kind=row.kind,
         key=row.key,

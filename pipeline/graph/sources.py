@@ -36,6 +36,7 @@ def digests(params: Params) -> dict[str, Any]:
     return {
         "code": {
             "prepare": code.digest("prepare"),
+            "inputs": code.digest("inputs"),
             "fit": {name: code.digest("student", name) for name in methods},
             "evaluate": {name: code.digest("evaluate", name) for name in methods},
             "report": code.digest("report"),

@@ -7,15 +7,20 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
+from bdl_pipe.method import Kind, taken
 
 from ..core import places
 from ..core.executors import Done
 from ..core.params import Row
 from ..core.settings import Settings
 from . import provenance
+
+Above = Mapping[Kind, Mapping[str, Any]]  # stage kind -> record
+_READ: Final = ("seconds", "peak_bytes", "total_seconds", "made_from")  # each by member
 
 
 def write(
@@ -24,14 +29,17 @@ def write(
     settings: Settings,
     metrics: Mapping[str, float],
     warnings: Sequence[str],
+    above: Above,
 ) -> None:
-    """Write ``<artifact>.run.json``; the input's own, where there is one, counts into the total seconds."""
+    """Write ``<artifact>.run.json``; what a member was made from counts into its total seconds, each thing once."""
     import torch
 
+    made_from = {name: _made_from(row, name, above) for name in done}
     written = {
         "seconds": {name: made.seconds for name, made in done.items()},
         "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
-        "total_seconds": _totals(row, done),
+        "made_from": made_from,
+        "total_seconds": {name: made.seconds + sum(made_from[name].values()) for name, made in done.items()},
         "executor": settings.executor,
         "device": device_name(settings.device),
         "commit": provenance.commit(),
@@ -43,25 +51,43 @@ def write(
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
-    try:
-        return json.loads(places.record(kind, key).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
+    """What a row's stage wrote beside its artifact; {} where there is nothing.
 
-
-def _totals(row: Row, done: Mapping[str, Done]) -> dict[str, float]:
-    """By member, its own seconds and those of all that it was made from.
-
-    The input's record is read though it is no dependency of the stage: no result depends on it.
+    Raises:
+        ArtifactError: there is something else.
     """
-    above = read(row.input_kind, row.input_key).get("total_seconds", {})
-    totals = {}
-    for name, made in done.items():
-        split, _, member = name.partition("-")
-        used = {k: v for k, v in above.items() if k.startswith(f"{split}-")}
-        each = row.room.takes == "each"
-        totals[name] = made.seconds + (above.get(f"{split}-{member}", 0.0) if each else sum(used.values()))
-    return totals
+    place = places.record(kind, key)
+    try:
+        record = json.loads(place.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ArtifactError(f"{place}: is truncated or not JSON ({error}); make the {kind} {key} again") from None
+    lacks = [name for name in _READ if not isinstance(record, dict) or not isinstance(record.get(name), dict)]
+    if lacks:
+        raise ArtifactError(f"{place}: is damaged or of an older version (no {lacks[0]}); make the {kind} {key} again")
+    return record
+
+
+def above(row: Row) -> Above:
+    """The records of what a row is made from, by stage kind.
+
+    They are read though they are no dependencies of the stage: no result depends on them.
+    """
+    return {kind: read(kind, key) for kind, key in row.sources.items()}
+
+
+def _made_from(row: Row, name: str, above: Above) -> dict[str, float]:
+    """All that a member was made from, of all stages, ``<stage kind>/<row>/<member>`` -> its own seconds."""
+    split, _, member = name.partition("-")
+    found: dict[str, float] = {}
+    for kind, key in row.sources.items():
+        seconds = above[kind].get("seconds", {})
+        count = sum(other.startswith(f"{split}-") for other in seconds)
+        for number in taken(row.room.needs[kind], int(member), count) if count else ():
+            used = f"{split}-{number}"
+            found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
+    return found
 
 
 def device_name(device: str) -> str:

@@ -6,6 +6,7 @@ then provenance, then summaries. The artifact comes first: whatever fails after 
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepare
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Make, MakeTogether
+from bdl_pipe.method import Kind, Make, MakeTogether, taken
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
@@ -39,8 +40,7 @@ class Member:
     make: Make
     config: Any
     data: str  # key of the shared FitData
-    inputs: tuple[str, ...]  # keys of the shared input states
-    input_kind: str
+    inputs: Mapping[Kind, tuple[str, ...]]  # stage kind -> keys of the shared states
     rng: Seed
 
 
@@ -65,6 +65,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     about = facts(row, params)
     shared, tasks = _plan(row, params, settings)
     deps = [str(path) for path in inputs_of(row)]
+    above = records.above(row)
     store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(row)))
     store.open()
     with stage_run(kind, key, tags(row, params), about["config"], deps) as tracked:
@@ -76,7 +77,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
         place = places.artifact(kind, key)
         _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
         metrics, warnings = _summarise(row, named, shared)
-        records.write(row, named, settings, metrics, warnings)
+        records.write(row, named, settings, metrics, warnings, above)
         store.clear()
         tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
         for text in warnings:
@@ -95,7 +96,7 @@ def make(payload: Member | Group, shared: Mapping[str, Any], report: Report) -> 
 
 
 def _inputs(member: Member, shared: Mapping[str, Any]) -> dict[str, list[State]]:
-    return {member.input_kind: [shared[name] for name in member.inputs]} if member.inputs else {}
+    return {kind: [shared[name] for name in names] for kind, names in member.inputs.items()}
 
 
 def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
@@ -109,11 +110,12 @@ def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
 
 def facts(row: Row, params: Params) -> dict[str, Any]:
     """What an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    several = {kind: f"{kind}/{key}" for kind, key in row.sources.items()}
     return {
         "dataset": row.entry.dataset,
         "method": row.method.name,
         "members": row.entry.members,
-        "input": row.entry.input,
+        "input": several if len(several) > 1 else row.entry.input,
         "seed": params.seed,
         "config": config.to_mapping(row.config),
     }
@@ -126,9 +128,9 @@ def tags(row: Row, params: Params) -> dict[str, Any]:
 
 
 def inputs_of(row: Row) -> list[Path]:
-    """The artifacts that a row reads: its data and its input."""
-    paths = [places.artifact("prepare", row.entry.dataset), places.artifact(row.input_kind, row.input_key)]
-    return list(dict.fromkeys(paths))
+    """The artifacts that a row reads: its data and its inputs."""
+    above = [places.artifact(kind, key) for kind, key in row.sources.items()]
+    return [places.artifact("prepare", row.entry.dataset), *above]
 
 
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
@@ -153,22 +155,25 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     place = places.artifact("prepare", row.entry.dataset)
     shared: dict[str, Any] = {}
     tasks = []
-    above = None
-    if row.input_kind in row.room.needs:
-        above = artifacts.load(places.artifact(row.input_kind, row.input_key), row.input_kind)
+    above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in row.sources.items()}
     root = Seed(params.seed).fold(row.kind, row.key)
-    for split in range(params.datasets[row.entry.dataset].splits):
+    splits = range(params.datasets[row.entry.dataset].splits)
+    for split, rows in zip(splits, prepare.load_fits(place, splits, final=True), strict=True):
         data = f"data-{split}"
-        shared[data] = prepare.load_fit(place, split, final=True).on(settings.device)
-        states = _states(above, split)
-        shared |= states
+        shared[data] = rows.on(settings.device)
+        states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
+        for named in states.values():
+            shared |= named
         for member in range(row.entry.members):
-            names = tuple(states)[member : member + 1] if row.room.takes == "each" else tuple(states)
-            rng = root.fold(split, member)
-            payload = Member(row.room.make, row.config, data, names, row.input_kind, rng)
-            tasks.append(Task(f"{split}-{member}", payload, (data, *names), row.room.shares))
+            inputs = {
+                kind: tuple(list(named)[number] for number in taken(row.room.needs[kind], member, len(named)))
+                for kind, named in states.items()
+            }
+            payload = Member(row.room.make, row.config, data, inputs, root.fold(split, member))
+            needs = (data, *itertools.chain(*inputs.values()))
+            tasks.append(Task(f"{split}-{member}", payload, needs, row.room.shares))
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
-    alike = row.input_kind != "student"  # members made from posteriors may be of different shapes
+    alike = "student" not in row.sources  # members made from posteriors may be of different shapes
     if row.room.together is not None and alike and tables and len(tasks) > 1:
         tasks = _grouped(tasks, row.room.together)
     return shared, tasks
@@ -192,12 +197,10 @@ def _light(row: Row, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
     return sum(len(shared[m.data].train) for m in tasks[0].payload.members) <= FEW_ROWS
 
 
-def _states(above: artifacts.Artifact | None, split: int) -> dict[str, State]:
-    """The members of one split of the input, in their order."""
-    if above is None:
-        return {}
-    count = above.manifest["about"]["members"]
-    return {f"input-{split}-{member}": above.state(f"{split}-{member}") for member in range(count)}
+def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
+    """The members of one split of an input, in their order; their tensors are read where the work is done."""
+    names = [f"{split}-{member}" for member in range(above.manifest["about"]["members"])]
+    return {f"{kind}-{name}": above.open(name) for name in names}
 
 
 def _publish(

@@ -1,6 +1,6 @@
 """One trial of a study: a point of the grid with one seed, fitted on training rows, scored on validation rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
 
-from ..trial import MILESTONES, TIME, Chain, Milestones
+from ..trial import MILESTONES, TIME, Chain, Milestones, Upstream
 from . import SEED, numbers
 
 
 def trial(
-    sampled: Mapping[str, Any], chain: Chain, evaluate: EvaluateConfig, data: FitData, upstream: Sequence[State]
+    sampled: Mapping[str, Any], chain: Chain, evaluate: EvaluateConfig, data: FitData, upstream: Upstream
 ) -> None:
     """The trainable that Ray Tune runs: reports the scores, or none where the fit diverged.
 
@@ -32,7 +32,7 @@ def trial(
     configs = chain.configs(numbers(point))
     try:
         made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
-        scores = validation_scores(chain.finish(made, data, configs), data, evaluate, chain)
+        scores = validation_scores(chain.finish(made, data, configs, upstream), data, evaluate, chain)
     except Diverged:
         scores = {}
     tune.report({**scores, TIME: MILESTONES})

@@ -7,15 +7,16 @@ The manifest holds nothing that differs between two equal runs (no times, no com
 give equal bytes, so a change that does not change a result stops there.
 """
 
+import copy
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import safetensors
 import safetensors.torch
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArtifactError, brief, short
-from .files import disk_error
+from .files import FileBytes, Source, disk_error
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 1
@@ -34,8 +35,71 @@ MANIFEST: Final = "manifest.json"
 class State:
     """Named tensors and a JSON-able config: all that a posterior, a draw or a checkpoint is."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+
+
+@final
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file: each is read whenever it is asked for, and not kept.
+
+    What is sent to another process is the file's header, and where it lies.
+    """
+
+    def __init__(self, source: Source, origin: str) -> None:
+        """Read the header.
+
+        Args:
+            origin: the file's name in errors.
+
+        Raises:
+            ArtifactError: it is not a whole safetensors file.
+        """
+        try:
+            length = int.from_bytes(source.read(0, 8), "little")
+            header = json.loads(source.read(8, length))
+            self._entries = {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}
+            ends = [entry["data_offsets"][1] for entry in self._entries.values()]
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ArtifactError(f"{origin}: is truncated or not a safetensors file ({error})") from None
+        self._source, self._data = source, 8 + length
+        if self._data + max(ends, default=0) != source.size:
+            raise ArtifactError(f"{origin}: is truncated or altered: {source.size} bytes do not fit its header")
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        return self._read(entry["dtype"], entry["shape"], *entry["data_offsets"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def rows(self, name: str, start: int | None, stop: int | None) -> Tensor:
+        """``self[name][start:stop]``, of which no other bytes are read."""
+        entry = self._entries[name]
+        count, *shape = entry["shape"]
+        first, last, _ = slice(start, stop).indices(count)
+        last, (begin, end) = max(first, last), entry["data_offsets"]
+        size = (end - begin) // max(count, 1)
+        return self._read(entry["dtype"], [last - first, *shape], begin + first * size, begin + last * size)
+
+    def through(self, way: Callable[[Source], Source]) -> "StoredTensors":
+        """The same tensors by another way to their file."""
+        found = copy.copy(self)
+        found._source = way(self._source)
+        return found
+
+    def _read(self, dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
+        header = json.dumps({"": {"dtype": dtype, "shape": shape, "data_offsets": [0, end - begin]}}).encode()
+        data = self._source.read(self._data + begin, end - begin)
+        return safetensors.torch.load(len(header).to_bytes(8, "little") + header + data)[""]
+
+
+def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
+    """``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
+    return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 
 @dataclass(frozen=True)
@@ -51,6 +115,15 @@ class Artifact:
 
     def state(self, name: str) -> State:
         return read_state(self.path / name)
+
+    def open(self, name: str) -> State:
+        """The state whose tensors are read when they are asked for, in whatever process that is.
+
+        Raises:
+            ArtifactError: a file is missing or does not parse.
+        """
+        path = self.path / f"{name}.safetensors"
+        return State(StoredTensors(FileBytes.of(path), str(path)), _config(self.path / f"{name}.json"))
 
     def json(self, name: str) -> Any:
         return json.loads((self.path / name).read_text())
@@ -72,6 +145,16 @@ def read_state(stem: Path) -> State:
         raise ArtifactError(f"{error.filename or tensors}: is missing") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
         raise ArtifactError(f"{tensors}: is truncated or not a safetensors + JSON pair ({brief(error)})") from None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: is missing") from None
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path}: is truncated or not JSON ({error})") from None
 
 
 def to_bytes(state: State) -> bytes:
@@ -197,7 +280,7 @@ def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix``, without it."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
 
 
 def pack(states: Sequence[State]) -> State:

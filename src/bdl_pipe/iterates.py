@@ -1,8 +1,9 @@
 """The iterates of a trajectory: which of them leave a snapshot, and the running moments of their weights.
 
 Both are counted from the end, so that they mean the same where the number of epochs is chosen on validation rows.
-A trajectory's state holds its snapshots as tensors of the network's own names, [epoch, ...], and beside them, where
-they were asked for, the moments in float64 under the names ``iterates.mean.…`` and ``iterates.variance.…``.
+A trajectory's state holds its snapshots as tensors of the network's own names, [snapshot, ...], and beside them, where
+they were asked for, the moments in float64 under the names ``iterates.mean.…`` and ``iterates.variance.…``. Where the
+weights before the first step are the first snapshot, ``snapshots_at`` in its config says of which epoch each one is.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from .artifacts import State, under
+from .artifacts import State, rows, under
 from .errors import require
 
 _MEAN: Final = "iterates.mean."
@@ -46,6 +47,7 @@ class Keep:
         after: epochs run beyond the chosen number, or beyond all where none is chosen.
         moments: of the weights; null: none.
         parts: of an epoch; there may be a snapshot at the end of each.
+        start: keep the weights before the first step, too, as the first snapshot.
     """
 
     snapshots: int = 1
@@ -53,6 +55,7 @@ class Keep:
     after: int = 0
     moments: MomentsConfig | None = None
     parts: int = 1
+    start: bool = False
 
     def ends(self, steps: int) -> dict[int, int]:
         """Steps of an epoch of ``steps`` at which a part ends -> the parts that are then done.
@@ -66,6 +69,12 @@ class Keep:
     def snapshot(self, left: int) -> bool:
         """Whether there is one with ``left`` parts to go."""
         return _wanted(left, self.snapshots, self.every)
+
+    def at(self, epochs: int) -> list[float]:
+        """The epochs that have passed at each snapshot of a fit of ``epochs``, oldest first."""
+        total = epochs * self.parts
+        done = [part for part in range(1, total + 1) if self.snapshot(total - part)]
+        return [part / self.parts for part in [0] * self.start + done]
 
     def counts(self, left: int) -> bool:
         """Whether the moments take the iterate with ``left`` epochs to go."""
@@ -125,12 +134,40 @@ def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State
         return trajectory
     mean = {_MEAN + name.removeprefix(prefix): value for name, value in found.mean.items()}
     variance = {_VARIANCE + name.removeprefix(prefix): value for name, value in found.variance.items()}
-    return State(trajectory.tensors | mean | variance, trajectory.config | {"iterates": found.count})
+    return State({**trajectory.tensors, **mean, **variance}, trajectory.config | {"iterates": found.count})
+
+
+def with_epochs(trajectory: State, keep: Keep) -> State:
+    """A trajectory that says at which epochs its snapshots are, where its start is one of them."""
+    if not keep.start:
+        return trajectory
+    return State(trajectory.tensors, trajectory.config | {"snapshots_at": keep.at(trajectory.config["epochs"])})
+
+
+def epochs(trajectory: State) -> list[float] | None:
+    """The epochs that have passed at each snapshot, 0 at the start; None where that was not kept."""
+    return trajectory.config.get("snapshots_at")
 
 
 def snapshots(trajectory: State) -> dict[str, Tensor]:
-    """Every entry of the network's ``state_dict``, stacked [epoch, ...], oldest first."""
-    return {k: v for k, v in trajectory.tensors.items() if not k.startswith((_MEAN, _VARIANCE))}
+    """Every entry of the network's ``state_dict``, stacked [snapshot, ...], oldest first: the start, if it was kept."""
+    return {name: trajectory.tensors[name] for name in _names(trajectory)}
+
+
+def trained(trajectory: State) -> dict[str, Tensor]:
+    """The snapshots without the start."""
+    first = int(epochs(trajectory) is not None)
+    return {name: rows(trajectory.tensors, name, first, None) for name in _names(trajectory)}
+
+
+def snapshot(trajectory: State, number: int) -> dict[str, Tensor]:
+    """One snapshot; negative numbers count from the last. Of a stored trajectory nothing else is read."""
+    stop = number + 1 or None
+    return {name: rows(trajectory.tensors, name, number, stop)[0] for name in _names(trajectory)}
+
+
+def _names(trajectory: State) -> list[str]:
+    return [name for name in trajectory.tensors if not name.startswith((_MEAN, _VARIANCE))]
 
 
 def moments(trajectory: State) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:

@@ -102,7 +102,7 @@ class _Run(Descent):
         self._held = [d.tensors("validation", device) for d in data] if scored else []
         one = len(data) == 1
         self._members = One(learners[0], rows[0], config.augmentation, rngs[0]) if one else Stacked(learners, rows)
-        self.snapshots: list[list[dict[str, Tensor]]] = [[] for _ in data]
+        self.snapshots = [[self._members.get(m)] if keep.start else [] for m in range(len(data))]
         self.moments = [RunningMoments() for _ in data]
         self.losses = [0.0] * len(data)
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses

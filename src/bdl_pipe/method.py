@@ -12,7 +12,8 @@ from .seeds import Seed
 
 Kind = Literal["trajectory", "teacher", "coreset", "student"]
 Task = Literal["classification", "regression"]
-Inputs = Mapping[str, list[State]]  # stage kind -> its members, in order
+Takes = Literal["each", "turn", "all"]
+Inputs = Mapping[str, Sequence[State]]  # stage kind -> the members that are taken, in order; tensors are read on demand
 
 
 @runtime_checkable
@@ -50,32 +51,41 @@ class Room:
 
     Attributes:
         make: makes one member.
-        needs: the stage kinds whose artifact it is made from, beside the data.
-        takes: ``each``: member i is made from the i-th member of its input; ``all``: from all of them.
+        needs: the stage kinds whose artifacts it is made from, beside the data: all of these; and which members of each
+            it takes (:func:`taken`).
         summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
             (members' states, data, config) -> (metrics, warnings).
         peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
             search can give up a bad trial early.
         together: makes many small members at once, where that is much faster; used for tables, where members are not
             made from posteriors, whose shapes may differ.
-        optional: a member may be made from the data alone, too: ``needs`` is then a place to start from.
+        optional: a member may be made from some of ``needs``, or from the data alone: they are places to start from.
         shares: several processes may make one member together, each with a share of every batch
             (``parallel``); without, each member is made by one.
-        fits: checks a config against that of the posterior it is made from (``student`` in ``needs``), None where it is
-            made from something else; raises ConfigError with the key in its own config.
+        fits: checks a config against those of the artifacts that it is made from, by stage kind; raises ConfigError
+            with the key in its own config, or ``input``.
         light: a member takes less time than a worker process takes to start: do not start one.
     """
 
     make: Make
-    needs: tuple[Kind, ...] = ()
-    takes: Literal["each", "all"] = "all"
+    needs: Mapping[Kind, Takes] = field(default_factory=dict)
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
     peek: Peek | None = None
     light: bool = False
     together: MakeTogether | None = None
     optional: bool = False
     shares: bool = False
-    fits: Callable[[Any, Any], None] | None = None
+    fits: Callable[[Any, Mapping[Kind, Any]], None] | None = None
+
+
+def taken(takes: Takes, member: int, count: int) -> Sequence[int]:
+    """Which of an artifact's ``count`` members one is made from.
+
+    ``each``: the one of its own number; ``turn``: the same, from the first again after the last; ``all``.
+    """
+    if takes == "all":
+        return range(count)
+    return [member if takes == "each" else member % count]
 
 
 def alone(together: MakeTogether) -> Make:

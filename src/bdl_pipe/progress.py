@@ -67,7 +67,7 @@ class Phase(Report):
         return self._report.due()
 
     def save(self, state: State) -> None:
-        self._report.save(State(state.tensors | self._carried, state.config | {"phase": self._name}))
+        self._report.save(State({**state.tensors, **self._carried}, state.config | {"phase": self._name}))
 
     def load(self) -> State | None:
         last = self._report.load()

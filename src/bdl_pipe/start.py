@@ -8,7 +8,7 @@ from torch import Tensor
 from .config import read
 from .data.fitdata import FitData
 from .errors import require
-from .iterates import snapshots
+from .iterates import snapshot
 from .learner import LearnConfig, Learned, Learner
 from .learning import learn
 from .method import Inputs
@@ -78,7 +78,7 @@ def last_network(
     rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
     require(learn.choose is None, choose, rule, learn.choose)
     assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    return spec, {name: past[-1] for name, past in snapshots(trajectory).items()}
+    return spec, snapshot(trajectory, -1)
 
 
 def begin(network: Network, start: Weights | None) -> Network:

@@ -191,16 +191,16 @@ def test_what_does_not_fit_its_input(name: str) -> None:
     change, words = WRONG[name]
     source: RandomConfig | None = config_of("ffg_u", "regression")
     good: dict[str, Any] = {"prune": 0.5, "learn": {**LEARN, **FIXED}}
-    fits(config_of("ffg_u", "regression", **good), source)
+    fits(config_of("ffg_u", "regression", **good), {"student": source})
     given = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
-        fits(config_of("ffg_u", "regression", **good | given), None if "source" in change else source)
+        fits(config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source})
 
 
 def test_a_pruned_posterior_is_not_pruned_again() -> None:
     config = config_of("ffg_u", "regression", prune=0.5, learn={**LEARN, **FIXED})
     with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
-        fits(config, config)
+        fits(config, {"student": config})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
@@ -212,7 +212,7 @@ def test_a_share_beyond_its_limits(share: float) -> None:
 def test_a_full_covariance_over_weights_is_not_pruned() -> None:
     with pytest.raises(ConfigError, match="prune must be null: a full covariance"):
         config_of("fcg_w", "regression", prune=0.5)
-    assert METHODS["fcg_w"].rooms["student"].needs == ("trajectory",)
+    assert METHODS["fcg_w"].rooms["student"].needs == {"trajectory": "each"}
 
 
 def test_a_make_checks_its_input_too() -> None:
@@ -223,5 +223,5 @@ def test_a_make_checks_its_input_too() -> None:
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
     with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
         room.make(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
-    with pytest.raises(UserError, match="weights must be that of the posterior"):
+    with pytest.raises(UserError, match="input must be a run of ffg_u, got 'fcg_u'"):
         room.make(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())

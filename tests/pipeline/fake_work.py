@@ -13,6 +13,7 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError, require
+from bdl_pipe.iterates import snapshot
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
@@ -65,11 +66,43 @@ WALK = Method(
         "trajectory": Room(walk, summarise=spread),
         "teacher": Room(walk),
         "coreset": Room(walk),
-        "student": Room(walk, needs=("trajectory", "teacher"), takes="each"),
+        "student": Room(walk, needs={"trajectory": "each"}),
     },
 )
+
+
+def pair(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report: Report) -> State:
+    """What it was given: all trajectories and one coreset."""
+    (coreset,) = inputs["coreset"]
+    trajectories = torch.stack([state.tensors["x"] for state in inputs["trajectory"]])
+    return State({"coreset": coreset.tensors["x"], "trajectories": trajectories}, {"kinds": sorted(inputs)})
+
+
+PAIR = Method(
+    "pair",
+    WalkConfig,
+    ("classification", "regression"),
+    {
+        "coreset": Room(walk, needs={"trajectory": "each"}),
+        "student": Room(pair, needs={"trajectory": "all", "coreset": "turn"}),
+    },
+)
+
+
+def last(data: FitData, inputs: Inputs, config: NothingConfig, *, rng: Seed, report: Report) -> State:
+    """The first weight of each trajectory's last snapshot."""
+    return State({"ends": torch.stack([snapshot(state, -1)["w"][0] for state in inputs["trajectory"]])})
+
+
+LAST = Method("last", NothingConfig, ("regression",), {"student": Room(last, needs={"trajectory": "all"})})
+MAY = Method(
+    "may",
+    WalkConfig,
+    ("classification", "regression"),
+    {"student": Room(walk, needs={"trajectory": "each", "coreset": "each"}, optional=True)},
+)
 ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": Room(walk)})
-REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, ONLY_CLASSES)}
+REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, PAIR, LAST, MAY, ONLY_CLASSES)}
 
 
 def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: Report) -> int:
@@ -138,3 +171,10 @@ def fused_member(payload: Any, shared: Mapping[str, Any], report: Report) -> Sta
     """The work of a stage's task; with a fuse, its first attempt dies."""
     path = shared["fuse"]
     return stage.make(payload, shared, _Fused(report, Path(path)) if path else report)
+
+
+def ends(payload: str, shared: Mapping[str, Any], report: Report) -> tuple[bool, float, bytes]:
+    """Of files with relative paths, from the folder ``payload``: whether they are there, and parts of them."""
+    os.chdir(payload)
+    weights, file = shared["state"].tensors, shared["files"]["notes"]
+    return file.file.is_here(), float(weights.rows("w", -1, None).sum()), file.read(1, 3)

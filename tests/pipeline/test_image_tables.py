@@ -156,7 +156,7 @@ def test_the_numbers_are_those_of_ritter() -> None:
             continue
         u, name = row.method.name.endswith("_u"), row.method.name
         assert row.config.network.depth == 50 and row.entry.members == 5 and how.batch == 100
-        if row.input_kind == "student":
+        if "student" in row.sources:
             as_in_appendix_k(row, found)
             continue
         assert how.epochs == (300 if u or (name == "ffg_w" and wide) else 200)
@@ -181,8 +181,8 @@ def test_the_numbers_are_those_of_ritter() -> None:
 
 def as_in_appendix_k(row: Row, found: params.Params) -> None:
     """A pruned run: 50 epochs of Adam at 1e-4 on its full run's members; what is left stands in its setting, in %."""
-    source = found.row("student", row.input_key)
-    assert row.key.startswith(source.key) and source.input_kind == "prepare" and source.entry.members == 5
+    source = found.row("student", row.sources["student"])
+    assert row.key.startswith(source.key) and source.sources == {} and source.entry.members == 5
     left = re.fullmatch(r"(.+) \((.+)%\)", row.entry.setting)
     assert left is not None and left[1] == source.entry.setting
     assert Fraction(str(row.config.prune)) == 1 - Fraction(left[2]) / 100
@@ -224,9 +224,9 @@ def test_the_numbers_are_those_of_maddox() -> None:
     }
     for (kind, key), row in found.rows.items():
         if kind == "student" and row.method.name in ("deterministic", "kfac_laplace"):
-            assert row.input_key.endswith("-sgd"), key
+            assert row.sources["trajectory"].endswith("-sgd"), key
         elif kind == "student" and row.method.name != "sgld":
-            assert row.input_key.endswith("-swa"), key
+            assert row.sources["trajectory"].endswith("-swa"), key
 
 
 def test_the_chains_steps_are_those_of_maddox() -> None:

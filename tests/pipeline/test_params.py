@@ -65,7 +65,7 @@ def test_good_params_are_typed(tmp_path: Path) -> None:
     found = read(tmp_path, changed("runs.b-run.override", {"scale": 2}))
     row = found.row("student", "b-run")
     assert (row.config.steps, row.config.scale) == (5, 2.0)
-    assert (row.input_kind, row.input_key) == ("trajectory", "b-walk")
+    assert row.sources == {"trajectory": "b-walk"} and found.row("trajectory", "b-walk").sources == {}
     assert found.row("trajectory", "b-walk").config.scale == 1.0
     assert found.datasets["boston"].splits == 2
 
@@ -105,7 +105,7 @@ WRONG = {
     "input of a wrong kind": (
         "runs.b-run.input",
         "prepare/boston",
-        "runs.b-run.input must be trajectory/<row> or teacher/<row>",
+        "runs.b-run.input must be trajectory/<row>, got 'prepare/boston'",
     ),
     "other data": ("trajectories.b-walk.input", "prepare/digits", "trajectories.b-walk.input must be prepare/boston"),
     "no room": (
@@ -115,6 +115,10 @@ WRONG = {
     ),
     "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must be a key of letters"),
     "setting above": ("trajectories.b-walk.setting", "small", "trajectories.b-walk.setting is for runs only"),
+    **{
+        f"setting {text!r}": ("runs.b-run.setting", text, "runs.b-run.setting must be words of letters, digits and ")
+        for text in ("a|b", "[red]a[/red]", "a\nb", "a  b", " a", "a ", "<b>", "`a`", "*a*")
+    },
     "no setting": ("runs.b-run.setting", ..., "runs.b-run.setting is missing"),
     "unknown ood": ("datasets.boston.ood", ["mist"], "datasets.boston.ood"),
     "unknown transfer": (
@@ -143,6 +147,106 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
         read(tmp_path, changed(place, value))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def several(**bundle: Any) -> dict[str, Any]:
+    """GOOD with a coreset of two members and a run of three that is made from it and the trajectory together."""
+    raw = copy.deepcopy(GOOD)
+    raw["methods"] |= {"pair": {"steps": 1}, "may": {"steps": 1}}
+    row = {"dataset": "boston", "method": "pair", "members": 2, "input": "trajectory/b-walk"}
+    raw["coresets"]["b-pair"] = row
+    raw["inputs"] = {"both": {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"} | bundle}
+    raw["runs"]["b-pair"] = {**row, "setting": "small", "members": 3, "input": "inputs/both"}
+    return raw
+
+
+def test_a_row_may_have_several_inputs(tmp_path: Path) -> None:
+    found = read(tmp_path, several())
+    row = found.row("student", "b-pair")
+    assert row.sources == {"trajectory": "b-walk", "coreset": "b-pair"}
+    assert found.inputs == {"both": {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"}}
+    assert [(r.kind, r.key) for r in found.lineage(row)] == [
+        ("trajectory", "b-walk"),
+        ("coreset", "b-pair"),
+        ("student", "b-pair"),
+    ]
+    assert read(tmp_path, GOOD).inputs == {}
+    for given in ("prepare/boston", "trajectory/b-walk", "coreset/b-pair", "inputs/both"):
+        raw = several()
+        raw["runs"]["b-pair"] |= {"method": "may", "members": 2, "input": given}
+        kinds = {} if given == "prepare/boston" else {given.split("/")[0]: given.split("/")[1]}
+        expected = row.sources if given == "inputs/both" else kinds
+        assert read(tmp_path, raw).row("student", "b-pair").sources == expected
+
+
+WRONG_BUNDLES = {
+    "one alone": ({"inputs": {"both": {"coreset": "coreset/b-pair"}}}, "inputs.both must be two artifacts or more"),
+    "a list": ({"inputs": {"both": ["coreset/b-pair", "trajectory/b-walk"]}}, "inputs.both must be two artifacts"),
+    "no kind": (several(corset="coreset/b-pair"), "inputs.both.corset must be a stage kind (did you mean coreset?)"),
+    "data": (several(prepare="prepare/boston"), "inputs.both.prepare must be a stage kind"),
+    "another kind": (several(coreset="trajectory/b-walk"), "inputs.both.coreset must be coreset/<row>, got 'traj"),
+    "no text": (several(coreset=3), "inputs.both.coreset must be coreset/<row>, got 3"),
+    "no row": (
+        {**several(teacher="teacher/b-wolk"), "runs": {}},
+        "inputs.both.teacher must be a row of teachers (known: none), got 'teacher/b-wolk'",
+    ),
+    "more than it reads": (
+        {**several(teacher="teacher/t"), "teachers": {"t": GOOD["trajectories"]["b-walk"]}},
+        "runs.b-pair.input must be inputs/<key> with trajectory and coreset, got 'inputs/both: coreset, teacher, tr",
+    ),
+    "no such key": (
+        {"runs": {**several()["runs"], "b-pair": {**several()["runs"]["b-pair"], "input": "inputs/bath"}}},
+        "runs.b-pair.input must be a key of inputs (did you mean both?), got 'bath'",
+    ),
+    "one where it reads two": (
+        {"runs": {**several()["runs"], "b-pair": {**several()["runs"]["b-pair"], "input": "coreset/b-pair"}}},
+        "runs.b-pair.input must be inputs/<key> with trajectory and coreset, got 'coreset/b-pair'",
+    ),
+    "two where it reads one": (
+        {"runs": {"b-run": {**GOOD["runs"]["b-run"], "input": "inputs/both"}}},
+        "runs.b-run.input must be trajectory/<row>, got 'inputs/both'",
+    ),
+    "a kind that it does not read": (
+        {"inputs": {"both": {"trajectory": "trajectory/b-walk", "student": "student/b-pair"}}},
+        "runs.b-pair.input must be inputs/<key> with trajectory and coreset",
+    ),
+    "members of each": (
+        {"runs": {"b-pair": {**several()["runs"]["b-pair"], "method": "may"}}},
+        "runs.b-pair.members must be <= 2, those of its input, got 3",
+    ),
+    "other data": (
+        {
+            "datasets": GOOD["datasets"] | {"other": GOOD["datasets"]["boston"]},
+            "coresets": {
+                "b-pair": {"dataset": "other", "method": "walk", "members": 2, "input": "prepare/other"},
+            },
+        },
+        "runs.b-pair.input must be of the data set boston, got 'coreset/b-pair: other'",
+    ),
+    "other data, unused": (
+        {
+            "datasets": GOOD["datasets"] | {"other": GOOD["datasets"]["boston"]},
+            "coresets": {
+                "b-pair": {"dataset": "other", "method": "walk", "members": 2, "input": "prepare/other"},
+            },
+            "runs": {},
+        },
+        "inputs.both must be of one data set, got {'coreset/b-pair': 'other', 'trajectory/b-walk': 'boston'}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BUNDLES)
+def test_what_is_wrong_with_several_inputs_is_named(tmp_path: Path, name: str) -> None:
+    change, message = WRONG_BUNDLES[name]
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, several() | change)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["M=64 (75%)", "ResNet-50 (0.1%)", "width 128 with batch norm", "ipc10", "β_D 1e-3"])
+def test_a_setting_is_a_few_words(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, changed("runs.b-run.setting", text)).row("student", "b-run").entry.setting == text
 
 
 def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:

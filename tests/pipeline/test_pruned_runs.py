@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     ),
     "another method": (
         {"b_half": {"method": "ffg_w"}},
-        "runs.b-half.input must be a run of ffg_w, got 'student/b-whole: ffg_u'",
+        "runs.b-half.input must be a run of ffg_w, got 'ffg_u'",
     ),
     "a pruned run": (
         {"b_quarter": {**PRUNED, "input": "student/b-half", "override": {"prune": 0.75}}},

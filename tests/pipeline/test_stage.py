@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from bdl_pipe import artifacts
@@ -27,7 +28,7 @@ from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
 from pipeline.rows import records, stage, tracking
 from tests.pipeline.fake_work import REGISTRY
-from tests.pipeline.test_params import GOOD
+from tests.pipeline.test_params import several
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
@@ -55,7 +56,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with params.yaml and boston prepared."""
     folder = tmp_path_factory.mktemp("stage")
-    raw = {**GOOD, "teachers": {"b-walk": ROW}, "coresets": {"b-walk": ROW}}
+    raw = several()
+    raw |= {"teachers": {"b-walk": ROW}, "coresets": raw["coresets"] | {"b-walk": ROW}}
     (folder / "params.yaml").write_text(yaml.safe_dump(raw))
     before = Path.cwd()
     os.chdir(folder)
@@ -114,6 +116,49 @@ def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
     above, own = records.read("trajectory", "b-walk"), records.read("student", "b-run")
     for name, total in own["total_seconds"].items():
         assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
+
+
+def test_a_student_of_several_inputs_gets_and_is_charged_for_what_it_takes(there: Path) -> None:
+    """All trajectories, and coreset i mod 2; a trajectory that the coreset was made from counts once."""
+    for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair")):
+        fit(kind, key)
+    trajectories, coresets, students = (
+        artifacts.load(places.artifact(kind, key), kind)
+        for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
+    )
+    assert students.manifest["about"]["input"] == {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"}
+    steps, distilled, own = (
+        records.read(kind, key)["seconds"]
+        for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
+    )
+    assert len(own) == 6
+    for name, seconds in own.items():
+        split, member = map(int, name.split("-"))
+        made, coreset = students.state(name), f"{split}-{member % 2}"
+        assert made.config["kinds"] == ["coreset", "trajectory"]
+        assert torch.equal(made.tensors["coreset"], coresets.state(coreset).tensors["x"])
+        every = [trajectories.state(f"{split}-{m}").tensors["x"] for m in range(2)]
+        assert torch.equal(made.tensors["trajectories"], torch.stack(every))
+        total = seconds + distilled[coreset] + steps[f"{split}-0"] + steps[f"{split}-1"]
+        assert records.read("student", "b-pair")["total_seconds"][name] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seconds": {}, "peak_bytes": {}, "total_seconds": 3}', "\xff"])
+def test_a_damaged_record_is_an_error_before_the_work(
+    there: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit("trajectory", "b-walk")
+    monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
+    place = places.record("trajectory", "b-walk")
+    whole = place.read_bytes()
+    place.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ArtifactError, match=rf"^{place}: is .*; make the trajectory b-walk again$"):
+        fit("student", "b-run")
+    assert not (tmp_path / "steps").exists()
+    place.write_bytes(whole)
+    assert records.read("trajectory", "b-walk") == json.loads(whole)
+    place.unlink()
+    assert records.read("trajectory", "b-walk") == {}
 
 
 def test_a_missing_input_is_one_line(there: Path) -> None:
@@ -226,10 +271,21 @@ def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str,
 def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
     asked = []
-    load = stage.prepare.load_fit
-    monkeypatch.setattr(stage.prepare, "load_fit", lambda *a, **k: asked.append(k) or load(*a, **k))
+    load = stage.prepare.load_fits
+    monkeypatch.setattr(stage.prepare, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
     fit("trajectory", "b-walk")
-    assert asked == [{"final": True}] * 2
+    assert asked == [{"final": True}]
+
+
+def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once a split, of which there are two."""
+    fit("trajectory", "b-walk")
+    hashed = []
+    sha256 = artifacts.sha256
+    monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(path) or sha256(path))
+    shared, tasks = stage._plan(load().row("student", "b-run"), load(), SETTINGS)
+    assert len(tasks) == 4 and sum(key.startswith("data-") for key in shared) == 2
+    assert len(hashed) == len(set(hashed)) > 8
 
 
 @pytest.mark.parametrize(
@@ -243,7 +299,7 @@ def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: in
     class Row:
         room = Room(make=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
 
-    member = stage.Member(Row.room.make, None, "data-0", (), "prepare", Seed(0))
+    member = stage.Member(Row.room.make, None, "data-0", {}, Seed(0))
     payload = stage.Group(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
     planned = [Task(f"{n}", payload, ("data-0",)) for n in range(tasks)]
     assert stage._light(Row(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]

@@ -57,7 +57,8 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     search, loaded = search_of(), params.load()
     data = branch.load_data(search, loaded, SETTINGS)
     inline = Settings(executor="inline")
-    states = branch.make_upstream(search, data, loaded, inline)
+    ((row, states),) = branch.make_upstream(search, data, loaded, inline).items()
+    assert row == ("teacher", "toy-level")
     assert len(states) == 2  # all members: the student takes all
     final = prepare.load_fit(toy / "work/prepare/toy", 0, final=True)
     for member, state in enumerate(states):
@@ -68,13 +69,13 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 def test_a_chain_that_is_made_from_data_alone_needs_nothing_before(toy):
     search, loaded = replace(search_of(), upstream=()), params.load()
     data = branch.load_data(search, loaded, SETTINGS)
-    assert branch.make_upstream(search, data, loaded, Settings(executor="inline")) == []
+    assert branch.make_upstream(search, data, loaded, Settings(executor="inline")) == {}
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
     search, loaded = search_of(), params.load()
     data = branch.load_data(search, loaded, SETTINGS)
-    states = branch.make_upstream(search, data, loaded, Settings(executor="inline"))
+    states = branch.make_upstream(search, data, loaded, Settings(executor="inline"))["teacher", "toy-level"]
     chain = search.chain
     (config,) = chain.configs({"inner.shift": 1.5})
     made = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())

@@ -151,8 +151,8 @@ def test_the_numbers_are_those_of_zeng() -> None:
             hidden = {"skillcraft": (1000, 500, 50, 2)}.get(row.entry.dataset, (1000, 1000, 500, 50, 2))
             assert sgd.network.hidden == ((50,) if found is small else hidden)
         for row in found.of("student"):
-            assert row.entry.members == 1 and row.input_kind == (
-                "prepare" if row.method.name == "dropout" else "trajectory"
+            assert row.entry.members == 1 and list(row.sources) == (
+                [] if row.method.name == "dropout" else ["trajectory"]
             )
             if row.method.name in ("ciber_last", "ciber_second"):
                 assert row.config.weights == (None if row.method.name == "ciber_last" else 3)

@@ -94,7 +94,7 @@ SHIFT = Method(
     "shift",
     ShiftConfig,
     ("regression",),
-    {"student": Room(shift, needs=("teacher",), peek=peek)},
+    {"student": Room(shift, needs={"teacher": "all"}, peek=peek)},
     {"inner.shift": (-20.0, 20.0, "linear")},
 )
 REGISTRY = {"level": LEVEL, "shift": SHIFT}

@@ -11,7 +11,16 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.iterates import Keep, MomentsConfig, RunningMoments, moments, snapshots
+from bdl_pipe.iterates import (
+    Keep,
+    MomentsConfig,
+    RunningMoments,
+    epochs,
+    moments,
+    snapshot,
+    snapshots,
+    trained,
+)
 from bdl_pipe.learner import LearnConfig
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
@@ -103,6 +112,69 @@ def test_snapshots_are_spaced_from_the_end(tiny_table: FitData) -> None:
     assert [e for e in range(1, 301) if swa.counts(300 - e)] == list(range(161, 301))
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -> None:
+    """Alone and with others: the fresh weights first, and after them what is kept without it."""
+    data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
+    together = SGD.rooms["trajectory"].together
+    assert together is not None
+    both = [
+        together(data, [{}] * members, read(SgdConfig, SECTION | change, "s"), rngs=rngs, report=Silent())
+        for change in ({}, {"keep_start": True})
+    ]
+    for plain, state, rng in zip(*both, rngs, strict=True):
+        fresh = read(NetworkSpec, state.config["spec"], "spec").build(rng.fold("weights")).state_dict()
+        past = snapshots(state)
+        assert past.keys() == fresh.keys() and all(torch.equal(v[0], fresh[name]) for name, v in past.items())
+        assert all(len(v) == 13 and torch.equal(v[1:], plain.tensors[name]) for name, v in past.items())
+        assert not any(torch.equal(v[1], fresh[name]) for name, v in past.items())
+        assert all(torch.equal(v, plain.tensors[name]) for name, v in trained(state).items())
+        assert epochs(state) == list(range(13)) and state.config == plain.config | {"snapshots_at": epochs(state)}
+        assert epochs(plain) is None and same(State(trained(plain), plain.config), plain)
+        for number in (0, 4, -1):
+            assert all(torch.equal(v, past[name][number]) for name, v in snapshot(state, number).items())
+
+
+def test_the_epoch_of_each_snapshot_is_known(tiny_table: FitData) -> None:
+    assert Keep(3, every=2, parts=4, start=True).at(2) == [0, 1, 1.5, 2]
+    assert Keep(99, every=5, start=True).at(12) == [0, 2, 7, 12] and Keep(2).at(12) == [11, 12]
+    whole = trajectory(tiny_table, parts=5, keep=60)
+    spaced = trajectory(tiny_table, parts=5, keep=4, every=3, keep_start=True)
+    at = epochs(spaced)
+    assert at == [0, 10.2, 10.8, 11.4, 12]
+    for row, epoch in enumerate(at[1:], start=1):
+        assert all(torch.equal(v[row], whole.tensors[name][round(5 * epoch) - 1]) for name, v in spaced.tensors.items())
+    chosen = trajectory(table(0), epochs=30, choose=CHOOSE, after=5, keep=4, every=2, keep_start=True)
+    assert epochs(chosen) == [0, *(chosen.config["epochs"] - left for left in (6, 4, 2, 0))]
+    assert all(len(v) == 5 for v in snapshots(chosen).values())
+
+
+def test_the_start_of_a_trajectory_that_starts_at_another_is_that(tiny_table: FitData) -> None:
+    first = trajectory(tiny_table, keep_start=True, moments={"count": 4, "every": 1})
+    config = read(SgdConfig, SECTION | {"epochs": 1, "keep": 1, "keep_start": True}, "s")
+    inputs = {"trajectory": [first]}
+    then = SGD.rooms["trajectory"].make(tiny_table, inputs, config, rng=Seed(5), report=Silent())
+    assert all(torch.equal(v, snapshot(first, -1)[name]) for name, v in snapshot(then, 0).items())
+    assert close(first, numpys(trained(first), slice(-4, None)))  # the moments are of iterates
+
+
+def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) -> None:
+    plain, started = trajectory(tiny_table, keep=4), trajectory(tiny_table, keep=4, keep_start=True)
+    sections = {
+        "deterministic": {},
+        "swa": {"batch_norm_rows": None, "batch_norm_batch": 32},
+        "swag": {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32},
+    }
+    for name, section in sections.items():
+        method = METHODS[name]
+        config = read(method.config, section, name)
+        made = [
+            method.rooms["student"].make(tiny_table, {"trajectory": [s]}, config, rng=Seed(1), report=Silent())
+            for s in (plain, started)
+        ]
+        assert same(*made), name
+
+
 def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
     data, changes = table(0), {"epochs": 30, "choose": CHOOSE}
     chosen = trajectory(data, **changes, keep=1).config["epochs"]
@@ -116,7 +188,16 @@ def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
-    section = {"epochs": 6, "keep": 2, "every": 2, "choose": CHOOSE, "after": 3, "moments": {"count": 4, "every": 1}}
+    section = {
+        "epochs": 6,
+        "keep": 2,
+        "every": 2,
+        "choose": CHOOSE,
+        "after": 3,
+        "moments": {"count": 4, "every": 1},
+        "parts": 2,
+    }
+    section |= {"keep_start": True}
     config = read(SgdConfig, SECTION | section | {"variance_floor": 1e-3}, "methods.sgd")
     data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
     together = SGD.rooms["trajectory"].together
@@ -183,7 +264,7 @@ def test_a_fit_that_starts_there_takes_the_means_of_the_last_snapshot(tiny_table
 def test_keys_that_are_absent_are_not_written() -> None:
     """Artifacts of configs without them keep their bytes."""
     old = read(SgdConfig, SECTION, "s")
-    assert not {"every", "after", "moments", "variance_floor"} & to_mapping(old).keys()
+    assert not {"every", "after", "moments", "variance_floor", "keep_start"} & to_mapping(old).keys()
     new = read(SgdConfig, SECTION | {"moments": {"count": 2, "every": 1}, "variance_floor": 0.1}, "s")
     assert to_mapping(new)["moments"] == {"count": 2, "every": 1}
     assert all(read(SgdConfig, to_mapping(config), "s") == config for config in (old, new))

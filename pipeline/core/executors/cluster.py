@@ -119,9 +119,11 @@ class Cluster:
     ) -> dict[str, Done]:
         import ray
 
+        from .remote_files import through_hub
+
         hub = make_hub(store)
         used = {key for task in tasks for key in task.needs}
-        kept = {key: ray.put(shared[key]) for key in shared if key in used}
+        kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
         most = self._at_once(tasks)
         try:

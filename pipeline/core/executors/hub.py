@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
+from bdl_pipe.files import FileBytes
 
 from . import Done
 from .store import Keeper, Store
@@ -20,7 +21,10 @@ def make_hub(store: Store | None) -> Any:
 
 
 class Hub(Keeper):
-    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for."""
+    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for.
+
+    It reads the node's files for workers on others.
+    """
 
     def __init__(self, store: Store | None) -> None:
         super().__init__(store)
@@ -34,6 +38,9 @@ class Hub(Keeper):
     def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
         told, self._told = self._told, {}
         return list(told.values())
+
+    def read(self, file: FileBytes, start: int, count: int) -> bytes:
+        return file.read(start, count)
 
     def leave(self, task: str, outcome: Done | Exception) -> None:
         """What a group's work came to; of several errors the first."""

@@ -161,7 +161,7 @@ BNN = Method(
     name="bnn",
     config=BnnConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)},
+    rooms={"student": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
     search={
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "initial_sd": (1e-3, 1e-1, "log"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
-from ..iterates import snapshots
+from ..iterates import snapshot
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -21,7 +21,7 @@ def fit(data: FitData, inputs: Inputs, config: DeterministicConfig, *, rng: Seed
     """The last snapshot of the one trajectory in ``inputs``; data and rng are not used."""
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-    state = NetworkDraws(spec, {name: past[-1:] for name, past in snapshots(trajectory).items()}).state()
+    state = NetworkDraws.of(spec, [snapshot(trajectory, -1)]).state()
     report(1, 1)
     return state
 
@@ -30,5 +30,5 @@ DETERMINISTIC = Method(
     name="deterministic",
     config=DeterministicConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+    rooms={"student": Room(fit, needs={"trajectory": "each"}, light=True)},
 )

@@ -185,7 +185,7 @@ DROPOUT = Method(
     name="dropout",
     config=DropoutConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)},
+    rooms={"student": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
     search={
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "learn.optimiser.weight_decay": (1e-6, 1e-1, "log"),

@@ -10,7 +10,7 @@ from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import snapshots
+from ..iterates import snapshot
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -31,7 +31,7 @@ def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, rep
     members = inputs["trajectory"]
     specs = [read(NetworkSpec, member.config["spec"], "spec") for member in members]
     require(all(s == specs[0] for s in specs), "ensemble", "must be made of trajectories of one network")
-    last = [{name: past[-1] for name, past in snapshots(member).items()} for member in members]
+    last = [snapshot(member, -1) for member in members]
     state = NetworkDraws.of(specs[0], last).state()
     report(1, 1)
     return state
@@ -41,5 +41,5 @@ ENSEMBLE = Method(
     name="ensemble",
     config=EnsembleConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="all", light=True)},
+    rooms={"student": Room(fit, needs={"trajectory": "all"}, light=True)},
 )

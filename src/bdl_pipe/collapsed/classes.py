@@ -186,5 +186,5 @@ CIBER = Method(
     name="ciber",
     config=CiberConfig,
     tasks=("classification",),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each", light=True)},
+    rooms={"student": Room(fit, needs={"trajectory": "each"}, light=True)},
 )

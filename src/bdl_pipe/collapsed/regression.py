@@ -205,11 +205,11 @@ CIBER_LAST = Method(
     name="ciber_last",
     config=CiberLastConfig,
     tasks=("regression",),
-    rooms={"student": Room(fit_last, needs=("trajectory",), takes="each", light=True)},
+    rooms={"student": Room(fit_last, needs={"trajectory": "each"}, light=True)},
 )
 CIBER_SECOND = Method(
     name="ciber_second",
     config=CiberSecondConfig,
     tasks=("regression",),
-    rooms={"student": Room(fit_second, needs=("trajectory",), takes="each", light=True)},
+    rooms={"student": Room(fit_second, needs={"trajectory": "each"}, light=True)},
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import networks
 from ..artifacts import State, unstack
 from ..config import read, to_mapping
-from ..iterates import snapshots
+from ..iterates import trained
 from ..method import Inputs
 from ..posterior import NetworkSpec
 from ..seeds import Seed
@@ -54,4 +54,4 @@ class CollapsedSnapshots(Generic[Config]):
 def trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
     """The network and the stacked weights of the snapshots of the one trajectory in ``inputs``."""
     (found,) = inputs["trajectory"]
-    return read(NetworkSpec, found.config["spec"], "spec"), snapshots(found)
+    return read(NetworkSpec, found.config["spec"], "spec"), trained(found)

@@ -111,9 +111,9 @@ def make_random(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, r
 
 
 def fit(data: FitData, inputs: Inputs, config: VbpcConfig | RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
-    """One fresh network on the coreset; of several coresets, the member's address picks one."""
-    coresets = inputs["coreset"]
-    coreset = Coreset.from_state(coresets[rng.fold("coreset").integer() % len(coresets)], data.device)
+    """One fresh network on the one coreset in ``inputs``."""
+    (stored,) = inputs["coreset"]
+    coreset = Coreset.from_state(stored, data.device)
     fitted = posterior.fit(data, coreset, config.network, config.head, config.student, rng=rng, report=report)
     return fitted.state()
 
@@ -122,7 +122,7 @@ VBPC = Method(
     name="vbpc",
     config=VbpcConfig,
     tasks=("classification",),
-    rooms={"coreset": Room(make_vbpc, peek=peek_vbpc), "student": Room(fit, needs=("coreset",), takes="all")},
+    rooms={"coreset": Room(make_vbpc, peek=peek_vbpc), "student": Room(fit, needs={"coreset": "turn"})},
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),
@@ -136,7 +136,7 @@ RANDOM_CORESET = Method(
     name="random_coreset",
     config=RandomCoresetConfig,
     tasks=("classification",),
-    rooms={"coreset": Room(make_random, light=True), "student": Room(fit, needs=("coreset",), takes="all")},
+    rooms={"coreset": Room(make_random, light=True), "student": Room(fit, needs={"coreset": "turn"})},
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),

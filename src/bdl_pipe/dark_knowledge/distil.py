@@ -223,7 +223,7 @@ DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     config=DarkKnowledgeConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(student, needs=("teacher",), takes="all")},
+    rooms={"student": Room(student, needs={"teacher": "all"})},
     search={
         "optimiser.rate": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),

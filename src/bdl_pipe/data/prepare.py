@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import artifacts
 from ..errors import ConfigError, DataError
-from ..files import write_bytes
+from ..files import FileBytes, write_bytes
 from ..seeds import Seed
 from . import sources, store
 from .config import HELD_OUT, DatasetConfig, Noise, Source
@@ -70,7 +70,14 @@ class Holdout:
         return [Job(name, int(severity)) for name, severity in names]
 
     def corrupted(self, name: str, severity: int) -> Split:
-        return store.read(self.path / "corrupted" / f"{Job(name, severity).key}.arrow").split
+        return store.read(self._corrupted(name, severity)).split
+
+    def corrupted_file(self, name: str, severity: int) -> FileBytes:
+        """The file of the same rows, for ``store.loads`` where they are needed."""
+        return FileBytes.of(self._corrupted(name, severity))
+
+    def _corrupted(self, name: str, severity: int) -> Path:
+        return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
 
     def _by_name(self, folder: str) -> dict[str, Split]:
         return {p.stem: store.read(p).split for p in sorted((self.path / folder).glob("*.arrow"))}
@@ -123,7 +130,13 @@ def prepare(
 
 
 def load_fit(path: Path, split: int, *, final: bool) -> FitData:
-    """One split's training data from a ``prepare`` artifact.
+    """One split's training data from a ``prepare`` artifact, see :func:`load_fits`."""
+    (data,) = load_fits(path, [split], final=final)
+    return data
+
+
+def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData]:
+    """The training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
 
     Args:
         final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
@@ -135,7 +148,11 @@ def load_fit(path: Path, split: int, *, final: bool) -> FitData:
     """
     artifact = artifacts.load(path, FIT_KIND)
     schema = artifact.json(SCHEMA_FILE)
-    rows = store.read(path / str(split) / "train.arrow")
+    return [_fit_data(artifact, schema, split, final) for split in splits]
+
+
+def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: int, final: bool) -> FitData:
+    rows = store.read(artifact.path / str(split) / "train.arrow")
     classes = tuple(schema["classes"])
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
@@ -155,8 +172,14 @@ def load_schema(path: Path) -> dict[str, Any]:
 
 def load_holdout(path: Path, split: int) -> Holdout:
     """One split's test rows, and the OOD and corrupted sets, from a ``holdout`` artifact."""
+    (held,) = load_holdouts(path, [split])
+    return held
+
+
+def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
+    """The same of several splits, from an artifact that is verified once."""
     artifacts.load(path, HOLDOUT_KIND)
-    return Holdout(path, store.read(path / str(split) / "test.arrow").split)
+    return [Holdout(path, store.read(path / str(split) / "test.arrow").split) for split in splits]
 
 
 def rows_sha256(split: Split) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArtifactError
+from ..files import Source
 from .fitdata import Split
 
 _ABOUT: Final = b"bdl_pipe"
@@ -58,14 +59,30 @@ def read(path: Path) -> Rows:
     """
     try:
         with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
-        facts = json.loads(table.schema.metadata[_ABOUT])
-        return Rows(_split(table, facts["one_label"]), facts)
+            return _rows(source, str(path))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: is missing") from None
+    except OSError as error:  # an empty file cannot be mapped
+        raise ArtifactError(f"{path}: is truncated or cannot be read ({str(error).splitlines()[0]})") from None
+
+
+def loads(source: Source, origin: str) -> Rows:
+    """The rows of a file that lies wherever ``source`` reads from, in memory.
+
+    Raises:
+        ArtifactError: as :func:`read`.
+    """
+    return _rows(pa.BufferReader(source.read(0, source.size)), origin)
+
+
+def _rows(file: Any, origin: str) -> Rows:
+    try:
+        table = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
+        facts = json.loads(table.schema.metadata[_ABOUT])
+        return Rows(_split(table, facts["one_label"]), facts)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ArtifactError(f"{path}: is truncated or is not an Arrow file of rows ({reason})") from None
+        raise ArtifactError(f"{origin}: is truncated or is not an Arrow file of rows ({reason})") from None
 
 
 def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:

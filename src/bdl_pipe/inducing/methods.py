@@ -8,9 +8,9 @@ Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from ..artifacts import State
 from ..config import to_mapping
@@ -100,17 +100,22 @@ def fit(
     return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
 
 
-def fits(config: RandomConfig, source: RandomConfig | None) -> None:
-    """Whether a posterior may be made from one that was fitted by ``source``; None: from none.
+def fits(config: RandomConfig, sources: Mapping[Stage, Any]) -> None:
+    """Check ``config`` against those of what a posterior is made from: a posterior, a trajectory, or nothing.
 
     Raises:
-        ConfigError: ``prune`` without a posterior or a posterior without ``prune``; a posterior of another network or
-            other weights, or that is pruned itself; epochs that would be chosen on rows that it was fitted on.
+        ConfigError: ``prune`` without a posterior or a posterior without ``prune``; a posterior of another method,
+            another network or other weights, or that is pruned itself; epochs that would be chosen on rows that it was
+            fitted on; a posterior and a trajectory.
     """
+    source = sources.get("student")
     if source is None:
         rule = "must be null where no posterior is pruned (input: student/<row>)"
         require(config.prune is None, "prune", rule, config.prune)
         return
+    require(len(sources) == 1, "input", "must be a posterior or a trajectory, not both")
+    kind = source.weights.kind if isinstance(source, RandomConfig) else type(source).__name__
+    require(kind == config.weights.kind, "input", f"must be a run of {config.weights.kind}", kind)
     require(config.prune is not None, "prune", "must be a share in (0, 1) where the input is a posterior", None)
     rule = "must be a posterior that is not pruned itself"
     require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
@@ -122,7 +127,7 @@ def fits(config: RandomConfig, source: RandomConfig | None) -> None:
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """The one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
     source = _source(inputs)
-    fits(config, None if source is None else source.spec.config)
+    fits(config, {} if source is None else {"student": source.spec.config})
     assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
@@ -164,8 +169,7 @@ def _method(config: type[_Of]) -> Method:
     posterior: tuple[Stage, ...] = () if config.kind == "fcg_w" else ("student",)
     room = Room(
         alone(fit),
-        needs=(*trajectory, *posterior),
-        takes="each",
+        needs=dict.fromkeys((*trajectory, *posterior), "each"),
         together=fit,
         optional=True,
         shares=True,

@@ -124,7 +124,7 @@ def _finish(spec: LastLayerSpec, data: FitData, made: Learned, rng: Seed) -> Sta
     learner.load_state_dict(made.state)
     assert isinstance(learner.layer, Generative)
     refit = learner.layer.refit_noise(_training_features(learner, data, rng.fold("refit"))).cpu()
-    return State(state.tensors | {f"refit.{k}": v for k, v in refit.state_dict().items()}, state.config)
+    return State({**state.tensors, **{f"refit.{k}": v for k, v in refit.state_dict().items()}}, state.config)
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    room = Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
+    room = Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)
     search = {
         "learn.optimiser.rate": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),

@@ -6,6 +6,7 @@ parameter [draw, ...], and the network's spec. Student: the predictive (1/S) Σ_
 draws of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import State
-from ..config import LATER
+from ..config import LATER, read
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Inputs, Method, Room
@@ -135,15 +136,15 @@ def student(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, rep
     return state
 
 
-def average(chains: list[State], max_draws: int | None = None) -> NetworkDraws:
+def average(chains: Sequence[State], max_draws: int | None = None) -> NetworkDraws:
     """All chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
 
     Of each chain the last draw is kept and those at even distances before it.
     """
-    posteriors = [NetworkDraws.from_state(state) for state in chains]
-    weights = [_thin(p.weights, None if max_draws is None else max(1, max_draws // len(chains))) for p in posteriors]
-    weights = weights[:max_draws]
-    return NetworkDraws(posteriors[0].spec, {name: torch.cat([w[name] for w in weights]) for name in weights[0]})
+    each = None if max_draws is None else max(1, max_draws // len(chains))
+    weights = [_thin(NetworkDraws.from_state(state).weights, each) for state in chains[:max_draws]]
+    spec = read(NetworkSpec, chains[0].config["spec"], "spec")
+    return NetworkDraws(spec, {name: torch.cat([w[name] for w in weights]) for name in weights[0]})
 
 
 def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
@@ -164,7 +165,7 @@ SGLD = Method(
     tasks=("classification", "regression"),
     rooms={
         "teacher": Room(teacher, summarise=summarise),
-        "student": Room(student, needs=("teacher",), takes="all", light=True),
+        "student": Room(student, needs={"teacher": "all"}, light=True),
     },
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),

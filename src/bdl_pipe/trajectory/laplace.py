@@ -159,6 +159,6 @@ KFAC_LAPLACE = Method(
     name="kfac_laplace",
     config=KfacLaplaceConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    rooms={"student": Room(fit, needs={"trajectory": "each"})},
     search={"temperature": (1e-3, 1.0, "log")},
 )

@@ -141,6 +141,6 @@ PCA_ESS = Method(
     name="pca_ess",
     config=PcaEssConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    rooms={"student": Room(fit, needs={"trajectory": "each"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
 )

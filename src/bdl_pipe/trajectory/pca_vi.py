@@ -130,7 +130,7 @@ PCA_VI = Method(
     name="pca_vi",
     config=PcaViConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    rooms={"student": Room(fit, needs={"trajectory": "each"})},
     search={
         "temperature": (0.1, 1e4, "log"),
         "prior_variance": (0.1, 100.0, "log"),

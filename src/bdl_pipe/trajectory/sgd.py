@@ -9,7 +9,9 @@ share of every batch, with its own dropout masks; ``parallel`` says what is aver
 State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], at the ends of
 the ``keep`` last epochs, or of every ``every``-th, or of ``parts`` of epochs; beside them the running moments of the
 parameters, where they are asked for (``iterates``); config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many
-were run), ``loss`` (the last epoch's mean training loss) and with moments ``iterates`` (how many counted).
+were run), ``loss`` (the last epoch's mean training loss), with moments ``iterates`` (how many counted), and with
+``keep_start`` ``snapshots_at`` (the epochs that had passed at each snapshot). The start is a snapshot for those who
+follow a trajectory; those who take its snapshots for samples do not see it.
 
 Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``choose`` the number of epochs is that of
 the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` = ``after``
@@ -33,7 +35,7 @@ from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import Keep, MomentsConfig, with_moments
+from ..iterates import Keep, MomentsConfig, with_epochs, with_moments
 from ..learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
@@ -66,6 +68,7 @@ class SgdConfig:
         variance_floor: of regression, in standardised units: the variance is this + softplus of an output; null: exp
             of it, not bounded.
         parts: of an epoch, of as many steps each as can be; snapshots are at ends of parts, and ``keep`` counts those.
+        keep_start: the weights before the first step are one more snapshot.
     """
 
     network: NetworkConfig
@@ -80,6 +83,7 @@ class SgdConfig:
     moments: MomentsConfig | None = field(default=None, metadata=LATER)
     variance_floor: float | None = field(default=None, metadata=LATER)
     parts: int = field(default=1, metadata=LATER)
+    keep_start: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
@@ -129,7 +133,7 @@ def fit(
     )
     spec = _spec(data[0], config)
     how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose, config.augmentation)
-    keep = Keep(config.keep, config.every, config.after, config.moments, config.parts)
+    keep = Keep(config.keep, config.every, config.after, config.moments, config.parts, config.keep_start)
     starts = [_start(i, spec, how, d) for d, i in zip(data, inputs, strict=True)]
     builds = [partial(_Network, spec, start) for start in starts]
     fitted = learn(builds, data, how, rngs=rngs, report=report, keep=keep)
@@ -137,7 +141,7 @@ def fit(
     for member in fitted:
         snapshots = stack([{k.removeprefix(_PREFIX): v for k, v in s.items()} for s in member.snapshots])
         about = {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}
-        states.append(with_moments(State(snapshots, about), member.moments, _PREFIX))
+        states.append(with_epochs(with_moments(State(snapshots, about), member.moments, _PREFIX), keep))
     return states
 
 
@@ -166,9 +170,7 @@ SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={
-        "trajectory": Room(alone(fit), needs=("trajectory",), takes="each", together=fit, optional=True, shares=True)
-    },
+    rooms={"trajectory": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
     search={
         "optimiser.rate": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),

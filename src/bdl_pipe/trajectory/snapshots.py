@@ -66,7 +66,7 @@ class Snapshots:
         """
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
         self.network = self.spec.build(Seed(0)).to(data.device)
-        stored, kept = iterates.snapshots(trajectory), iterates.moments(trajectory)
+        stored, kept = iterates.trained(trajectory), iterates.moments(trajectory)
         self._names = [name for name, _ in self.network.named_parameters()]
         self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
         self.last = {name: past[-1] for name, past in stored.items()}

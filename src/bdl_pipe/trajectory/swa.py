@@ -57,5 +57,5 @@ SWA = Method(
     name="swa",
     config=SwaConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    rooms={"student": Room(fit, needs={"trajectory": "each"})},
 )

@@ -118,6 +118,6 @@ SWAG = Method(
     name="swag",
     config=SwagConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs=("trajectory",), takes="each")},
+    rooms={"student": Room(fit, needs={"trajectory": "each"})},
     search={"scale": (0.05, 5.0, "log")},
 )

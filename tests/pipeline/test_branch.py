@@ -1,0 +1,109 @@
+"""How a run and all that it is made from are parted for a search, where it is made from several rows."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from bdl_pipe.method import Room
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from pipeline import branch, preparing
+from pipeline.core import params
+from pipeline.core.executors.inline import Inline
+from pipeline.core.settings import Settings
+from tests.pipeline.fake_work import REGISTRY, walk
+from tests.pipeline.test_params import several
+
+SETTINGS = Settings(executor="inline")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("branch")
+    (folder / "params.yaml").write_text(yaml.safe_dump(several()))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        preparing.prepare_dataset("boston", load(), Inline(SETTINGS))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def load(**methods: Any) -> params.Params:
+    return params.load(Path("params.yaml"), REGISTRY | methods)
+
+
+def names(rows: tuple[params.Row, ...]) -> list[str]:
+    return [f"{row.kind}/{row.key}" for row in rows]
+
+
+def test_a_search_parts_the_rows_at_what_is_made_of_the_method(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared)
+    found = branch.branch_of(load(), "pair", "boston", "b-pair", "tune", SETTINGS)
+    assert names(found.upstream) == ["trajectory/b-walk"]
+    assert names(found.chain.rows) == ["coreset/b-pair", "student/b-pair"]
+    whole = branch.branch_of(load(), "walk", "boston", "b-pair", "tune", SETTINGS)
+    assert whole.upstream == ()
+    assert names(whole.chain.rows) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
+
+
+def test_a_trial_gets_what_is_made_before_and_what_it_has_made(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run takes both trajectories, which are made once, and the trial's own coreset."""
+    monkeypatch.chdir(prepared)
+    numbers = load()
+    found = branch.branch_of(numbers, "pair", "boston", "b-pair", "tune", SETTINGS)
+    data = branch.load_data(found, numbers, SETTINGS)
+    upstream = branch.make_upstream(found, data, numbers, SETTINGS)
+    ((row, trajectories),) = upstream.items()
+    assert row == ("trajectory", "b-walk") and len(trajectories) == 2
+    configs = found.chain.configs({"steps": 3})
+    coreset = found.chain.make(data, upstream, configs, Silent())
+    made = found.chain.finish(coreset, data, configs, upstream)
+    assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
+    assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
+    again = [walk(data, {}, numbers.row("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(numbers)]
+    assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(again, trajectories, strict=True))
+
+
+def rngs(numbers: params.Params) -> list[Seed]:
+    return [Seed(numbers.seed).fold("tune", "trajectory", "b-walk", 0, member) for member in range(2)]
+
+
+def test_a_row_between_is_made_of_its_own_member(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ensemble of trajectories that go on from others has as many of both, each from its own."""
+    monkeypatch.chdir(prepared)
+    rooms = REGISTRY["walk"].rooms | {
+        "trajectory": Room(walk, needs={"trajectory": "each"}, optional=True),
+        "student": Room(walk, needs={"trajectory": "all"}),
+    }
+    raw = several()
+    raw["trajectories"]["b-next"] = raw["trajectories"]["b-walk"] | {
+        "input": "trajectory/b-walk",
+        "override": {"steps": 4},
+    }
+    raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"members": 1, "method": "all", "input": "trajectory/b-next"}}
+    raw["methods"]["all"] = {"steps": 1}
+    known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, rooms=rooms) for name in ("walk", "all")}
+    numbers = params.typed(raw, known)
+    asked = ("all", "boston", None, "tune", SETTINGS)
+    found = branch.branch_of(numbers, *asked)
+    assert names(found.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
+    data = branch.load_data(found, numbers, SETTINGS)
+    upstream = branch.make_upstream(found, data, numbers, SETTINGS)
+    assert [s.config["count"] for s in upstream["trajectory", "b-walk"]] == [0, 0]
+    assert [s.config["count"] for s in upstream["trajectory", "b-next"]] == [1, 1]
+    raw["methods"]["walk"]["steps"] += 1  # of the first row alone; what is made from it is made anew, too
+    monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
+    changed = params.typed(raw, known)
+    branch.make_upstream(branch.branch_of(changed, *asked), data, changed, SETTINGS)
+    assert (tmp_path / "steps").read_text().count("\n") == 2 * (6 + 4)

@@ -1,0 +1,99 @@
+"""The plan of an evaluation: what is read once, and what is left to be read by the tasks that need it."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bdl_pipe import artifacts, evaluation
+from bdl_pipe.data import prepare, store
+from bdl_pipe.data.fitdata import Split
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.files import FileBytes
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import load_fitted
+from pipeline import evaluating
+from pipeline.core.settings import Settings
+from tests.pipeline import fitted_cases
+
+ROWS, SHIFTED = 40, 30
+SETS = [("fog", 1), ("fog", 2), ("noise", 1)]
+
+
+def images(count: int, seed: int) -> Split:
+    random = np.random.default_rng(seed)
+    return Split(random.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), random.integers(0, 3, count))
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Of one member of two splits, on images with three corrupted sets; the hashed files are counted."""
+    monkeypatch.chdir(tmp_path)
+    student = fitted_cases.student(Path("work/student/run"), images=True)
+    with artifacts.publish(Path("work/holdout/d"), "holdout") as folder:
+        for split in range(2):
+            store.write(folder / str(split) / "test.arrow", images(ROWS, split))
+        store.write(folder / "ood" / "noise.arrow", images(ROWS, 2))
+        for i, (name, severity) in enumerate(SETS):
+            store.write(folder / "corrupted" / f"{name}-{severity}.arrow", images(SHIFTED, 3 + i))
+    with artifacts.publish(student, "student") as folder:
+        made = fitted_cases.student(tmp_path / "made", images=True)
+        for name in ("0-0", "transform-0"):
+            state = artifacts.read_state(made / name)
+            for split in range(2):
+                artifacts.write_state(folder / name.replace("0", str(split), 1), state)
+        (folder / "schema.json").write_bytes((made / "schema.json").read_bytes())
+    hashed: list[str] = []
+    sha256 = artifacts.sha256
+    monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(str(path)) or sha256(path))
+    row = SimpleNamespace(key="run", entry=SimpleNamespace(dataset="d", members=1))
+    config = EvaluateConfig(calibration_bins=5, batch=16, joint_pairs=0)
+    params = SimpleNamespace(seed=0, datasets={"d": SimpleNamespace(splits=2)}, evaluate=config)
+    shared, tasks = evaluating._plan(row, params, Settings())  # type: ignore[arg-type]
+    return SimpleNamespace(shared=shared, tasks=tasks, hashed=hashed, config=config)
+
+
+def test_every_file_is_hashed_once(plan: SimpleNamespace) -> None:
+    """Not once a split."""
+    files = [name for name in plan.hashed if "holdout" in name]
+    assert len(files) == len(set(files)) == 2 + 1 + len(SETS)
+
+
+def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamespace) -> None:
+    """What is sent of them is where they lie; the scores and the tasks' sizes are those of the rows themselves."""
+    held = prepare.load_holdout(Path("work/holdout/d"), 0)
+    names = [task.name for task in plan.tasks]
+    assert names == [f"{split}-0-{kind}" for split in range(2) for kind in ("test", "fog", "noise")]
+    sizes = dict(zip(names, (task.size for task in plan.tasks), strict=True))
+    assert (sizes["0-0-test"], sizes["0-0-fog"], sizes["1-0-noise"]) == (2 * ROWS, 2 * SHIFTED, SHIFTED)
+    for task in plan.tasks:
+        sent = {key: plan.shared[key] for key in task.needs}
+        answer = evaluating.answer(task.payload, sent, Silent())
+        if task.payload.corruption is None:
+            continue
+        bulk = len(pickle.dumps({key: part for key, part in sent.items() if key.startswith("corrupted")}))
+        assert bulk < SHIFTED * 16
+        severities = [severity for name, severity in SETS if name == task.payload.corruption]
+        assert list(answer.scores) == [f"corrupted:{task.payload.corruption}:{s}" for s in severities]
+        for severity, scores in zip(severities, answer.scores.values(), strict=True):
+            fitted = load_fitted(Path("work/student/run"), task.payload.split)
+            rows = held.corrupted(task.payload.corruption, severity)
+            rng = task.payload.rng
+            assert scores == evaluation.score_shifted(fitted, rows, plan.config, rng, "cpu")
+
+
+def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:
+    place = Path("work/holdout/d/corrupted/fog-1.arrow")
+    whole = place.read_bytes()
+    place.write_bytes(whole[:-10])
+    task = next(task for task in plan.tasks if task.name == "0-0-fog")
+    with pytest.raises(ArtifactError, match=r"fog-1\.arrow: has been replaced since it was opened"):
+        evaluating.answer(task.payload, plan.shared, Silent())
+    with pytest.raises(ArtifactError, match=r"^here: is truncated or is not an Arrow file of rows"):
+        store.loads(FileBytes.of(place), "here")
+    place.unlink()
+    with pytest.raises(ArtifactError, match=r"fog-1\.arrow: cannot be read"):
+        evaluating.answer(task.payload, plan.shared, Silent())

@@ -1,0 +1,136 @@
+"""Inputs that are larger than memory should be: what is read of them, by whom, and what is sent."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.files import FileBytes
+from pipeline import preparing
+from pipeline.core import params, places
+from pipeline.core.executors import Executor, Task, choose
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.remote_files import HubFile, through_hub
+from pipeline.core.settings import Settings
+from tests.pipeline import fake_work
+from tests.pipeline.fake_work import REGISTRY
+from tests.pipeline.test_params import GOOD
+
+ROOT = Path(__file__).parents[2]
+EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB, 32 of them an expert
+WORKERS = ("teacher/b-walk", "student/b-last")
+DRIVER = """
+import json, resource
+from pipeline.core import params
+from pipeline.core.executors import choose
+from pipeline.core.settings import Settings
+from pipeline.rows import stage, tracking
+from contextlib import contextmanager
+from tests.pipeline.fake_work import REGISTRY
+
+@contextmanager
+def untracked(*args, **named):
+    yield tracking.StageRun()
+
+tracking.stage_run = untracked
+settings = Settings(executor="ray")
+numbers, executor = params.load(registry=REGISTRY), choose(settings)
+stage.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+stage.fit("student", "b-last", numbers, executor, settings)
+print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+executor.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with boston prepared and a trajectory of eight experts that a run takes the ends of."""
+    folder = tmp_path_factory.mktemp("lazy")
+    row = {"dataset": "boston", "method": "walk", "members": 1, "input": "prepare/boston"}
+    raw: dict[str, Any] = {
+        **GOOD,
+        "datasets": {"boston": GOOD["datasets"]["boston"] | {"splits": 1}},
+        "methods": {"walk": {"steps": 2}, "last": {}},
+        "trajectories": {"b-walk": row | {"members": EXPERTS}},
+        "teachers": {"b-walk": row},
+        "runs": {"b-last": row | {"method": "last", "setting": "s", "input": "trajectory/b-walk"}},
+    }
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        preparing.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
+        with artifacts.publish(
+            places.artifact("trajectory", "b-walk"), "trajectory", about={"members": EXPERTS}
+        ) as place:
+            for member in range(EXPERTS):
+                weights = torch.full((SNAPSHOTS, WEIGHTS), float(member))
+                artifacts.write_state(place / f"0-{member}", State({"w": weights}))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
+    """The ends of eight experts are 5 MB of 256; a quarter of these may be taken, by the driver and by a worker."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER], cwd=prepared, env=env, capture_output=True, text=True, check=True
+    )
+    before, after = json.loads(done.stdout.splitlines()[-1])
+    limit = EXPERTS * SNAPSHOTS * WEIGHTS * 4 // 4
+    assert (after - before) * 1024 < limit
+    made = artifacts.load(prepared / "work/student/b-last", "student").state("0-0")
+    assert made.tensors["ends"].tolist() == list(range(EXPERTS))
+    peaks = [json.loads((prepared / f"work/{row}.run.json").read_text())["peak_bytes"]["0-0"] for row in WORKERS]
+    assert peaks[1] - peaks[0] < limit
+
+
+@pytest.mark.slow
+def test_a_worker_without_the_file_asks_the_driver(tmp_path: Path) -> None:
+    artifacts.write_state(tmp_path / "0-0", State({"w": torch.arange(6.0).reshape(3, 2)}))
+    (tmp_path / "notes").write_bytes(b"abcdef")
+    executor: Executor = choose(Settings(executor="ray"))
+
+    def relative(path: Path) -> FileBytes:
+        found = FileBytes.of(path)
+        return FileBytes(Path(os.path.relpath(path)), found.size, found.inode, found.changed)
+
+    stored = artifacts.StoredTensors(relative(tmp_path / "0-0.safetensors"), "0-0")
+    shared = {"state": State(stored), "files": {"notes": relative(tmp_path / "notes")}}
+    away = tmp_path / "away" / "a" / "b"
+    away.mkdir(parents=True)
+    try:
+        with Display("ends") as display:
+            tasks = [Task(place, place, tuple(shared)) for place in (str(Path.cwd()), str(away))]
+            done = executor.map(fake_work.ends, tasks, shared=shared, display=display)
+            assert [d.result for d in done] == [(True, 9.0, b"bcd"), (False, 9.0, b"bcd")]
+            (tmp_path / "notes").write_bytes(b"others")
+            os.utime(tmp_path / "notes", ns=(1, 1))
+            with pytest.raises(ArtifactError, match="has been replaced since it was opened"):
+                executor.map(fake_work.ends, tasks[1:], shared=shared, display=display)
+    finally:
+        executor.close()
+
+
+def test_files_alone_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_bytes(b"abc")
+    file, plain = FileBytes.of(tmp_path / "notes"), State({"w": torch.zeros(2)})
+    found = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")
+    assert found == {"a": {"b": HubFile(file, "hub")}, "c": plain, "d": 3} and found["c"] is plain
+    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # it is here: no hub is asked
+    assert through_hub(found, "other") == found
+    assert pickle.loads(pickle.dumps(file)) == file
