@@ -6,7 +6,7 @@ and nothing else.
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bdl_pipe.errors import UserError
@@ -16,7 +16,7 @@ from .core.executors.cluster import preflight
 from .core.params import Params, load, unwatched
 from .core.settings import Settings
 from .graph import client, dvc, fresh, plan, run, sources
-from .graph.plan import Plan
+from .graph.plan import Plan, Stage
 from .graph.scheduler import Outcome
 
 
@@ -87,7 +87,7 @@ def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
     if outcome.skipped:
         print(f"not run, because they need those: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
-    _table(everything, params)
+    _table(everything, params, outcome)
     print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s" + _counts(outcome))
     _point(everything)
     return 1 if outcome.failed else 0
@@ -99,8 +99,8 @@ def _counts(outcome: Outcome) -> str:
     return same + lost
 
 
-def _table(everything: Plan, params: Params) -> None:
-    """The comparison of what is up to date, and why the rest is not in it."""
+def _table(everything: Plan, params: Params, outcome: Outcome) -> None:
+    """The comparison: the report's, where it is of these params; else of the runs that are, and why others are not."""
     from rich.console import Console
 
     from . import terminal
@@ -112,6 +112,19 @@ def _table(everything: Plan, params: Params) -> None:
             terminal.show(text, Console())
         else:
             print(text)
+        return
+    runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
+    fresh_runs = [stage.key for stage in runs if stage.name not in why]
+    missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
+    terminal.show_runs(fresh_runs, missing, params, Console())
+
+
+def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:
+    """Why a run has no scores of these params: the stage that failed, or what has not been run."""
+    for name in (*plan.ancestors(everything, [stage.name]), stage.name):
+        if name in outcome.failed:
+            return f"{name} failed: {(outcome.failed[name] or ['it said nothing'])[-1]}"
+    return why[stage.name]
 
 
 def _point(everything: Plan) -> None:

@@ -200,9 +200,24 @@ def test_without_dvc_the_run_says_so_and_is_whole(tmp_path: Path) -> None:
     assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file()
 
 
-def test_make_repro_prints_no_table_of_other_params(project: Project) -> None:
-    """A run that fails has its own results printed, and says what is missing and why."""
-    project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 3, network: {name: mlp, hidden: [0]}}")
-    error = project.pipeline("repro", code=2).stderr
-    assert "hidden" in error
-    assert subprocess.run(["git", "status", "--short", "report"], cwd=project.folder, capture_output=True).stdout == b""
+def test_a_failed_run_prints_no_table_of_other_params(project: Project) -> None:
+    """The report that is there is of other numbers: what this run has is printed, and what is missing and why."""
+    older = (project.folder / "report/comparison.md").read_text()
+    assert "| ensemble |" in older
+    project.edit(
+        "params.yaml",
+        "batch: 32, optimiser: {name: adam, rate: 3e-3}",
+        "batch: 32, optimiser: {name: adam, rate: 1e30}",
+    )
+    project.edit(
+        "params.yaml",
+        "input: prepare/boston, override: {epochs: 3}",
+        "input: prepare/boston, override: {epochs: 3, optimiser: {rate: 3e-3}}",
+    )
+    done = project.pipeline("repro", code=1)
+    assert "FAILED trajectory@digits-sgd" in done.stderr and "lower the learning rate" in done.stderr
+    assert "| deterministic |" in done.stdout and "| ensemble |" not in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "1 of 2 runs are not in this comparison: digits-ensemble: trajectory@digits-sgd failed: " in said
+    assert "report: " not in done.stdout, "the page is of other numbers"
+    assert (project.folder / "report/comparison.md").read_text() == older
