@@ -15,16 +15,23 @@ from bdl_pipe.methods import posterior_of
 from bdl_pipe.posterior import Fitted
 from bdl_pipe.seeds import Seed
 
-from ..trial import MILESTONES, TIME, Chain, Milestones
+from ..core.executors.worker import Channel
+from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones
 from . import SEED, numbers
 
 
 def trial(
-    sampled: Mapping[str, Any], chain: Chain, evaluate: EvaluateConfig, data: FitData, upstream: Sequence[State]
+    sampled: Mapping[str, Any],
+    chain: Chain,
+    evaluate: EvaluateConfig,
+    data: FitData,
+    upstream: Sequence[State],
+    channel: Channel,
 ) -> None:
     """The trainable that Ray Tune runs: reports the scores, or none where the fit diverged.
 
-    A checkpoint is kept at each quarter of the first row's steps, so that what was interrupted goes on there.
+    A checkpoint goes the way that ``channel`` is at each quarter of the first row's steps, so that what was interrupted
+    goes on there.
     """
     from ray import tune
 
@@ -32,12 +39,13 @@ def trial(
     point = {axis: value for axis, value in sampled.items() if axis != SEED}
     chain = replace(chain, member=sampled[SEED])
     configs = chain.configs(numbers(point))
+    report = Milestones(lambda _: {}, channel)
     try:
-        made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
+        made = chain.make(data, upstream, configs, report)
         scores = validation_scores(chain.finish(made, data, configs), data, evaluate, chain)
     except FloatingPointError:
         scores = {}
-    tune.report({**scores, TIME: MILESTONES})
+    tune.report({**scores, TIME: MILESTONES, SECONDS: report.seconds})
 
 
 def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:
