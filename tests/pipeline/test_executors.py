@@ -16,7 +16,7 @@ import torch
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from pipeline.core.executors import Executor, Task, choose
-from pipeline.core.executors.cluster import check_resources, preflight
+from pipeline.core.executors.cluster import check_resources, named, preflight
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
@@ -242,6 +242,16 @@ def test_a_dead_address_is_noticed_at_once() -> None:
     for wrong in ("auto", "ray://127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(UserError, match="RAY_ADDRESS must be host:port"):
             preflight(wrong)
+
+
+def test_our_code_is_sent_to_every_cluster_but_a_head_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "127.0.0.1:41000"
+    monkeypatch.setenv("BDL_OWN_HEAD", own)
+    assert named(own) == {"address": own}
+    for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
+        modules = [Path(path) for path in named(other)["runtime_env"]["py_modules"]]
+        assert [path.name for path in modules] == ["pipeline", "stages", "bdl_pipe"]
+        assert all((path / "__init__.py").is_file() for path in modules)
 
 
 def test_a_request_that_no_node_can_meet() -> None:

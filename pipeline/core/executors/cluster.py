@@ -33,7 +33,7 @@ _QUIET: Final = {
     # Several drivers share a head: without this their idle workers are killed in turn, and torch imported anew.
     "RAY_num_workers_soft_limit": "4",
 }
-_LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on every system: a head of ours serves 127.0.0.1 alone
+_LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a head of ours serve 127.0.0.1 alone
 _OWN_HEAD: Final = "BDL_OWN_HEAD"  # of the environment: the address of a head of ours, whose workers find our code
 
 
@@ -149,7 +149,7 @@ def connected(settings: Settings) -> Iterator[None]:
         if not ray.is_initialized():
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
             stack.callback(ray.shutdown)
-            options = _named(settings.address) if settings.address else _local(temporary)
+            options = named(settings.address) if settings.address else _local(temporary)
             try:
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, TimeoutError) as error:
@@ -186,8 +186,8 @@ def _local(temporary: str) -> dict[str, Any]:
     }
 
 
-def _named(address: str) -> dict[str, Any]:
-    """A cluster's nodes are sent our code, wherever they are; a head of ours finds it by PYTHONPATH."""
+def named(address: str) -> dict[str, Any]:
+    """How to connect: a cluster's nodes are sent our code, wherever they are; a head of ours finds it by PYTHONPATH."""
     if address == os.environ.get(_OWN_HEAD):
         return {"address": address}
     root = Path(__file__).resolve().parents[3]
