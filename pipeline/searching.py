@@ -1,9 +1,11 @@
-"""Ray Tune: trials, each an MLflow child run, that an interrupted search goes on with; samples by Optuna and ASHA."""
+"""Ray Tune: trials, each an MLflow child run, that an interrupted search goes on with; samples by Optuna and ASHA.
 
-import logging
+Tune's storage holds what the driver writes of the trials, on the driver's disk. Tune would have every node write its
+trials' checkpoints there, too, so they are kept as those of stages are: they come to the driver's node through a hub.
+"""
+
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
 from .core.executors import cluster
+from .core.executors.hub import ToHub, make_hub
+from .core.executors.store import Store
 from .core.settings import Settings
 from .rows import tracking
 from .trial import METRIC, MILESTONES, TIME, Upstream, rounded, trial
@@ -54,25 +58,10 @@ class Trials:
 @contextmanager
 def ray_of(settings: Settings) -> Iterator[None]:
     """Ray inside this process, or the cluster that RAY_ADDRESS names; left as it was found."""
-    cluster.prepare_environment()
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
-    cluster.preflight(settings.address)
-    import ray
-
-    folder = tempfile.mkdtemp(prefix="bdl-ray-")
-    local = {"address": "local", "include_dashboard": False, "_temp_dir": folder}
-    options: dict[str, Any] = {"address": settings.address} if settings.address else local
-    already = ray.is_initialized()
-    try:
-        if not already:
-            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        cluster.check_resources(ray.nodes(), 1.0, settings.gpus)
+    with cluster.connected(settings):
         yield
-    finally:
-        if not already:
-            ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def search(
@@ -84,19 +73,26 @@ def search(
         UserError: samples failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all samples had ended.
     """
-    from ray import tune
-
-    work = tune.with_parameters(trial, chain=search.chain, data=data, upstream=upstream)
+    shared = {"chain": search.chain, "data": data, "upstream": upstream}
     trials = Trials(search.name, search.samples, search.tags, (METRIC,))
-    results = run(trials, work, *_space(search, at_once), folder, settings)
+    results = run(trials, trial, shared, *_space(search, at_once), folder, settings)
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]
 
 
-def run(trials: Trials, work: Any, space: Mapping[str, Any], how: Any, folder: Path, settings: Settings) -> list[Any]:
+def run(
+    trials: Trials,
+    work: Callable[..., None],
+    shared: Mapping[str, Any],
+    space: Mapping[str, Any],
+    how: Any,
+    folder: Path,
+    settings: Settings,
+) -> list[Any]:
     """Run the trials that are not yet finished; every trial's Result of Ray Tune.
 
     Args:
-        work: the trainable with its parameters; it reports ``TIME`` and some of ``trials.metrics``.
+        work: the trainable; it reports ``TIME`` and some of ``trials.metrics``.
+        shared: its parameters beside the trial's numbers and ``channel``, the way to its checkpoint.
         space, how: Ray Tune's ``param_space`` and ``TuneConfig``, of a new search.
         folder: where the trials are kept.
 
@@ -104,8 +100,13 @@ def run(trials: Trials, work: Any, space: Mapping[str, Any], how: Any, folder: P
         UserError: trials failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all trials had ended.
     """
+    import ray
     from ray import tune
 
+    store = Store(folder / "checkpoints", "trials")
+    store.open()
+    hub = make_hub(store)
+    work = tune.with_parameters(work, **shared, channel=ToHub(hub))
     work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):
@@ -116,12 +117,14 @@ def run(trials: Trials, work: Any, space: Mapping[str, Any], how: Any, folder: P
             name="trials",
             storage_path=str(folder.absolute()),
             callbacks=[_callback(trials)],
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
         tuner = tune.Tuner(work, param_space=dict(space), tune_config=how, run_config=kept)
-    results = tuner.fit()
+    try:
+        results = tuner.fit()
+    finally:
+        ray.kill(hub)
     if results.num_errors:
         raise UserError(f"{trials.name}: {results.num_errors} trials failed: {_reason(results.errors[0])}")
     found = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]

@@ -30,7 +30,7 @@ from .graph import body
 from .graph.plan import one
 from .rows import provenance, records
 from .studies import METRICS, SEED, StudyConfig, Trial, numbers
-from .trial import Upstream
+from .trial import SECONDS, Upstream
 
 PARAMS: Final = Path("params.yaml")
 RESULTS: Final = Path("results")
@@ -153,14 +153,14 @@ def run(
     how = tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True)
     count = len(list(asked.points())) * asked.seeds
     trials = searching.Trials(study.name, count, study.tags, metrics, numbers)
-    results = searching.run(trials, tune.with_parameters(trial, **shared), space, how, folder, settings)
+    results = searching.run(trials, trial, shared, space, how, folder, settings)
     return [_trial(r.config, r.metrics, metrics) for r in results]
 
 
 def _trial(sampled: Mapping[str, Any], reported: Mapping[str, Any], metrics: Sequence[str]) -> Trial:
     point = {axis: value for axis, value in sampled.items() if axis != SEED}
     scores = {name: float(reported[name]) for name in metrics if name in reported}
-    return Trial(point, sampled[SEED], scores, float(reported["time_total_s"]))
+    return Trial(point, sampled[SEED], scores, float(reported[SECONDS]))
 
 
 def facts(study: Study, trials: Sequence[Trial], data: str, folder: Path, settings: Settings) -> dict[str, Any]:

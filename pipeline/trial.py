@@ -6,16 +6,14 @@ method can ``peek`` into a checkpoint, the score of what it would be if it stopp
 at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from bdl_pipe import config
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.method import taken
@@ -24,14 +22,15 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
+from .core.executors.worker import Channel, TaskReport
 from .core.params import Row
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
+SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
 Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, row) -> its members
-_FILE: Final = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -96,45 +95,41 @@ def inputs_of(row: Row, made: Upstream) -> dict[str, list[State]]:
     return inputs
 
 
-class Milestones(Report):
-    """Reports to Ray Tune at each quarter of a make's steps, with its checkpoint."""
+class Milestones(TaskReport):
+    """Reports to Ray Tune at each quarter of a make's steps; a checkpoint of then goes the way that ``channel`` is."""
 
-    def __init__(self, score: Callable[[State], Mapping[str, float]] | None) -> None:
+    def __init__(self, score: Callable[[State], Mapping[str, float]] | None, channel: Channel) -> None:
         """``score``: checkpoint -> what is reported of it; None: no checkpoint is kept."""
+        from ray import tune
+
+        super().__init__(str(tune.get_context().get_trial_id()), channel, every=0.0, keeps=score is not None)
         self._score = score
-        self._at = self._told = 0
+        self._at = self._reached = 0
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._at = step * MILESTONES // total
 
     def due(self) -> bool:
-        return self._score is not None and self._told < self._at < MILESTONES
+        return super().due() and self._reached < self._at < MILESTONES
 
     def save(self, state: State) -> None:
         from ray import tune
 
-        self._told = self._at
-        with tempfile.TemporaryDirectory() as folder:
-            blob = to_bytes(State(state.tensors, {"state": state.config, TIME: self._told}))
-            Path(folder, _FILE).write_bytes(blob)
-            kept = tune.Checkpoint.from_directory(folder)
-            assert self._score is not None
-            tune.report({**self._score(state), TIME: self._told}, checkpoint=kept)
+        assert self._score is not None
+        self._reached = self._at
+        tune.report({**self._score(state), TIME: self._reached})  # does not return where the scheduler gives up
+        super().save(State(state.tensors, {"state": state.config, TIME: self._reached}))
 
     def load(self) -> State | None:
-        from ray import tune
-
-        kept = tune.get_checkpoint()
-        if kept is None:
+        stored = super().load()
+        if stored is None:
             return None
-        with kept.as_directory() as folder:
-            stored = from_bytes(Path(folder, _FILE).read_bytes())
-        self._told = stored.config[TIME]
+        self._reached = stored.config[TIME]
         return State(stored.tensors, stored.config["state"])
 
 
-def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream) -> None:
-    """The trainable that Ray Tune runs."""
+def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream, channel: Channel) -> None:
+    """The trainable that Ray Tune runs; its checkpoints go the way that ``channel`` is."""
     from ray import tune
 
     torch.set_num_threads(chain.threads)
@@ -148,7 +143,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
         return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
 
     try:
-        made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None))
+        made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None, channel))
         nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
     except Diverged:
         nll = DIVERGED

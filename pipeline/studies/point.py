@@ -13,16 +13,23 @@ from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
 
-from ..trial import MILESTONES, TIME, Chain, Milestones, Upstream
+from ..core.executors.worker import Channel
+from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones, Upstream
 from . import SEED, numbers
 
 
 def trial(
-    sampled: Mapping[str, Any], chain: Chain, evaluate: EvaluateConfig, data: FitData, upstream: Upstream
+    sampled: Mapping[str, Any],
+    chain: Chain,
+    evaluate: EvaluateConfig,
+    data: FitData,
+    upstream: Upstream,
+    channel: Channel,
 ) -> None:
     """The trainable that Ray Tune runs: reports the scores, or none where the fit diverged.
 
-    A checkpoint is kept at each quarter of the first row's steps, so that what was interrupted goes on there.
+    A checkpoint goes the way that ``channel`` is at each quarter of the first row's steps, so that what was interrupted
+    goes on there.
     """
     from ray import tune
 
@@ -30,12 +37,13 @@ def trial(
     point = {axis: value for axis, value in sampled.items() if axis != SEED}
     chain = replace(chain, member=sampled[SEED])
     configs = chain.configs(numbers(point))
+    report = Milestones(lambda _: {}, channel)
     try:
-        made = chain.make(data, upstream, configs, Milestones(lambda _: {}))
+        made = chain.make(data, upstream, configs, report)
         scores = validation_scores(chain.finish(made, data, configs, upstream), data, evaluate, chain)
     except Diverged:
         scores = {}
-    tune.report({**scores, TIME: MILESTONES})
+    tune.report({**scores, TIME: MILESTONES, SECONDS: report.seconds})
 
 
 def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:

@@ -2,9 +2,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
@@ -13,7 +16,7 @@ import torch
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from pipeline.core.executors import Executor, Task, choose
-from pipeline.core.executors.cluster import check_resources, preflight
+from pipeline.core.executors.cluster import check_resources, named, preflight
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
@@ -103,9 +106,86 @@ def test_other_identities_are_forgotten(tmp_path: Path) -> None:
     opened(tmp_path, "a").save("t", b"old")
     later = opened(tmp_path, "b")
     assert later.load("t") is None
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "b.lock"]
     later.clear()
     assert not tmp_path.exists()
+
+
+def test_work_that_a_process_is_at_is_never_forgotten(tmp_path: Path) -> None:
+    """Another run of the same row with other numbers, and one with the same, begin and end meanwhile."""
+    store = opened(tmp_path, "a")
+    store.save("t", b"kept")
+    for identity in ("b", "a"):
+        other = opened(tmp_path, identity)
+        other.save("u", b"other")
+        other.clear()
+        assert store.load("t") == b"kept"
+        store.save("t", b"kept")
+        store.finish("v", b"done")
+    store.clear()
+    assert not tmp_path.exists()
+
+
+def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from pipeline.core.executors.store import Store;"
+    code += "store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'left'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        opened(tmp_path, "b")
+        assert (tmp_path / "a/t.part").read_bytes() == b"left"
+        process.kill()
+    opened(tmp_path, "b")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "b.lock"]
+
+
+def test_a_folder_that_is_forgotten_while_it_is_opened_is_made_again(tmp_path: Path) -> None:
+    """Two processes that open and clear the same store all the time: neither ever loses its folder."""
+    code = "import sys; from pathlib import Path; from pipeline.core.executors.store import Store\n"
+    code += "for k in range(300):\n    store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'x')\n"
+    code += "    store.clear()"
+    command = [sys.executable, "-c", code, str(tmp_path / "s")]
+    ends = [process.wait() for process in [subprocess.Popen(command) for _ in range(3)]]
+    assert ends == [0, 0, 0]
+
+
+def test_checkpoints_lie_in_the_drivers_folder_wherever_ray_was_started(
+    ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Display("elsewhere") as display:
+        ray_executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display)  # Ray starts in this folder
+        monkeypatch.chdir(tmp_path)
+        ray_executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=opened(Path("s")))
+    assert (tmp_path / "s/a/a.done").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["head(Settings())", "nullcontext('')"], ids=["head", "executor"])
+def test_a_ray_of_ours_serves_this_machine_alone(way: str) -> None:
+    """Every socket that listens, of the driver and all that it starts, while there are workers."""
+    code = f"""
+import psutil
+from contextlib import nullcontext
+from pipeline.core.executors import Task
+from pipeline.core.executors.cluster import Cluster, head
+from pipeline.core.executors.display import Display
+from pipeline.core.settings import Settings
+from tests.pipeline import fake_work
+
+with {way} as address, Display("listen") as display:
+    executor = Cluster(Settings(address=address))
+    executor.map(fake_work.square, [Task("a", 3)], shared={{}}, display=display)
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for socket in process.net_connections():
+            if socket.status == psutil.CONN_LISTEN:
+                print("LISTENS", socket.laddr.ip)
+    executor.close()
+"""
+    removed = ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    environment = {key: value for key, value in os.environ.items() if key not in removed}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    hosts = [line.split()[1] for line in said.stdout.splitlines() if line.startswith("LISTENS")]
+    assert len(hosts) >= 4, said.stderr
+    assert {host.removeprefix("::ffff:") for host in hosts} <= {"127.0.0.1", "::1"}
 
 
 def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, tmp_path: Path) -> None:
@@ -162,6 +242,16 @@ def test_a_dead_address_is_noticed_at_once() -> None:
     for wrong in ("auto", "ray://127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(UserError, match="RAY_ADDRESS must be host:port"):
             preflight(wrong)
+
+
+def test_our_code_is_sent_to_every_cluster_but_a_head_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "127.0.0.1:41000"
+    monkeypatch.setenv("BDL_OWN_HEAD", own)
+    assert named(own) == {"address": own}
+    for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
+        modules = [Path(path) for path in named(other)["runtime_env"]["py_modules"]]
+        assert [path.name for path in modules] == ["pipeline", "stages", "bdl_pipe"]
+        assert all((path / "__init__.py").is_file() for path in modules)
 
 
 def test_a_request_that_no_node_can_meet() -> None:

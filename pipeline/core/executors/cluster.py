@@ -1,14 +1,13 @@
 """The Ray executor: started inside this process, or a cluster that RAY_ADDRESS names.
 
 Shared data go to the workers through the object store, checkpoints and progress come back through
-an actor on the driver's node, so no shared disk is assumed. A worker that is lost is replaced and
-its task goes on from the last checkpoint.
+an actor on the driver's node, so no shared disk is assumed; our code travels with the connection, so no
+node needs it. A worker that is lost is replaced and its task goes on from the last checkpoint.
 """
 
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +33,14 @@ _QUIET: Final = {
     # Several drivers share a head: without this their idle workers are killed in turn, and torch imported anew.
     "RAY_num_workers_soft_limit": "4",
 }
+_LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a head of ours serve 127.0.0.1 alone
 
 
 class Cluster:
     """Runs tasks as Ray tasks; connects when there is work for it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._temporary, self._connected = settings, "", False
+        self._settings, self._connection = settings, contextlib.ExitStack()
 
     def map(
         self,
@@ -81,38 +81,10 @@ class Cluster:
         return done.seconds * sum(t.size for t in tasks) <= _FEW_SECONDS * task.size
 
     def close(self) -> None:
-        if self._connected:
-            import ray
-
-            ray.shutdown()
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = ""
+        self._connection.close()
 
     def _connect(self) -> None:
-        prepare_environment()
-        preflight(self._settings.address)
-        import ray
-
-        from ...graph.client import ray_address
-
-        self._shared = "" if self._settings.address else ray_address()
-        if not ray.is_initialized():
-            self._connected = True
-            try:
-                ray.init(**self._options(), log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, TimeoutError) as error:
-                where = self._settings.address or "inside this process"
-                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
-        check_resources(ray.nodes(), 1.0, self._settings.gpus)
-
-    def _options(self) -> dict[str, Any]:
-        if self._settings.address:
-            return {"address": self._settings.address, **_code(self._settings.address)}
-        if self._shared:
-            return {"address": self._shared}
-        self._temporary = tempfile.mkdtemp(prefix="bdl-ray-")
-        return _local(self._temporary)
+        self._connection.enter_context(connected(self._settings))
 
     def _run(
         self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any], display: Display, store: Store | None
@@ -164,23 +136,47 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def head(settings: Settings) -> Iterator[str]:
-    """The address of a cluster for other processes: the one that is named, or one inside this process."""
+def connected(settings: Settings) -> Iterator[None]:
+    """Ray in this process: the cluster that is named, the head that stages share, or one that starts and ends here.
+
+    A connection that is there is kept.
+
+    Raises:
+        UserError: the cluster does not answer, Ray does not start, or no node has what a task needs.
+    """
     prepare_environment()
-    if settings.address:
-        preflight(settings.address)
-        yield settings.address
-        return
+    preflight(settings.address)
     import ray
 
-    temporary = tempfile.mkdtemp(prefix="bdl-ray-")
-    try:
-        ray.init(**_local(temporary), log_to_driver=False, logging_level=logging.ERROR)
+    from ...graph.client import ray_address
+
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            shared = "" if settings.address else ray_address()
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
+            stack.callback(ray.shutdown)
+            own = {"address": shared} if shared else _local(temporary)  # whose workers find our code by PYTHONPATH
+            options = named(settings.address) if settings.address else own
+            try:
+                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, TimeoutError) as error:
+                where = settings.address or "inside this process"
+                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
         check_resources(ray.nodes(), 1.0, settings.gpus)
+        yield
+
+
+@contextlib.contextmanager
+def head(settings: Settings) -> Iterator[str]:
+    """The address of a head for other processes of this machine, which ends with the block.
+
+    Raises:
+        UserError: as :func:`connected`.
+    """
+    with connected(settings):
+        import ray
+
         yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _local(temporary: str) -> dict[str, Any]:
@@ -192,10 +188,19 @@ def _local(temporary: str) -> dict[str, Any]:
     }
 
 
+def named(address: str) -> dict[str, Any]:
+    """How to connect to a cluster whose nodes were started anywhere: they are sent our code."""
+    root = Path(__file__).resolve().parents[3]
+    modules = [str(place) for place in (root / "pipeline", root / "stages", root / "src" / "bdl_pipe")]
+    return {"address": address, "runtime_env": {"py_modules": modules, "excludes": ["__pycache__"]}}
+
+
 def prepare_environment() -> None:
     """Before ray is imported: switches, and where workers find our code."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.update([_LOOPBACK])
     root = Path(__file__).resolve().parents[3]
     places = [str(root), str(root / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     absolute = dict.fromkeys(str(Path(place).absolute()) for place in places if place)
@@ -233,17 +238,6 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float
         return
     has = " and ".join(f"{max((n.get(r, 0) for n in alive), default=0):g} {r}" for r in ("CPU", "GPU"))
     raise UserError(f"no node of the Ray cluster has {cpus:g} CPU and {gpus:g} GPU for a task; the most is {has}")
-
-
-def _code(address: str) -> dict[str, Any]:
-    """Workers on other machines are sent our code; on this one they find it by PYTHONPATH."""
-    root = Path(__file__).resolve().parents[3]
-    host = address.rpartition(":")[0]
-    with contextlib.suppress(OSError):
-        if host in ("localhost", "127.0.0.1", socket.gethostbyname(socket.gethostname())):
-            return {}
-    modules = [root / "pipeline", root / "stages", root / "src" / "bdl_pipe"]
-    return {"runtime_env": {"py_modules": [str(module) for module in modules]}}
 
 
 def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:

@@ -2,27 +2,37 @@
 
 Unfinished work is ``<task>.part``, a finished member ``<task>.done``, so a stage that was killed does
 only what is left. The folder's name is a hash of everything that the work depends on: a checkpoint
-that other numbers, data or code made is never gone on from. Bytes only: torch is not imported here.
+that other numbers, data or code made is never gone on from. A process that works in a folder holds a shared lock
+on the file ``<folder>.lock``, until it ends: nobody removes the folder before. Bytes only: torch is not imported here.
 """
 
+import contextlib
+import fcntl
+import os
 import shutil
 from pathlib import Path
+from typing import IO, Any, Final
 
 from bdl_pipe.files import write_bytes
 
+_LOCK: Final = ".lock"
+
 
 class Store:
-    """The checkpoints of one stage, in ``folder/identity``."""
+    """The checkpoints of one stage, in ``folder/identity``; a copy in another process here is of the same files."""
 
     def __init__(self, folder: Path, identity: str) -> None:
-        self._folder, self._place = folder, folder / identity
+        self._folder = folder.absolute()
+        self._place = self._folder / identity
+        self._lock: IO[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None}
 
     def open(self) -> None:
-        """Make the folder, and forget the work of other identities."""
-        self._place.mkdir(parents=True, exist_ok=True)
-        for other in self._folder.iterdir():
-            if other != self._place:
-                shutil.rmtree(other, ignore_errors=True)
+        """Make the folder, and forget the work of other identities that no process is at."""
+        self._lock = _hold(self._place)
+        self._forget(self._place.name)
 
     def save(self, task: str, blob: bytes) -> None:
         write_bytes(self._place / f"{task}.part", blob)
@@ -41,8 +51,16 @@ class Store:
         (self._place / f"{task}.part").unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """The stage's result is safe: forget everything."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """The stage's result is safe: forget everything that no other process is at."""
+        if self._lock is not None:
+            self._lock.close()
+        with contextlib.suppress(OSError):  # another process is at work
+            self._forget()
+            self._folder.rmdir()
+
+    def _forget(self, but: str = "") -> None:
+        for name in {path.name.removesuffix(_LOCK) for path in self._folder.iterdir()} - {but}:
+            _forget(self._folder / name)
 
 
 class Keeper:
@@ -61,6 +79,34 @@ class Keeper:
     def finish(self, task: str, blob: bytes) -> None:
         assert self._store is not None
         self._store.finish(task, blob)
+
+
+def _hold(place: Path) -> IO[bytes]:
+    """Make the folder; its lock file, open and shared with whoever else works there."""
+    path = place.with_name(place.name + _LOCK)
+    while True:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it in between
+            lock = open(path, "ab+")  # noqa: SIM115 (it stays open)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(path, lock):
+                place.mkdir(exist_ok=True)
+                return lock
+
+
+def _forget(place: Path) -> None:
+    """Remove a folder and its lock file, unless a process is at work there."""
+    path = place.with_name(place.name + _LOCK)
+    with contextlib.suppress(OSError), open(path, "ab+") as lock:  # another's, or a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, lock):
+            shutil.rmtree(place, ignore_errors=True)
+            path.unlink()
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
 
 
 def _read(path: Path) -> bytes | None:

@@ -56,7 +56,7 @@ def group(
     from ray.train.torch import TorchConfig, TorchTrainer
 
     each = {"CPU": 1.0} | ({"GPU": settings.gpus} if settings.gpus else {})
-    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # on this node, where the group's controller is
         trainer = TorchTrainer(
             _loop(work, task, hub, channels, settings, keeps, parts),
             scaling_config=ScalingConfig(
