@@ -152,6 +152,17 @@ def huge_numbers(path: Path) -> Table:
     return table(path.with_suffix(".parquet"))
 
 
+def labels(*values: object) -> Callable[[Path], Table]:
+    """A Parquet file whose labels are of another kind than numbers and texts."""
+
+    def make(path: Path) -> Table:
+        path = path.with_suffix(".parquet")
+        pa.parquet.write_table(pa.table(good() | {"kind": [*values] * (ROWS // len(values))}), path)
+        return table(path, "kind", "classification")
+
+    return make
+
+
 def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
     return lambda path: table(csv(path, columns), target, task)
 
@@ -213,6 +224,9 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
         of(good(), "y", "classification"),
         r"t\.csv: column 'y': labels must be whole numbers or texts, got 1\.5 in row 2",
     ),
+    "labels are lists": (labels([1.0, 2.0]), r"column 'kind': labels must be .* or texts, got list<element: double>$"),
+    "labels are structs": (labels({"x": 1}, {"x": 2}), r"'kind': labels must be .* or texts, got struct<x: int64>$"),
+    "labels are bytes": (labels(b"\xff", b"a"), r"column 'kind': labels must be whole numbers or texts, got binary$"),
     "label missing": (
         of(with_one("", 6, "kind"), "kind", "classification"),
         r"t\.csv: column 'kind' must have a value in every row, got '' in row 6",

@@ -100,7 +100,7 @@ def table_source(path: Path, rng: random.Random) -> Table | Uci:
     """What a user may write of the table."""
     if rng.random() < 0.1:
         return Uci("boston", str(path))
-    target = rng.choice([("y",), ("y",), ("kind",), ("y", "b"), ("b",)])
+    target = rng.choice([("y",), ("y",), ("kind",), ("kind",), ("y", "b"), ("b",)])
     task = "classification" if target == ("kind",) else rng.choice(["regression", "classification"])
     features = rng.choice([(), ("a",), ("a", "b"), ("b", "a")])
     if len(target) > 1 or {*target} & {*features}:
@@ -154,7 +154,7 @@ def parquet_bytes(rng: random.Random) -> tuple[bytes, str]:
     made, about = list[pa.Array](), list[str]()
     for name, values in cells.items():
         usual = "text" if name == "kind" else "number"
-        kind = usual if rng.random() < 0.75 else rng.choice([*kinds])
+        kind = usual if rng.random() < 0.65 else rng.choice([*kinds])
         made.append(kinds[kind](values))
         about.append(kind)
     sink = io.BytesIO()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,11 @@ from ...files import require_file, require_utf8
 from ..config import Table
 from ..fitdata import Split
 from ..raw import Raw, check_finite, encode_labels
+
+_LABELS: Final = (  # the kinds of columns that can name classes
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+)
 
 
 def read_table(source: Table) -> Raw:
@@ -106,6 +111,9 @@ def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:
     column = table.column(name)
     if pa.types.is_null(column.type) or column.null_count:
         _missing(column, name, origin)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(fits(kind) for fits in _LABELS):
+        raise DataError(f"{origin}: column {short(name)}: labels must be whole numbers or texts, got {brief(kind)}")
     values = column.to_numpy()
     if values.dtype.kind in "OTU" and (values == "").any():
         row = int(np.argmax(values == "")) + 1
