@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArtifactError
-from .files import disk_error
+from .files import refuse_full_disk
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 1
@@ -107,7 +107,8 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
         _swap(temporary, path)
     except OSError as error:
-        raise disk_error(error, path) from error
+        refuse_full_disk(error, path)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
