@@ -54,6 +54,11 @@ def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) ->
     assert (learner.net.kl(3) - learner.net.kl(None)).abs() > 1  # four inputs and a bias, three rows
 
 
+def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"^methods\.shared must be > 0 or null, got \(0, 3\)$"):
+        spec("ffg_u", "regression", shared=[0, 3])
+
+
 def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
     monkeypatch.setattr(methods, "RandomWeights", None)
