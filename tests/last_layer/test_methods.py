@@ -144,7 +144,7 @@ BAD_OF = {"vbll": [*BAD, ("draws", 0)], "g_vbll": [*BAD, ("dirichlet", 0.0)]}
 
 
 @pytest.mark.parametrize(
-    ("method", "key", "value"), [(m, *bad) for m, of_method in BAD_OF.items() for bad in of_method]
+    ("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers]
 )
 def test_a_layer_is_refused_when_its_section_is_read(method: str, key: str, value: float) -> None:
     section = CONFIGS[method, METHODS[method].tasks[0]]
