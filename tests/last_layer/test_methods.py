@@ -143,9 +143,7 @@ BAD += [("kl_weight", -0.5)]
 BAD_OF = {"vbll": [*BAD, ("draws", 0)], "g_vbll": [*BAD, ("dirichlet", 0.0)]}
 
 
-@pytest.mark.parametrize(
-    ("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers]
-)
+@pytest.mark.parametrize(("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers])
 def test_a_layer_is_refused_when_its_section_is_read(method: str, key: str, value: float) -> None:
     section = CONFIGS[method, METHODS[method].tasks[0]]
     least = ">=" if key == "kl_weight" else ">"
