@@ -188,6 +188,16 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files(tmp_path) == set()
 
 
+def test_another_error_of_the_disk_is_itself_and_not_its_own_cause(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as writing:
+        artifacts.write_bytes(tmp_path / "folder", b"x")
+    with pytest.raises(OSError, match="Input/output error") as publishing, publish(tmp_path / "there", "coreset"):
+        raise OSError(errno.EIO, "Input/output error")
+    for raised in (writing, publishing):
+        assert raised.value.__cause__ is None
+
+
 def test_a_full_disk_keeps_the_old_artifact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: (folder / name).read_bytes() for name in files(folder)}
     full_disk(monkeypatch, 1)

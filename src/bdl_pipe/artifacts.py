@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArtifactError, brief, short
-from .files import FileBytes, Source, disk_error
+from .files import FileBytes, Source, refuse_full_disk
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 1
@@ -190,7 +190,8 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
         swap(temporary, path)
     except OSError as error:
-        raise disk_error(error, path) from error
+        refuse_full_disk(error, path)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -106,14 +106,14 @@ def write_bytes(path: Path, blob: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        refuse_full_disk(error, path)
+        raise
 
 
-def disk_error(error: OSError, path: Path) -> Exception:
-    """``error``, or a UserError where it says that the disk is full."""
+def refuse_full_disk(error: OSError, path: Path) -> None:
+    """Raise a UserError where ``error`` says that the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"{path}: the disk is full; nothing was written")
-    return error
+        raise UserError(f"{path}: the disk is full; nothing was written") from error
 
 
 def read_error(error: OSError, path: Path) -> DataError:

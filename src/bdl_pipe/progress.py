@@ -5,17 +5,13 @@ A fit calls ``report(step, total, metrics)`` and, where it can be resumed, ``rep
 file) is not its business. Checkpoint files are deleted by whoever runs the fit, once its result is safe.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import final
 
 from torch import Tensor
 
-from .artifacts import State, from_bytes, to_bytes
-from .errors import ArtifactError
-from .files import write_bytes
+from .artifacts import State
 
 
 class Report(ABC):
@@ -74,32 +70,3 @@ class Phase(Report):
         if last is None or last.config["phase"] != self._name:
             return None
         return State({k: v for k, v in last.tensors.items() if k not in self._carried}, last.config)
-
-
-@final
-class FileCheckpoints(Report):
-    """Keeps the last checkpoint in one file, replaced by rename; an unreadable one is discarded."""
-
-    def __init__(self, path: Path, every_seconds: float, listener: Report | None = None) -> None:
-        self._path, self._every, self._listener = path, every_seconds, listener or Silent()
-        self._last = time.monotonic()
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self._listener(step, total, metrics)
-
-    def due(self) -> bool:
-        return time.monotonic() - self._last >= self._every
-
-    def save(self, state: State) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._path, to_bytes(state))
-        self._last = time.monotonic()
-
-    def load(self) -> State | None:
-        try:
-            return from_bytes(self._path.read_bytes(), str(self._path))
-        except FileNotFoundError:
-            return None
-        except ArtifactError:
-            self._path.unlink(missing_ok=True)  # half a checkpoint is none: start over
-            return None

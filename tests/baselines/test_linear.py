@@ -15,7 +15,6 @@ from bdl_pipe.baselines.linear import (
     derivative_kl,
     gbll_loss,
     jacobian_moments,
-    ldgbll_loss,
     log_marginal_likelihood,
     posterior,
     predict,
@@ -120,7 +119,10 @@ def test_gradients() -> None:
 
     def loss(weights: Tensor, *variances: Tensor) -> Tensor:
         trunk.first = weights
-        return ldgbll_loss(trunk, inputs, targets, *variances)
+        prior, noise, slope = variances
+        features = vmap(trunk)(inputs)
+        jacobian = jacobian_moments(posterior(features, targets, prior, noise), trunk, inputs)
+        return gbll_loss(features, targets, prior, noise) + derivative_kl(jacobian, slope).mean()
 
     assert torch.autograd.gradcheck(loss, (first, prior, noise, slope))
 
@@ -207,13 +209,6 @@ def test_the_derivatives_kl_is_torchs() -> None:
     torch.testing.assert_close(derivative_kl(found, 0.8), expected)
     exact = JacobianMoments(torch.zeros(2, 3, 1), torch.full((2, 3, 4), 0.5))  # variances 1
     torch.testing.assert_close(derivative_kl(exact, 1.0), torch.zeros(2))
-
-
-def test_the_latent_derivative_loss_adds_up() -> None:
-    trunk, x, targets, found = jacobians()
-    plain = gbll_loss(vmap(trunk)(x), targets, PRIOR, NOISE)
-    whole = ldgbll_loss(trunk, x, targets, PRIOR, NOISE, 0.8, weight=0.3, at=x[:4])
-    torch.testing.assert_close(whole, plain + 0.3 * derivative_kl(found, 0.8).mean())
 
 
 def test_more_inputs_than_features_have_a_finite_loss() -> None:

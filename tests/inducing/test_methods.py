@@ -11,9 +11,12 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.inducing import learner as module
+from bdl_pipe.inducing import methods
 from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
 from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W
+from bdl_pipe.learner import Learned
 from bdl_pipe.method import Method
+from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
@@ -49,6 +52,28 @@ def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) ->
     divergence = learner.net.kl(3 if function_space else None)
     torch.testing.assert_close(found, -truth + divergence / 3)
     assert (learner.net.kl(3) - learner.net.kl(None)).abs() > 1  # four inputs and a bias, three rows
+
+
+def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"^methods\.shared must be > 0 or null, got \(0, 3\)$"):
+        spec("ffg_u", "regression", shared=[0, 3])
+
+
+def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
+    monkeypatch.setattr(methods, "RandomWeights", None)
+    assert methods._finish(asked, tiny_table, Learned([state.tensors], 1, 0.0), Seed(0)).tensors == state.tensors
+
+
+def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
+    state = fitted(FFG_U, tiny_images)
+    learner = RandomWeightsPosterior.from_state(state).learner
+    graphs = list[bool]()
+    for layer in learner.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.register_forward_hook(lambda *hooked: graphs.append(hooked[2].requires_grad))
+    refresh_batch_norm(learner.net, tiny_images.tensors("train")[0], 40)
+    assert graphs == [False] * 8  # two layers, four batches
 
 
 def test_the_kl_comes_in_on_a_straight_line() -> None:

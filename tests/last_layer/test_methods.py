@@ -16,7 +16,13 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.splits import uci_splits
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
-from bdl_pipe.last_layer.learner import FeaturesConfig, LastLayerLearner, LastLayerPosterior, LastLayerSpec
+from bdl_pipe.last_layer.learner import (
+    FeaturesConfig,
+    GaussianLayer,
+    LastLayerLearner,
+    LastLayerPosterior,
+    LastLayerSpec,
+)
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, _finish
 from bdl_pipe.learner import Learned
 from bdl_pipe.method import Method
@@ -131,6 +137,32 @@ def test_a_refit_changes_the_density_and_not_the_classes(tiny_images: FitData) -
         expected = plain.learner.layer.refit_noise([(features, labels)]).log_density(features)
     torch.testing.assert_close(after.refit_log_density, expected, atol=1e-2, rtol=1e-4)
     assert (before.log_density - after.refit_log_density).abs().max() > 1.0
+
+
+BAD = [("prior_variance", 0.0), ("prior_variance", -1.0), ("wishart_dof", 0.0), ("wishart_scale", -1.0)]
+BAD += [("kl_weight", -0.5)]
+BAD_OF = {"vbll": [*BAD, ("draws", 0)], "g_vbll": [*BAD, ("dirichlet", 0.0)]}
+
+
+@pytest.mark.parametrize(("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers])
+def test_a_layer_is_refused_when_its_section_is_read(method: str, key: str, value: float) -> None:
+    section = CONFIGS[method, METHODS[method].tasks[0]]
+    least = ">=" if key == "kl_weight" else ">"
+    with pytest.raises(ConfigError, match=rf"^methods\.{method}\.layer\.{key} must be {least} 0, got {value}$"):
+        read(METHODS[method].config, {**section, "layer": {**section["layer"], key: value}}, f"methods.{method}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"covariance": "lowrank"}, "must be > 0 for lowrank, got None"),
+        ({"covariance": "lowrank", "rank": 0}, "must be > 0 for lowrank, got 0"),
+        ({"rank": 2}, "must be null for dense, got 2"),
+    ],
+)
+def test_the_rank_is_that_of_its_covariance(changes: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^layer\.rank {rule}$"):
+        read(GaussianLayer, GAUSSIAN | changes, "layer")
 
 
 def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:

@@ -30,7 +30,6 @@ def test_ece_sees_overconfidence_and_not_noise() -> None:
     calibrated, targets = predictions(200_000)
     sharpened, _ = predictions(200_000, sharpen=2.0)
     assert metrics.bins_of(calibrated, targets, 15).ece() < 0.01 < 0.05 < metrics.bins_of(sharpened, targets, 15).ece()
-    assert metrics.adaptive_ece(calibrated, targets, 15) < 0.01 < 0.05 < metrics.adaptive_ece(sharpened, targets, 15)
 
 
 def test_bins_by_hand() -> None:
@@ -52,24 +51,3 @@ def test_bins_of_parts_add_up_to_the_whole() -> None:
     whole, merged = metrics.bins_of(predictive, targets, 15), parts[0] + parts[1] + parts[2]
     np.testing.assert_array_equal(merged.count, whole.count)
     assert merged.ece() == pytest.approx(whole.ece(), rel=1e-12)
-
-
-def test_classwise_is_the_mean_over_classes_of_a_binary_ece() -> None:
-    predictive, targets = predictions(3000, sharpen=1.7)
-    probs, labels = predictive.mean.numpy(), targets.numpy()
-    each = []
-    for k in range(5):
-        error = 0.0
-        for lower in np.arange(10) / 10:
-            chosen = (probs[:, k] > lower) & (probs[:, k] <= lower + 0.1)
-            if chosen.any():
-                error += chosen.mean() * abs((labels[chosen] == k).mean() - probs[chosen, k].mean())
-        each.append(error)
-    assert metrics.classwise_bins(predictive, targets, 10).ece() == pytest.approx(np.mean(each), rel=1e-9)
-
-
-def test_adaptive_bins_hold_equally_many() -> None:
-    """Four rows in two bins: (.5, .6) with one right, (.7, .9) with both right."""
-    probs = torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.7, 0.3], [0.6, 0.4]], dtype=torch.float64)
-    value = metrics.adaptive_ece(Categorical(probs.log()[None]), torch.tensor([0, 0, 0, 1]), 2)
-    assert value == pytest.approx((abs(1 - 1.1) + abs(2 - 1.6)) / 4)

@@ -8,12 +8,12 @@ N(0, sΦΦᵀ + σ²I), through the h×h factor of A alone (Woodbury; the determ
 squares: no n×n matrix, no difference of large numbers. All is differentiable and takes leading member
 dimensions, by broadcasting or by ``torch.func.vmap``. A bias is a feature of ones: :func:`with_bias`.
 
-``gbll_loss`` is minus the evidence per row. ``ldgbll_loss`` adds a zero-mean Gaussian prior on the
+``gbll_loss`` is minus the evidence per row. ``derivative_kl`` is for a zero-mean Gaussian prior on the
 function's derivatives (Watson et al. 2021, "Latent Derivative Bayesian Last Layer Networks"): the
 Jacobian wᵀ∂φ/∂x is linear in w, so Gaussian in closed form, and enters as a latent variable by its KL
 divergence from the prior, which asks for smooth *and* diverse features. Our deviations: the KL is of
 each derivative's marginal, summed (a lower bound of the joint KL, finite where features are fewer than
-inputs); it is averaged over the rows it is taken at and has a weight.
+inputs); ``gbll.Ldgbll`` averages it over the rows it is taken at and gives it a weight.
 """
 
 import math
@@ -160,30 +160,6 @@ def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> F
     prior = _wide("derivative_variance", derivative_variance, jacobian.mean)  # [1, 1]
     ratio = jacobian.variance[..., None] / prior  # [b, d, 1]
     return 0.5 * (ratio + jacobian.mean.square() / prior - 1 - ratio.log()).sum((-2, -1))
-
-
-def ldgbll_loss(
-    trunk: Callable[[Tensor], Tensor],
-    inputs: Float[Tensor, "n d"],
-    targets: Float[Tensor, "n o"],
-    prior_variance: Variance,
-    noise_variance: Variance,
-    derivative_variance: Variance,
-    *,
-    weight: float = 1.0,
-    at: Float[Tensor, "b d"] | None = None,
-) -> Float[Tensor, ""]:
-    """``gbll_loss`` + weight · mean KL of the derivatives, in nats per row; 1 is the bound with latent Jacobians.
-
-    Args:
-        trunk: φ, one row [d] -> [h].
-        at: the inputs whose derivatives are looked at; None: the training inputs.
-    """
-    features = vmap(trunk)(inputs)  # [n, h]
-    q = posterior(features, targets, prior_variance, noise_variance)
-    jacobian = jacobian_moments(q, trunk, inputs if at is None else at)
-    fit = gbll_loss(features, targets, prior_variance, noise_variance)
-    return fit + weight * derivative_kl(jacobian, derivative_variance).mean()
 
 
 def _wide(name: str, variance: float | Tensor, like: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ class RandomConfig:
         require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
+        require(self.shared is None or min(self.shared) > 0, "shared", "must be > 0 or null", self.shared)
         for name in ("draws", "validation_draws"):
             value = getattr(self, name)
             require(value > 0, name, "must be > 0", value)

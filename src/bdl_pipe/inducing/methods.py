@@ -20,7 +20,7 @@ from ..learner import Learned, Learner, posterior_state
 from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..method import Kind as Stage
-from ..networks.normalisation import has_batch_norm, refresh_batch_norm
+from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
 from ..seeds import Seed
 from ..start import Weights, learn_from
@@ -147,9 +147,9 @@ def _source(inputs: Inputs) -> RandomWeights | None:
 
 def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
     about = {"spec": to_mapping(spec)}
-    learner = RandomWeights(spec, Seed(0))
-    if not has_batch_norm(learner):
+    if not any(name.endswith(".running_mean") for name in made.state):
         return posterior_state(RandomWeightsPosterior.key, made, about)
+    learner = RandomWeights(spec, Seed(0))
     learner.load_state_dict(made.state)
     learner.to(data.device).net.reseed(rng.fold("normalisation"))
     rows, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))

@@ -60,6 +60,14 @@ class GaussianLayer:
     draws: int = 20
     name: Literal["gaussian"] = "gaussian"
 
+    def __post_init__(self) -> None:
+        _require_ranges(self)
+        if self.covariance == "lowrank":
+            require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
+        else:
+            require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+
 
 @dataclass(frozen=True)
 class GenerativeLayer:
@@ -77,6 +85,16 @@ class GenerativeLayer:
     kl_weight: float
     refit: bool
     name: Literal["generative"] = "generative"
+
+    def __post_init__(self) -> None:
+        _require_ranges(self)
+        require(self.dirichlet > 0, "dirichlet", "must be > 0", self.dirichlet)
+
+
+def _require_ranges(layer: GaussianLayer | GenerativeLayer) -> None:
+    for name in ("prior_variance", "wishart_dof", "wishart_scale"):
+        require(getattr(layer, name) > 0, name, "must be > 0", getattr(layer, name))
+    require(layer.kl_weight >= 0, "kl_weight", "must be >= 0", layer.kl_weight)
 
 
 @dataclass(frozen=True)

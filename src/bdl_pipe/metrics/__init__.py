@@ -5,7 +5,7 @@ own ``log_prob`` and ``mean``; where draws matter by themselves (joint, mutual i
 Natural logarithms and per-example means throughout.
 """
 
-from .calibration import Bins, adaptive_ece, bins_of, classwise_bins
+from .calibration import Bins, bins_of
 from .joint import joint_log_prob, joint_scores, target_terms
 from .mean import Mean
 from .ood import detection
@@ -16,10 +16,8 @@ __all__ = [
     "Bins",
     "Mean",
     "accuracy",
-    "adaptive_ece",
     "bins_of",
     "brier",
-    "classwise_bins",
     "covered",
     "crps",
     "detection",

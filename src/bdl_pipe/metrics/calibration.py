@@ -2,8 +2,7 @@
 
 ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over bins of the largest class probability (Naeini et
 al. 2015; Guo et al. 2017, eq. 3). Equal-width bins are ((b−1)/B, b/B] as in Guo; their sums add up
-across workers. Class-wise ECE (Kull et al. 2019) averages over classes the ECE of each class's own
-probability. Adaptive ECE (Nguyen & O'Connor 2015) has bins of equal count and needs all rows at once.
+across workers.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from ..predictive import Categorical
 
 @dataclass(frozen=True)
 class Bins:
-    """Per-bin sums, [bin] or [class, bin], added by ``+``.
+    """Per-bin sums [bin], added by ``+``.
 
     Attributes:
         count: examples.
@@ -33,9 +32,8 @@ class Bins:
         return Bins(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)
 
     def ece(self) -> float:
-        """Σ_b |correct_b − confidence_b| / N, the mean over classes where there are any."""
-        total = self.count.sum(-1)
-        return float((np.abs(self.correct - self.confidence).sum(-1) / total).mean())
+        """Σ_b |correct_b − confidence_b| / N."""
+        return float(np.abs(self.correct - self.confidence).sum() / self.count.sum())
 
     def table(self) -> dict[str, np.ndarray]:
         """The reliability diagram: bin, lower, upper, count, mean confidence, accuracy (NaN: empty bin)."""
@@ -56,20 +54,6 @@ def bins_of(predictive: Categorical, targets: Int[Tensor, " batch"], bins: int) 
     """Sums over equal-width bins of the largest class probability."""
     confidence, correct = _confidence(predictive, targets)
     return _sums(confidence, correct, bins)
-
-
-def classwise_bins(predictive: Categorical, targets: Int[Tensor, " batch"], bins: int) -> Bins:
-    """Sums over equal-width bins of every class's probability, [class, bin]."""
-    probs, labels = predictive.mean.double().cpu().numpy(), targets.cpu().numpy()
-    each = [_sums(probs[:, k], (labels == k).astype(float), bins) for k in range(probs.shape[1])]
-    return Bins(*(np.stack([getattr(b, name) for b in each]) for name in ("count", "confidence", "correct")))
-
-
-def adaptive_ece(predictive: Categorical, targets: Int[Tensor, " batch"], bins: int) -> float:
-    """ECE over bins that hold equally many examples (to within one)."""
-    confidence, correct = _confidence(predictive, targets)
-    gaps = (correct - confidence)[np.argsort(confidence, kind="stable")]
-    return float(sum(abs(part.sum()) for part in np.array_split(gaps, bins)) / len(gaps))
 
 
 def _confidence(predictive: Categorical, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ def by_batch_statistics(network: nn.Module) -> Iterator[None]:
         network.train(training)
 
 
+@torch.no_grad()
 def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], batch: int) -> None:
     """Set running statistics, in place, to their averages over one pass; the network's mode is left as it was.
 
