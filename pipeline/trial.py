@@ -62,13 +62,9 @@ class Chain:
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """From what the first row made to the fitted posterior."""
-        states = dict(upstream)
-        for row, numbers in zip(self.rows, configs, strict=True):
-            if row is self.rows[0]:
-                made = first
-            else:
-                rng, inputs = self.address(row), inputs_of(row, states)
-                made = row.room.make(data, inputs, numbers, rng=rng, report=Silent())
+        made, states = first, {**upstream, (self.rows[0].kind, self.rows[0].key): [first]}
+        for row, numbers in zip(self.rows[1:], configs[1:], strict=True):
+            made = row.room.make(data, inputs_of(row, states), numbers, rng=self.address(row), report=Silent())
             states[row.kind, row.key] = [made]
         return made
 

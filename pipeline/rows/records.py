@@ -20,7 +20,7 @@ from ..core.settings import Settings
 from . import provenance
 
 Above = Mapping[Kind, Mapping[str, Any]]  # stage kind -> record
-_READ: Final = ("seconds", "peak_bytes", "total_seconds", "made_from")  # each by member
+_BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
 
 
 def write(
@@ -63,18 +63,29 @@ def read(kind: str, key: str) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise ArtifactError(f"{place}: is truncated or not JSON ({error}); make the {kind} {key} again") from None
-    lacks = [name for name in _READ if not isinstance(record, dict) or not isinstance(record.get(name), dict)]
-    if lacks:
-        raise ArtifactError(f"{place}: is damaged or of an older version (no {lacks[0]}); make the {kind} {key} again")
-    return record
+    return _with(_BY_MEMBER, record, kind, key)
 
 
 def above(row: Row) -> Above:
-    """The records of what a row is made from, by stage kind.
+    """The records of what a row is made from, by stage kind; {} where there is none.
 
     They are read though they are no dependencies of the stage: no result depends on them.
+
+    Raises:
+        ArtifactError: as :func:`read`, or one is of an older version.
     """
-    return {kind: read(kind, key) for kind, key in row.sources.items()}
+    found = {kind: read(kind, key) for kind, key in row.sources.items()}
+    return {kind: record and _with(("made_from",), record, kind, row.sources[kind]) for kind, record in found.items()}
+
+
+def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
+    """``record``, which has sections of these names."""
+    for name in names:
+        if not isinstance(record, dict) or not isinstance(record.get(name), dict):
+            place = places.record(kind, key)
+            raise ArtifactError(f"{place}: is damaged or of an older version (no {name}); make the {kind} {key} again")
+    found: dict[str, Any] = record
+    return found
 
 
 def _made_from(row: Row, name: str, above: Above) -> dict[str, float]:

@@ -121,6 +121,15 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
+def test_a_run_is_made_from_a_run_or_a_trajectory_and_not_from_both(tmp_path: Path) -> None:
+    weights = {"method": "ffg_w", "override": {"prune": 0.5}}
+    raw = changed(b_whole={"method": "ffg_w"}, b_half={**weights, "input": "inputs/both"})
+    raw["inputs"] = {"both": {"trajectory": "trajectory/b-sgd", "student": "student/b-whole"}}
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, raw)
+    assert str(caught.value) == "runs.b-half.input must be a posterior or a trajectory, not both"
+
+
 def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     found = read(tmp_path, changed(b_last={**WHOLE, "setting": "other"}))
     stages = plan.plan(found)

@@ -143,7 +143,18 @@ def test_a_student_of_several_inputs_gets_and_is_charged_for_what_it_takes(there
         assert records.read("student", "b-pair")["total_seconds"][name] == pytest.approx(total)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seconds": {}, "peak_bytes": {}, "total_seconds": 3}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"seconds": {}, "peak_bytes": {}, "total_seconds": {}}',
+        '{"seconds": {}, "peak_bytes": {}, "total_seconds": 3}',
+        "\xff",
+    ],
+)
 def test_a_damaged_record_is_an_error_before_the_work(
     there: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
