@@ -24,7 +24,7 @@ from bdl_pipe.collapsed.parts import Linear
 from bdl_pipe.collapsed.regression import CiberLastConfig, CiberLastPosterior
 from bdl_pipe.collapsed.triangle import radius
 from bdl_pipe.config import read
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.iterates import snapshots
@@ -83,12 +83,12 @@ def main() -> None:
     key = parser.parse_args().dataset
     torch.set_num_threads(1)
     trajectories = artifacts.load(TREE / "trajectory" / f"{key}-sgd", "trajectory")
-    prepared = artifacts.load(TREE / "prepare" / key, prepare.FIT_KIND)
+    data = artifacts.load(TREE / "prepare" / key, prepared.FIT_KIND)
     splits: list[Mapping[str, float]] = []
     while f"{len(splits)}-0" in trajectories.names():
         split = len(splits)
-        test = prepare.load_holdout(TREE / "holdout" / key, split).test
-        transform = Transform.from_state(prepared.state(f"{split}/transform"))
+        test = prepared.load_holdout(TREE / "holdout" / key, split).test
+        transform = Transform.from_state(data.state(f"{split}/transform"))
         splits.append(scores(trajectories.state(f"{split}-0"), transform, test))
     for name in splits[0]:
         print(told(name, [found[name] for found in splits]))

@@ -95,9 +95,9 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
         UserError: there are none.
         ArtifactError: the data set is not prepared.
     """
-    from bdl_pipe.data import prepare
+    from bdl_pipe.data import prepared
 
-    data = prepare.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
+    data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
     if params.datasets[branch.dataset].splits > 1:

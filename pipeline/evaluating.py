@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from bdl_pipe import artifacts, evaluation
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepare, store
+from bdl_pipe.data import prepared, store
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
 from bdl_pipe.posterior import Fitted, prediction_address
@@ -122,7 +122,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     shared: dict[str, Any] = {}
     tasks = []
     splits = range(params.datasets[row.entry.dataset].splits)
-    holdouts = prepare.load_holdouts(places.artifact("holdout", row.entry.dataset), splits)
+    holdouts = prepared.load_holdouts(places.artifact("holdout", row.entry.dataset), splits)
     jobs = holdouts[0].corruptions()
     corruptions = dict.fromkeys(job.name for job in jobs)
     sizes = {name: sum(len(holdouts[0].corrupted(*job)) for job in jobs if job.name == name) for name in corruptions}

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data import prepare
-from bdl_pipe.data.corrupted import Job
+from bdl_pipe.data import prepare, prepared
+from bdl_pipe.data.prepared import Job
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
@@ -34,8 +34,8 @@ def prepare_dataset(key: str, params: Params, executor: Executor) -> None:
     held, seen = {**about}, {**about}
     with (
         Display(f"prepare {key}") as display,
-        artifacts.publish(fit, prepare.FIT_KIND, about=seen) as fit_folder,
-        artifacts.publish(holdout, prepare.HOLDOUT_KIND, about=held) as held_folder,
+        artifacts.publish(fit, prepared.FIT_KIND, about=seen) as fit_folder,
+        artifacts.publish(holdout, prepared.HOLDOUT_KIND, about=held) as held_folder,
     ):
         fan = _fan_out(executor, display)
         facts = prepare.prepare(key, params.datasets, fit_folder, held_folder, rng=rng, fan_out=fan)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bdl_pipe import artifacts
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.config import DatasetConfig, Table
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.seeds import Seed
@@ -31,6 +31,6 @@ def table_of(values: np.ndarray, targets: Any, folder: Path) -> FitData:
     )
     with artifacts.publish(folder / "fit", "prepare") as fit, artifacts.publish(folder / "held", "holdout") as held:
         prepare.prepare("rows", {"rows": dataset}, fit, held, rng=Seed(0))
-    data = prepare.load_fit(folder / "fit", 0, final=True)
+    data = prepared.load_fit(folder / "fit", 0, final=True)
     assert data.search is not None and len(data.search.validation) > 0
     return data

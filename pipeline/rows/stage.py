@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Kind, Make, MakeTogether, taken
@@ -158,7 +158,7 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in row.sources.items()}
     root = Seed(params.seed).fold(row.kind, row.key)
     splits = range(params.datasets[row.entry.dataset].splits)
-    for split, rows in zip(splits, prepare.load_fits(place, splits, final=True), strict=True):
+    for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
         data = f"data-{split}"
         shared[data] = rows.on(settings.device)
         states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
@@ -214,7 +214,7 @@ def _publish(
             for key, fit_data in data.items():
                 split = key.removeprefix("data-")
                 artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
-            schema = prepare.load_schema(places.artifact("prepare", row.entry.dataset))
+            schema = prepared.load_schema(places.artifact("prepare", row.entry.dataset))
             write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
 
 

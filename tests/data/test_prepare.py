@@ -13,9 +13,11 @@ import torch
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepare as stage
+from bdl_pipe.data import prepared
 from bdl_pipe.data.config import Boston, Cifar10, DatasetConfig, Npz, Table
-from bdl_pipe.data.corrupted import Job, corrupt_one, corruption_jobs
+from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
 from bdl_pipe.data.ood import to_shape
+from bdl_pipe.data.prepared import Job
 from bdl_pipe.data.sources import archive as archives
 from bdl_pipe.errors import ArtifactError, ConfigError, UserError
 from bdl_pipe.seeds import Seed
@@ -46,7 +48,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(root: Path, config: DatasetConfig, **kwargs: object) -> tuple[Path, Path]:
     fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, stage.FIT_KIND) as a, artifacts.publish(holdout, stage.HOLDOUT_KIND) as b:
+    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
         stage.prepare("d", {"d": config}, a, b, rng=Seed(0).fold("d"), **kwargs)  # type: ignore[arg-type]
     return fit, holdout
 
@@ -57,7 +59,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = run(tmp_path, IMAGES)
-    search, final = stage.load_fit(fit, 0, final=False), stage.load_fit(fit, 0, final=True)
+    search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert (len(search.train), len(search.validation)) == (16, 4)
     assert (len(final.train), len(final.validation)) == (20, 0)
     together = np.concatenate([search.train.inputs, search.validation.inputs])
@@ -66,27 +68,27 @@ def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
     assert {row.tobytes() for row in together} == {row.tobytes() for row in written}
     for row, label in zip(final.train.inputs, final.train.targets, strict=True):
         assert label == next(i for i, w in enumerate(written) if (w == row).all()) % 10
-    np.testing.assert_array_equal(stage.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
+    np.testing.assert_array_equal(prepared.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
     assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
 
 
 def test_a_search_sees_constants_of_the_training_rows_alone(cifar: Path, tmp_path: Path) -> None:
     fit, _ = run(tmp_path, IMAGES)
     for final in (False, True):
-        data = stage.load_fit(fit, 0, final=final)
+        data = prepared.load_fit(fit, 0, final=final)
         expected = (data.train.inputs.astype(np.float64) / 255).mean(axis=(0, 2, 3))
         np.testing.assert_allclose(data.transform.mean.numpy(), expected, rtol=1e-12)
 
 
 def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tmp_path: Path) -> None:
     fit, _ = run(tmp_path, replace(IMAGES, fit_rows="train"))
-    data = stage.load_fit(fit, 0, final=True)
+    data = prepared.load_fit(fit, 0, final=True)
     assert (len(data.train), len(data.validation)) == (16, 4)
 
 
 def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -> None:
     fit, _ = run(tmp_path, IMAGES)
-    search, final = stage.load_fit(fit, 0, final=False), stage.load_fit(fit, 0, final=True)
+    search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert search.search is None and final.search is not None
     for part in ("train", "validation"):
         for ours, theirs in zip(final.search.tensors(part), search.tensors(part), strict=True):
@@ -102,7 +104,7 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
     table = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
     fit, _ = run(tmp_path, IMAGES if source == "images" else table)
-    final = stage.load_fit(fit, 0, final=True).on("meta")
+    final = prepared.load_fit(fit, 0, final=True).on("meta")
     blob = pickle.dumps(final, protocol=5)
     rows = final.train.inputs.nbytes
     assert rows < len(blob) < 1.5 * rows
@@ -122,13 +124,13 @@ def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: P
 @pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
 def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cifar: Path, tmp_path: Path) -> None:
     fit, _ = run(tmp_path, replace(IMAGES, **change))
-    assert stage.load_fit(fit, 0, final=True).search is None
+    assert prepared.load_fit(fit, 0, final=True).search is None
 
 
 def test_reading_copies_no_image(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = run(tmp_path, IMAGES)
-    data = stage.load_fit(fit, 0, final=False)
-    for rows in (data.train, data.validation, stage.load_holdout(holdout, 0).test):
+    data = prepared.load_fit(fit, 0, final=False)
+    for rows in (data.train, data.validation, prepared.load_holdout(holdout, 0).test):
         assert not rows.inputs.flags.owndata and not rows.inputs.flags.writeable
 
 
@@ -191,7 +193,7 @@ def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path
     """Each by the rows that it trains on alone, in original units."""
     config = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
     fit, _ = run(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
-    final = stage.load_fit(fit, 0, final=True)
+    final = prepared.load_fit(fit, 0, final=True)
     assert final.search is not None
     for data in (final, final.search):
         y = data.train.targets
@@ -211,13 +213,13 @@ def test_classes_have_no_centre() -> None:
 def test_standard_splits_of_boston(tmp_path: Path) -> None:
     fit, holdout = run(tmp_path, DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 2, (), 0, "made"))
     for split in (0, 1):
-        search, final = (stage.load_fit(fit, split, final=f) for f in (False, True))
+        search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
         assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
-        assert len(stage.load_holdout(holdout, split).test) == 51
+        assert len(prepared.load_holdout(holdout, split).test) == 51
         inputs, targets = final.tensors("train")
         assert inputs.dtype == targets.dtype == torch.float32 and targets.shape == (455, 1)
         torch.testing.assert_close(targets.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-    assert stage.load_schema(fit)["features"][12] == "LSTAT" and stage.load_schema(fit)["targets"] == ["MEDV"]
+    assert prepared.load_schema(fit)["features"][12] == "LSTAT" and prepared.load_schema(fit)["targets"] == ["MEDV"]
 
 
 def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: Path, tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
 def test_whitening_is_stored_in_float64_with_its_inverse(tmp_path: Path) -> None:
     npz(tmp_path / "d.npz")
     fit, _ = run(tmp_path, replace(IMAGES, source=Npz(str(tmp_path / "d.npz")), whiten=True))
-    white = stage.load_fit(fit, 0, final=True).transform.whitening
+    white = prepared.load_fit(fit, 0, final=True).transform.whitening
     assert white is not None and white.matrix.dtype == torch.float64
     identity = torch.eye(48, dtype=torch.float64)
     torch.testing.assert_close(white.matrix @ white.inverse, identity, atol=1e-9, rtol=0)
@@ -242,7 +244,7 @@ def test_whitening_is_stored_in_float64_with_its_inverse(tmp_path: Path) -> None
 
 def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
     _, holdout = run(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
-    ood = stage.load_holdout(holdout, 0).ood()
+    ood = prepared.load_holdout(holdout, 0).ood()
     assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
     assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
 
@@ -274,7 +276,7 @@ def test_corruptions_are_the_same_wherever_and_in_whatever_order_they_run(cifar:
     _, one = run(tmp_path / "a", config)
     _, two = run(tmp_path / "b", config, fan_out=backwards)
     assert bytes_of(one) == bytes_of(two)
-    rows = stage.load_holdout(one, 0)
+    rows = prepared.load_holdout(one, 0)
     assert rows.corruptions() == [Job(n, s) for n in ("dark", "noise") for s in (1, 2, 3, 4, 5)]
     np.testing.assert_array_equal(rows.corrupted("dark", 3).inputs, rows.test.inputs[:5] // 4)
     np.testing.assert_array_equal(rows.corrupted("dark", 3).targets, rows.test.targets[:5])
@@ -317,10 +319,10 @@ def test_splits_of_a_set_with_its_own_test_rows(cifar: Path, tmp_path: Path) -> 
 def test_altered_and_missing_artifacts(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = run(tmp_path, IMAGES)
     with pytest.raises(ArtifactError, match=r"3/train\.arrow: is missing"):
-        stage.load_fit(fit, 3, final=True)
+        prepared.load_fit(fit, 3, final=True)
     path = holdout / "0" / "test.arrow"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ArtifactError, match=r"test\.arrow: is truncated"):
-        stage.load_holdout(holdout, 0)
+        prepared.load_holdout(holdout, 0)
     with pytest.raises(ArtifactError, match="must be a holdout artifact, got 'prepare'"):
-        stage.load_holdout(fit, 0)
+        prepared.load_holdout(fit, 0)

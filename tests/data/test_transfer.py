@@ -9,7 +9,7 @@ import pytest
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data import prepare as stage
-from bdl_pipe.data import sources
+from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.config import Cifar10, DatasetConfig, Digits, Mnist5k, Npz
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.ood import to_shape
@@ -27,7 +27,7 @@ PATH = "datasets.d.transfer[0]"
 
 def run(root: Path, config: DatasetConfig, **others: DatasetConfig) -> tuple[Path, Path]:
     fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, stage.FIT_KIND) as a, artifacts.publish(holdout, stage.HOLDOUT_KIND) as b:
+    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
         stage.prepare("d", {"d": config, **others}, a, b, rng=Seed(0).fold("d"))
     return fit, holdout
 
@@ -52,7 +52,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_stl10_under_the_labels_of_cifar10(folder: Path) -> None:
     """By name, spelt out: of ten classes, bird, car and horse have another place, and the monkeys go."""
     _, holdout = run(folder, IMAGES)
-    found = stage.load_holdout(holdout, 0).transfer()
+    found = prepared.load_holdout(holdout, 0).transfer()
     assert list(found) == ["stl10"] and found["stl10"].inputs.shape == (18, 3, 32, 32)
     once = [0, 2, 1, 3, 4, 5, 7, 8, 9]
     assert found["stl10"].targets.tolist() == once * 2
@@ -68,7 +68,7 @@ def test_the_fit_artifact_does_not_depend_on_them(folder: Path) -> None:
     assert bytes_of(with_them[0]) == bytes_of(without[0])
     more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
     assert more == {"transfer/stl10.arrow"}
-    assert stage.load_holdout(without[1], 0).transfer() == {}
+    assert prepared.load_holdout(without[1], 0).transfer() == {}
 
 
 def test_a_set_without_them_is_written_as_before_there_were_any() -> None:
@@ -80,13 +80,13 @@ def test_a_set_without_them_is_written_as_before_there_were_any() -> None:
 def test_names_that_params_give_as_the_published_protocol_has_them(folder: Path) -> None:
     """Maddox et al.'s code counts monkeys as frogs."""
     _, holdout = run(folder, replace(IMAGES, transfer_names={"monkey": "frog"}))
-    assert stage.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
+    assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
 
 
 def test_held_out_classes_are_not_shared(folder: Path) -> None:
     """Without airplane (0) and truck (9), and the others numbered anew."""
     _, holdout = run(folder, replace(IMAGES, held_out=(0, 9)))
-    assert stage.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
+    assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
 
 
 def test_digits_for_mnist5k(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_digits_for_mnist5k(tmp_path: Path) -> None:
     config = replace(IMAGES, source=Mnist5k(), normalise="train", validation=10, transfer=("small",))
     small = replace(config, source=Digits(), transfer=())
     fit, holdout = run(tmp_path, config, small=small)
-    rows, held = sources.load(Digits()).train, stage.load_holdout(holdout, 0)
+    rows, held = sources.load(Digits()).train, prepared.load_holdout(holdout, 0)
     np.testing.assert_array_equal(held.transfer()["small"].targets, rows.targets)
     assert held.transfer()["small"].inputs.shape == (1797, 1, 28, 28)
-    seen = {row.tobytes() for row in stage.load_fit(fit, 0, final=True).train.inputs}
+    seen = {row.tobytes() for row in prepared.load_fit(fit, 0, final=True).train.inputs}
     assert not any(row.tobytes() in seen for row in held.transfer()["small"].inputs)
 
 
@@ -174,5 +174,5 @@ def test_a_users_own_set_may_be_one(tmp_path: Path) -> None:
         )
     mine = replace(IMAGES, source=Npz(str(tmp_path / "mine.npz")), normalise="train", transfer=("theirs",))
     theirs = replace(mine, source=Npz(str(tmp_path / "theirs.npz")), transfer=())
-    held = stage.load_holdout(run(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
+    held = prepared.load_holdout(run(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
     np.testing.assert_array_equal(held.inputs, made.images(24, (3, 4, 4), 2)[16:])

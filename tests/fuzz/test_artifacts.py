@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from bdl_pipe import artifacts
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.config import DatasetConfig, ImageFolder, Table
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_fitted
@@ -34,7 +34,7 @@ def table(path: Path) -> Table:
     return Table(str(path), ("y",), "regression")
 
 
-def prepared(root: Path) -> None:
+def prepare_both(root: Path) -> None:
     """The two folders of a table with two splits, and those of images with another set and corruptions."""
     common = {"whiten": False, "validation": 0.2, "fit_rows": "train_and_validation", "corruptions": "made"}
     datasets = {
@@ -78,12 +78,12 @@ def numbers(value: Any) -> Any:
 
 def fit_data(path: Path) -> Any:
     splits = 2 if path.name.endswith("table") else 1
-    read = [prepare.load_fit(path, split, final=final) for split in range(splits) for final in (False, True)]
-    return read, prepare.load_schema(path)
+    read = [prepared.load_fit(path, split, final=final) for split in range(splits) for final in (False, True)]
+    return read, prepared.load_schema(path)
 
 
 def holdout(path: Path) -> Any:
-    held = prepare.load_holdout(path, 0)
+    held = prepared.load_holdout(path, 0)
     return held.test, held.ood(), held.transfer(), held.corruptions()
 
 
@@ -117,7 +117,7 @@ READERS: Final[dict[str, Callable[[Path], Any]]] = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One artifact of each kind."""
     root = tmp_path_factory.mktemp("artifacts")
-    prepared(root)
+    prepare_both(root)
     fitted_cases.student(root / "student-table", "regression")
     fitted_cases.student(root / "student-images", images=True)
     rng = np.random.default_rng(0)

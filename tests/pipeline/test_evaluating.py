@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bdl_pipe import artifacts, evaluation
-from bdl_pipe.data import prepare, store
+from bdl_pipe.data import prepared, store
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation import EvaluateConfig
@@ -64,7 +64,7 @@ def test_every_file_is_hashed_once(plan: SimpleNamespace) -> None:
 
 def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamespace) -> None:
     """What is sent of them is where they lie; the scores and the tasks' sizes are those of the rows themselves."""
-    held = prepare.load_holdout(Path("work/holdout/d"), 0)
+    held = prepared.load_holdout(Path("work/holdout/d"), 0)
     names = [task.name for task in plan.tasks]
     assert names == [f"{split}-0-{kind}" for split in range(2) for kind in ("test", "fog", "noise")]
     sizes = dict(zip(names, (task.size for task in plan.tasks), strict=True))

@@ -11,7 +11,7 @@ import yaml
 from mlflow.pyfunc.model import PythonModelContext
 
 from bdl_pipe import artifacts, summary
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_fitted, stored_address
 from pipeline import evaluating, predict, preparing, trial
@@ -54,7 +54,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """The test rows' inputs; the project is the working directory."""
     monkeypatch.chdir(fitted)
-    return prepare.load_holdout(Path("work/holdout/toy"), 0).test.inputs
+    return prepared.load_holdout(Path("work/holdout/toy"), 0).test.inputs
 
 
 def predicted(run: str, inputs: np.ndarray, member: int = 0, paper: str | None = None) -> pd.DataFrame:

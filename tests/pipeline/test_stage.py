@@ -282,8 +282,8 @@ def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str,
 def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
     asked = []
-    load = stage.prepare.load_fits
-    monkeypatch.setattr(stage.prepare, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
+    load = stage.prepared.load_fits
+    monkeypatch.setattr(stage.prepared, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
     fit("trajectory", "b-walk")
     assert asked == [{"final": True}]
 

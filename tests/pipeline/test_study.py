@@ -15,7 +15,7 @@ import study_cases
 import tune_cases
 from study_cases import HERE, PLAIN, SETTINGS, STUDY, planned, written_study
 
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
 from pipeline import branch, cli, study
@@ -139,7 +139,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
     shutil.rmtree(toy / "work/holdout")
     assert scores_of(asked, at)[0] == scores
     with pytest.raises((ArtifactError, UserError)):  # whoever reads them would know
-        prepare.load_holdout(holdout, 0)
+        prepared.load_holdout(holdout, 0)
     validation = next((toy / "work/study/fake-shift/prepare/toy").rglob("train.arrow"))
     validation.write_bytes(b"not rows")
     with pytest.raises((ArtifactError, UserError)):

@@ -15,7 +15,7 @@ import tune_cases
 import yaml
 
 import bdl_pipe.registry
-from bdl_pipe.data import prepare
+from bdl_pipe.data import prepared
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -60,7 +60,7 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     ((row, states),) = branch.make_upstream(search, data, loaded, inline).items()
     assert row == ("teacher", "toy-level")
     assert len(states) == 2  # all members: the student takes all
-    final = prepare.load_fit(toy / "work/prepare/toy", 0, final=True)
+    final = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
     for member, state in enumerate(states):
         assert state.config["rows"] == len(data.train) < len(final.train)
         assert float(state.tensors["mean"]) == pytest.approx(data.train.targets.mean() + 4 + member, rel=1e-6)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data import prepare, sources
+from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.config import UCI_SIZES, Uci
 from pipeline import cli, papers
 from pipeline.core import params
@@ -127,7 +127,7 @@ def test_large_tables_are_in_normalised_units(project: Path) -> None:
     work = project / "work/paper/ciber-table2"
     scores = pq.read_table(work / "evaluate/skillcraft-deterministic/scores.parquet").to_pylist()
     own = {row["metric"]: row["value"] for row in scores if row["split"] == "test"}
-    fitted = prepare.load_fit(work / "prepare/skillcraft", 0, final=True)
+    fitted = prepared.load_fit(work / "prepare/skillcraft", 0, final=True)
     spread = math.log(np.std(fitted.train.targets))
     shown = figures(project / "results/collapsed/table2-skillcraft.csv")["SGD", "log_likelihood_normalised"]
     assert float(shown["ours"]) == pytest.approx(own["log_likelihood"] + spread, abs=1e-5)

@@ -8,27 +8,17 @@ Dietterich, 2019); a release in a tar archive there is read without unpacking it
 import io
 import tarfile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from ..errors import DataError, UserError
 from ..seeds import Seed
 from .config import DatasetConfig
+from .prepared import Job
 from .sources.archive import FOLDER_VARIABLE, manual_folder
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
-
-
-class Job(NamedTuple):
-    """One corruption at one severity."""
-
-    name: str
-    severity: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}-{self.severity}"
 
 
 def corruption_jobs(config: DatasetConfig) -> list[Job]:

@@ -14,29 +14,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from .. import artifacts
 from ..errors import ConfigError, DataError
-from ..files import FileBytes, write_bytes
+from ..files import write_bytes
 from ..seeds import Seed
 from . import sources, store
 from .config import HELD_OUT, DatasetConfig, Noise, Source
-from .corrupted import Job, corrupt_one, corruption_jobs
-from .fitdata import FitData, Split
+from .corrupted import corrupt_one, corruption_jobs
+from .fitdata import Split
 from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
 from .partners import ood_source, transfer_source
+from .prepared import SCHEMA_FILE, Job
 from .raw import Raw
 from .splits import hold_out, uci_splits
 from .transfer import shared_rows
 from .transform import Transform
-
-FIT_KIND: Final = "prepare"
-HOLDOUT_KIND: Final = "holdout"
-SCHEMA_FILE: Final = "schema.json"
 
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
@@ -47,40 +44,6 @@ class Facts:
 
     fit: dict[str, Any]
     holdout: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """The rows that evaluate alone reads, memory-mapped."""
-
-    path: Path
-    test: Split
-
-    def ood(self) -> dict[str, Split]:
-        """Out-of-distribution sets by name; their labels are those of their own classes."""
-        return self._by_name("ood")
-
-    def transfer(self) -> dict[str, Split]:
-        """Labelled rows of other sets by name; their labels are those of the fitted set."""
-        return self._by_name("transfer")
-
-    def corruptions(self) -> list[Job]:
-        """The corruptions and severities that are there."""
-        names = (p.stem.rsplit("-", 1) for p in sorted((self.path / "corrupted").glob("*.arrow")))
-        return [Job(name, int(severity)) for name, severity in names]
-
-    def corrupted(self, name: str, severity: int) -> Split:
-        return store.read(self._corrupted(name, severity)).split
-
-    def corrupted_file(self, name: str, severity: int) -> FileBytes:
-        """The file of the same rows, for ``store.loads`` where they are needed."""
-        return FileBytes.of(self._corrupted(name, severity))
-
-    def _corrupted(self, name: str, severity: int) -> Path:
-        return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
-
-    def _by_name(self, folder: str) -> dict[str, Split]:
-        return {p.stem: store.read(p).split for p in sorted((self.path / folder).glob("*.arrow"))}
 
 
 def prepare(
@@ -127,59 +90,6 @@ def prepare(
     _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
     held = [{"rows": len(test), "sha256": rows_sha256(test)} for _, (_, test) in parts]
     return Facts({"splits": fit}, {"splits": held})
-
-
-def load_fit(path: Path, split: int, *, final: bool) -> FitData:
-    """One split's training data from a ``prepare`` artifact, see :func:`load_fits`."""
-    (data,) = load_fits(path, [split], final=final)
-    return data
-
-
-def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData]:
-    """The training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
-
-    Args:
-        final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
-            part is then empty, and its ``search`` is what ``final=False`` gives. A search
-            (``final=False``) always has the two apart, and a transform fitted on the training rows alone.
-
-    Raises:
-        ArtifactError: the artifact is missing, altered or truncated.
-    """
-    artifact = artifacts.load(path, FIT_KIND)
-    schema = artifact.json(SCHEMA_FILE)
-    return [_fit_data(artifact, schema, split, final) for split in splits]
-
-
-def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: int, final: bool) -> FitData:
-    rows = store.read(artifact.path / str(split) / "train.arrow")
-    classes = tuple(schema["classes"])
-
-    def data(count: int, transform: str, search: FitData | None = None) -> FitData:
-        fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *rows.split.cut(count), fitted, classes, search=search)
-
-    apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
-    search = data(rows.about["train"], apart)
-    joined = schema["fit_rows"] == "train_and_validation" and len(search.validation) > 0
-    return data(len(rows.split), "transform", search) if final and joined else search
-
-
-def load_schema(path: Path) -> dict[str, Any]:
-    """What new rows must look like: task, kind, classes, input_shape, features, targets, fit_rows."""
-    return artifacts.load(path, FIT_KIND, verify=False).json(SCHEMA_FILE)
-
-
-def load_holdout(path: Path, split: int) -> Holdout:
-    """One split's test rows, and the OOD and corrupted sets, from a ``holdout`` artifact."""
-    (held,) = load_holdouts(path, [split])
-    return held
-
-
-def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
-    """The same of several splits, from an artifact that is verified once."""
-    artifacts.load(path, HOLDOUT_KIND)
-    return [Holdout(path, store.read(path / str(split) / "test.arrow").split) for split in splits]
 
 
 def rows_sha256(split: Split) -> str:
