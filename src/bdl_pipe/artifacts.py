@@ -123,7 +123,10 @@ class Artifact:
             ArtifactError: a file is missing or does not parse.
         """
         path = self.path / f"{name}.safetensors"
-        return State(StoredTensors(FileBytes.of(path), str(path)), _config(self.path / f"{name}.json"))
+        known = self.manifest["files"].get(path.name, {})
+        return State(
+            StoredTensors(FileBytes.of(path, known.get("sha256", "")), str(path)), _config(self.path / f"{name}.json")
+        )
 
     def json(self, name: str) -> Any:
         return json.loads((self.path / name).read_text())

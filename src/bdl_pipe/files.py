@@ -2,9 +2,11 @@
 
 import codecs
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -42,21 +44,23 @@ class FileBytes:
         path: absolute.
         size: in bytes.
         inode, changed: with the size they tell it from a file at the same path on another machine, or put there since.
+        sha256: of its bytes, by which a file that was put there since is known to be the same; empty: not known.
     """
 
     path: Path
     size: int
     inode: int
     changed: int
+    sha256: str = ""
 
     @classmethod
-    def of(cls, path: Path) -> "FileBytes":
+    def of(cls, path: Path, sha256: str = "") -> "FileBytes":
         """Raises ArtifactError where there is none."""
         try:
             found = path.stat()
         except OSError:
             raise ArtifactError(f"{path}: is missing") from None
-        return cls(path.absolute(), found.st_size, found.st_ino, found.st_mtime_ns)
+        return cls(path.absolute(), found.st_size, found.st_ino, found.st_mtime_ns, sha256)
 
     def is_here(self) -> bool:
         """Whether this machine has it, as it was."""
@@ -83,7 +87,18 @@ class FileBytes:
             raise ArtifactError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
     def _is(self, found: os.stat_result) -> bool:
-        return (found.st_size, found.st_ino, found.st_mtime_ns) == (self.size, self.inode, self.changed)
+        if (found.st_size, found.st_ino, found.st_mtime_ns) == (self.size, self.inode, self.changed):
+            return True
+        if not self.sha256 or found.st_size != self.size:
+            return False
+        return _sha256(self.path, found.st_ino, found.st_mtime_ns) == self.sha256  # DVC links what it records anew
+
+
+@cache
+def _sha256(path: Path, inode: int, changed: int) -> str:
+    """Of a file's bytes; ``inode`` and ``changed`` tell it from another one at its path."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _whole(read: Callable[[int], bytes], count: int) -> bytes:

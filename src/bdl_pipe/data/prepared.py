@@ -33,10 +33,15 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Holdout:
-    """The rows that evaluate alone reads, memory-mapped."""
+    """The rows that evaluate alone reads, memory-mapped.
+
+    Attributes:
+        files: the manifest's: name below ``path`` -> facts.
+    """
 
     path: Path
     test: Split
+    files: Mapping[str, Any]
 
     def ood(self) -> dict[str, Split]:
         """Out-of-distribution sets by name; their labels are those of their own classes."""
@@ -56,7 +61,8 @@ class Holdout:
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
         """The file of the same rows, for ``store.loads`` where they are needed."""
-        return FileBytes.of(self._corrupted(name, severity))
+        place = self._corrupted(name, severity)
+        return FileBytes.of(place, self.files[str(place.relative_to(self.path))]["sha256"])
 
     def _corrupted(self, name: str, severity: int) -> Path:
         return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
@@ -114,5 +120,5 @@ def load_holdout(path: Path, split: int) -> Holdout:
 
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
     """The same of several splits, from an artifact that is verified once."""
-    artifacts.load(path, HOLDOUT_KIND)
-    return [Holdout(path, store.read(path / str(split) / "test.arrow").split) for split in splits]
+    files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
+    return [Holdout(path, store.read(path / str(split) / "test.arrow").split, files) for split in splits]
