@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from ..rows.provenance import OWNER
+
 HOST: Final = "BDL_HOST"  # the socket's path, in the environment of whatever a host has forked
 _START_SECONDS: Final = 120.0
 LOG: Final = Path(".state/host.log")
@@ -155,6 +157,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
 
 
 def _forked(request: Mapping[str, Any], invocation: Any) -> int:
+    os.environ[OWNER] = str(invocation.pid)
     path = start(invocation.pid, invocation.created, invocation.targets)
     remote = Remote(path, request, (1, 2))
 

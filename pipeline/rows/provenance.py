@@ -9,17 +9,19 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+OWNER: Final = "BDL_OWNER"  # the process of the dvc repro that stages are run for
 
 
 def tags(deps: Sequence[str]) -> dict[str, str]:
-    """Tags of any run here: git commit, device, and ``dvc.<path>`` for each of ``deps``."""
+    """Tags of any run here: git commit, device, and ``sha256.<path>`` for each of ``deps``."""
     return {
         "git_commit": commit(),
         "mlflow.source.git.commit": commit().removesuffix("-dirty"),
         "mlflow.source.name": Path(sys.argv[0]).name or "python",
         "device": os.environ.get("BDL_DEVICE", "cpu"),
-        **{f"dvc.{path}": digest for path, digest in hashes(deps).items()},
+        **{f"sha256.{path}": digest for path, digest in hashes(deps).items()},
     }
 
 
@@ -43,10 +45,9 @@ def _git(*words: str) -> str:
 
 
 def hashes(deps: Sequence[str]) -> dict[str, str]:
-    """Path → the md5 that dvc.lock records for it, or else the SHA-256 of its manifest or file."""
-    known = _locked() if deps else {}
-    found = {path: known.get(path) or _sha256(Path(path)) for path in deps}
-    return {path: digest for path, digest in found.items() if digest}
+    """Path → the SHA-256 of an artifact's manifest, which holds that of every file in it, or of a file."""
+    digests = {path: _sha256(Path(path)) for path in deps}
+    return {path: digest for path, digest in digests.items() if digest}
 
 
 def digest(numbers: Any) -> str:
@@ -58,6 +59,9 @@ def invocation() -> tuple[str, str]:
     """(name, process) of what the stages of one invocation share: a ``dvc`` above us, or this process."""
     import psutil
 
+    owner = os.environ.get(OWNER)  # of a host's forks, which are not below it
+    if owner:
+        return "dvc repro", process(int(owner))
     for ancestor in psutil.Process().parents():
         try:
             words = ancestor.cmdline()
@@ -87,19 +91,6 @@ def is_dead(name: str) -> bool:
         return process(int(pid)) != name
     except psutil.NoSuchProcess:
         return True
-
-
-def _locked() -> dict[str, str]:
-    """Path → md5 of everything that dvc.lock says was made; it may be in the middle of a write."""
-    import yaml
-
-    try:
-        # libyaml's loader where there is one: ten times as fast as the one in Python, and each stage reads the lock
-        lock = yaml.load(Path("dvc.lock").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-        outs = [out for stage in lock.get("stages", {}).values() for out in stage.get("outs", [])]
-        return {out["path"]: out["md5"] for out in outs if "md5" in out}
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError):
-        return {}
 
 
 def _sha256(path: Path) -> str | None:

@@ -94,7 +94,7 @@ def stage_run(
         kind, key: the stage, as in ``evaluate`` and ``fashion_mnist-sgld``.
         tags: dataset, method, setting, seed, …: what runs are filtered by.
         params: the numbers of the run, possibly nested; logged as dotted keys.
-        deps: the paths of what it is made from, tagged with their DVC hashes.
+        deps: the paths of what it is made from, tagged with their hashes.
     """
     about = {"stage": kind, "key": key, **tags, **provenance.tags(deps)}
     run = _attempt(lambda: _child(f"{kind} {key}", about, params)) or StageRun()
