@@ -60,6 +60,11 @@ def files() -> Iterator[Path]:
         yield from path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
 
 
+def has_method(kind: str) -> bool:
+    """Whether a method has a part in a stage kind."""
+    return BODIES[kind] in ("pipeline.rows.stage", "pipeline.evaluating")
+
+
 def methods() -> tuple[str, ...]:
     """The names of the registry."""
     return tuple(_methods())

@@ -114,14 +114,24 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
         names.append(_SOURCES)
     if not names:
         return None
-    problem = _commit(names)
+    problem = _commit(_grouped(names, fresh, plan))
     if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an entry
         os.replace(LOCK, _BROKEN)
-        problem = _commit([*fresh, _SOURCES])
+        problem = _commit(_grouped([*fresh, _SOURCES], fresh, plan))
     if problem is None:
         write_bytes(_COPY, LOCK.read_bytes())
         write_bytes(_RECORDED, code.encode())
     return problem
+
+
+def _grouped(names: Sequence[str], fresh: Sequence[str], plan: Plan) -> list[str]:
+    """``names``, with a stage kind in place of its stages where all of the kind are up to date.
+
+    DVC reads the whole graph once for each name that it is given: 110 s for 83 of them, 13 s for their kinds.
+    """
+    kinds = {plan[name].kind for name in names if name in plan}
+    whole = {kind for kind in kinds if {n for n, stage in plan.items() if stage.kind == kind} <= set(fresh)}
+    return [*sorted(whole), *(name for name in names if name not in plan or plan[name].kind not in whole)]
 
 
 def _commit(names: Sequence[str]) -> str | None:

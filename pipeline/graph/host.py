@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from . import code
 from .body import Request
 from .body import main as run_stage
 from .client import HOST, LOG
@@ -73,6 +74,9 @@ def preload() -> None:
     for module in _MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    for kind in code.BODIES:
+        for method in METHODS if code.has_method(kind) else (None,):
+            code.digest(kind, method)  # of what has just been imported; a fork finds it done
 
 
 class Host:
@@ -157,7 +161,8 @@ class Host:
             _die_with(parent, death)
             os.setsid()
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for key in list(self._selector.get_map().values()):
                 if key.fileobj is not kept:
