@@ -152,16 +152,18 @@ class Host:
         death: signal.Signals = signal.SIGKILL,
     ) -> int:
         """A child in a session of its own that does ``work`` and ends; it dies with this process by ``death``."""
-        parent = os.getpid()
+        parent, signals = os.getpid(), (signal.SIGINT, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the child can say that it was interrupted
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
             return pid
         code = 1
         try:
             _die_with(parent, death)
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 signal.signal(number, signal.default_int_handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for key in list(self._selector.get_map().values()):
@@ -172,7 +174,11 @@ class Host:
             sys.stdout, sys.stderr = (os.fdopen(target, "w", buffering=1, closefd=False) for target in (1, 2))
             os.environ.clear()
             os.environ.update(environment)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
             code = work()
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            code = 130
         except BaseException:
             import traceback
 
