@@ -12,6 +12,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Fitted
+from bdl_pipe.registry import posterior_of
 
 from ..core.executors.worker import Channel
 from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones, Upstream

@@ -100,7 +100,7 @@ def test_image_tables_run_from_data_to_the_table(name: str, project: Path, capsy
     ran = set[str]()
     for table in tables:
         assert cli.main(["paper", f"{paper}:{table}", "--executor", "inline", *part]) == 0, capsys.readouterr().err
-        more = {line for line in capsys.readouterr().err.splitlines() if line.endswith(": done")}
+        more = {line for line in capsys.readouterr().out.splitlines() if line.endswith(": done")}
         assert not ran & more, "made twice"
         ran |= more
         known = papers.load(f"{paper}:{table}")
@@ -116,7 +116,7 @@ def test_image_tables_run_from_data_to_the_table(name: str, project: Path, capsy
             assert bool(added) == (paper == "ciber") and {*figures} <= {row["method"] for row in rows}
             assert all(row["ours"] for row in rows if row["paper"] and row["method"] not in NOT_RUN)
     keys = [key for key in raw["runs"] if not part or key.startswith("cifar10-")]
-    assert {f"evaluate {key}: done" for key in keys} <= ran
+    assert {f"evaluate@{key}: done" for key in keys} <= ran
     scored = project / f"work/paper/{name}/evaluate/{run}/scores.parquet"
     assert expected <= {(row["split"], row["metric"]) for row in pq.read_table(scored).to_pylist()}
 
