@@ -87,7 +87,7 @@ def check(raw: Any) -> None:
         json.dumps(written, allow_nan=False)
         assert config.read(type(row.config), written, "again") == row.config
         assert row.entry.members >= 1 and row.entry.dataset in typed.datasets and row.method.name in METHODS
-        assert row.input_kind in (*params.FIT_KINDS, "prepare") and row.input_key
+        assert all((kind, key) in typed.rows for kind, key in row.sources.items())
     for dataset in typed.datasets.values():
         written = config.to_mapping(dataset)
         assert config.read(type(dataset), json.loads(json.dumps(written, allow_nan=False)), "again") == dataset

@@ -176,7 +176,7 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
     state = FFG_W.rooms["student"].make(tiny_images, inputs, how, rng=Seed(0), report=Silent())
     last = trajectory.tensors["head.weight"][-1]
     torch.testing.assert_close(state.tensors["net.layers.head.mean"][:, :-1], last)
-    assert ENSEMBLE_U.rooms["student"].needs == ("student",), "inducing weights start at no trajectory"
+    assert ENSEMBLE_U.rooms["student"].needs == {"student": "each"}, "inducing weights start at no trajectory"
 
 
 @pytest.mark.parametrize(

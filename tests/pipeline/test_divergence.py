@@ -10,8 +10,9 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from pipeline import trial
+from pipeline.core.executors.hub import Nowhere
 from pipeline.core.params import Entry, Row
-from pipeline.core.shell import main
+from pipeline.graph import body
 from pipeline.studies import SEED, point
 from tests.cases import CONFIGS
 
@@ -36,7 +37,8 @@ def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) ->
     for kind in ("teacher", "coreset", "student"):
         if kind in method.rooms:
             entry = Entry("data", name, members, below, setting="s")
-            rows.append(Row(kind, "key", entry, method, config.read(method.config, merged, name)))  # type: ignore[arg-type]
+            sources = {row.kind: row.key for row in rows[-1:]}
+            rows.append(Row(kind, "key", entry, method, config.read(method.config, merged, name), sources))  # type: ignore[arg-type]
             below = f"{kind}/key"
     return trial.Chain(tuple(rows), name, seed=0)
 
@@ -53,15 +55,15 @@ def test_a_search_scores_what_diverged_and_goes_on(
     monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     chain = chain_of(name, task, numbers)
     for sample in (diverging, sound):
-        trial.trial(sample, chain, tiny[task], [])
+        trial.trial(sample, chain, tiny[task], {}, Nowhere())
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert first[trial.METRIC] == trial.DIVERGED
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], [])
+        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, Nowhere())
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
-    assert first == {trial.TIME: trial.MILESTONES}
+    assert {*first} == {trial.TIME, trial.SECONDS}
     assert "nll" in last
 
 
@@ -73,12 +75,13 @@ def test_what_diverges_is_one_line_to_the_user(
     name, task, numbers, diverging, _ = search
     chain = chain_of(name, task, numbers)
 
-    def stage(params: Any, executor: Any, settings: Any) -> None:
+    def bring(*_: Any, **__: Any) -> None:
         configs = chain.configs(diverging)
-        chain.finish(chain.make(tiny[task], [], configs, Silent()), tiny[task], configs)
+        chain.finish(chain.make(tiny[task], {}, configs, Silent()), tiny[task], configs, {})
 
-    monkeypatch.setattr("pipeline.core.shell.load", lambda: None)
-    assert main("student", stage, []) == 2
+    for name, replacement in (("load", lambda: None), ("one", lambda *_: None), ("bring", bring)):
+        monkeypatch.setattr(body, name, replacement)
+    assert body.main(body.Request("student", "")) == 2
     said = capsys.readouterr().err
     assert said.startswith("student: ")
     assert said.count("\n") == 1

@@ -133,7 +133,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
     asked, at = planned(toy), {"inner.shift+more": 1.0, "log": ""}
     scores, _ = scores_of(asked, at)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr(study.current, "bring", lambda *_: False)  # it would be prepared again
+    monkeypatch.setattr(study.body, "bring", lambda *_: False)  # it would be prepared again
     arrow = next(holdout.rglob("test.arrow"))
     arrow.write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")

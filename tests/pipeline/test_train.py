@@ -26,7 +26,7 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
     store = Store(folder, "a")
     store.open()
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    member = Member(SGD.rooms["trajectory"].make, config, "data", (), "", Seed(0).fold("member", 0))
+    member = Member(SGD.rooms["trajectory"].make, config, "data", {}, Seed(0).fold("member", 0))
     task = Task("0-0", member, ("data", "fuse"), shares=True)
     with Display("trajectory") as display:
         shared = {"data": data, "fuse": fuse}
