@@ -15,7 +15,7 @@ from .core import places
 from .core.executors.cluster import preflight
 from .core.params import Params, load, unwatched
 from .core.settings import Settings
-from .graph import client, dvc, fresh, plan, run, sources
+from .graph import client, dvc, plan, run, sources
 from .graph.plan import Plan, Stage
 from .graph.scheduler import Outcome
 
@@ -39,7 +39,7 @@ def main(args: Namespace) -> int:
     if not todo:
         print(f"nothing to do: all {len(stages)} results are up to date")
         _record(everything)
-        _point(everything)
+        _point(run.stale(everything))
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
     with _parent_run() as tell:
@@ -87,9 +87,10 @@ def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
     if outcome.skipped:
         print(f"not run, because they need those: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
-    _table(everything, params, outcome)
+    why = run.stale(everything)
+    _table(everything, params, outcome, why)
     print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s" + _counts(outcome))
-    _point(everything)
+    _point(why)
     return 1 if outcome.failed else 0
 
 
@@ -99,13 +100,12 @@ def _counts(outcome: Outcome) -> str:
     return same + lost
 
 
-def _table(everything: Plan, params: Params, outcome: Outcome) -> None:
+def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
     """The comparison: the report's, where it is of these params; else of the runs that are, and why others are not."""
     from rich.console import Console
 
     from . import terminal
 
-    why = run.stale(everything)
     if "report" not in why:
         text = (places.REPORT / "comparison.md").read_text()
         if sys.stdout.isatty():
@@ -127,8 +127,8 @@ def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Ou
     return why[stage.name]
 
 
-def _point(everything: Plan) -> None:
+def _point(why: Mapping[str, str]) -> None:
     page = places.REPORT / "index.html"
-    if fresh.reason(everything["report"]) is None:
+    if "report" not in why:
         print(f"report: {page.absolute()}")
     print("tracking page: make ui")

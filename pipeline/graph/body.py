@@ -85,7 +85,6 @@ def bring(stage: Stage, params: Params, executor: str | None = None, *, force: b
             print(f"{stage.name}: is up to date", flush=True)
             return False
         made_from = fresh.made_from(stage)
-        fresh.forget(stage)
         with shell.opened(executor, params) as (_, running, settings):
             _work(stage, params, running, settings)
         fresh.record(stage, made_from)

@@ -119,6 +119,7 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
         os.replace(LOCK, _BROKEN)
         problem = _commit(_grouped([*fresh, _SOURCES], fresh, plan))
     if problem is None:
+        places.STATE.mkdir(exist_ok=True)
         write_bytes(_COPY, LOCK.read_bytes())
         write_bytes(_RECORDED, code.encode())
     return problem

@@ -1,8 +1,8 @@
 """Whether a result is up to date: the one answer, which every command asks for.
 
 Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the numbers, code and inputs that a result was made
-from, and the hashes of what was made. It is written last, so a stage that was interrupted is out of date, and it is
-one of the stage's outputs for DVC, so it travels with the result.
+from, and the hashes of what was made. It is written last: after an interrupt it is not there, or of what was there
+before. It is one of the stage's outputs for DVC, so it travels with the result.
 """
 
 import json
@@ -45,11 +45,6 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
-
-
-def forget(stage: Stage) -> None:
-    """The stage is about to run: its old result is nobody's any more."""
-    places.identity(stage.kind, stage.key).unlink(missing_ok=True)
 
 
 def made_from(stage: Stage) -> dict[str, Any]:
