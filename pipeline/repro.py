@@ -35,11 +35,12 @@ def main(args: Namespace) -> int:
     sources.write(params)
     everything = plan.plan(params)
     stages = plan.matching(args.targets, everything)
-    todo = run.stale(stages)
+    why = run.stale(everything)
+    todo = stages.keys() & why.keys()
     if not todo:
         print(f"nothing to do: all {len(stages)} results are up to date")
-        _record(everything)
-        _point(run.stale(everything))
+        _record(everything, why)
+        _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
     with _parent_run() as tell:
@@ -48,16 +49,15 @@ def main(args: Namespace) -> int:
         except client.Lost as error:
             raise UserError(str(error)) from None
         finally:
-            _record(everything)
+            _record(everything, run.stale(everything))
         tell(outcome)
     return _close(outcome, everything, params)
 
 
-def _record(stages: Plan) -> None:
+def _record(stages: Plan, why: Mapping[str, str]) -> None:
     """Let DVC know what is up to date; that it cannot is no reason to lose a result."""
     if not dvc.installed():
         return
-    why = run.stale(stages)
     problem = dvc.record(stages, [name for name in stages if name not in why])
     if problem is not None:
         print(f"warning: DVC has not recorded the results, which are in place ({problem})", file=sys.stderr)
