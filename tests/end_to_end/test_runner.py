@@ -148,16 +148,32 @@ def test_a_driver_that_is_killed_takes_everything_with_it(tmp_path: Path, finish
     assert artifacts(project) == artifacts(finished)
 
 
-def test_a_second_runner_waits_and_takes_the_result(tmp_path: Path, finished: Project) -> None:
-    project = make(tmp_path / "two", PARAMS)
-    first = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
-    second = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
-    said = [process.communicate(timeout=300) for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
-    assert any("waiting for process" in out for out, _ in said)
-    assert {k: v for k, v in artifacts(project).items() if k.startswith("trajectory")} == {
-        k: v for k, v in artifacts(finished).items() if k.startswith("trajectory")
-    }
+def test_a_second_runner_waits_and_takes_the_result(tmp_path: Path) -> None:
+    """The first is stopped in the middle of its stage, so that the second is certain to meet it there."""
+    project = make(tmp_path / "two", PARAMS.replace("override: {epochs: 3}", "override: {epochs: 400}"))
+    command = (sys.executable, "-m", "pipeline", "repro", "trajectory@boston-sgd")
+    first = project.start(*command)
+    at_work = int(wait_for(project.folder / ".state/locks/trajectory/boston-sgd.pid"))
+    os.kill(at_work, signal.SIGSTOP)
+    second = project.start(*command)
+    assert second.stdout is not None
+    said = next(line for line in second.stdout if "waiting for" in line)
+    assert f"trajectory@boston-sgd: waiting for process {at_work}, which is at it" in said
+    os.kill(at_work, signal.SIGCONT)
+    for process in (first, second):
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, (out, error)
+    assert "is up to date" in out
+    assert stale(project).isdisjoint({"prepare@boston", "trajectory@boston-sgd"})
+
+
+def wait_for(file: Path) -> str:
+    """What is in a file, once it is there."""
+    until = time.monotonic() + 60
+    while not (file.is_file() and file.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return file.read_text()
 
 
 def test_a_stage_whose_input_comes_out_the_same_is_not_run(project: Project) -> None:
