@@ -155,6 +155,36 @@ def test_a_member_out_of_patience_chooses_the_same_epoch_beside_others_as_alone(
         same(one, other, atol=2e-6, rtol=2e-5)
 
 
+class Climbing(Learner):
+    """A weight that rises by ``slope`` in every step, best at ``goal``, and cannot go beyond 10."""
+
+    def __init__(self, slope: float, goal: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.register_buffer("about", torch.tensor([slope, goal]))
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return torch.where(self.weight > 10, torch.nan, -self.about[0] * self.weight)
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+        mean = (self.weight - self.about[1]).expand(1, len(inputs), 1)
+        return Gaussian(mean, torch.ones_like(mean))
+
+
+def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
+    """Alone the first stops long before its loss is no number; beside the second it would go on until it is."""
+    how = config(100, ChooseConfig(1, 3), OptimiserConfig("sgd", 0.1))
+    builds = [lambda d, rng, s=slope, g=goal: Climbing(s, g) for slope, goal in ((1.0, 1.0), (0.2, 4.0))]
+    data = [table(m) for m in range(2)]
+    alone = [learn(b, [d], how, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)]
+    together = learn(builds, data, how, rngs=RNGS[:2], report=Silent())
+    assert [m.epochs for m in together] == [m.epochs for m in alone]
+    first, second = (alone[1].epochs * 5 * rise for rise in (0.1, 0.02))  # how far each would come, in 5 steps an epoch
+    assert first > 10 > second
+    for one, other in zip(together, alone, strict=True):
+        same(one, other, atol=2e-6, rtol=2e-5)
+
+
 def test_each_member_stops_at_its_own_epoch() -> None:
     data = [table(m, shift=7.0 * m) for m in range(3)]
     how = config(epochs=30, choose=ChooseConfig(2, None), optimiser=LOUD)

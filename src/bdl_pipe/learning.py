@@ -109,6 +109,7 @@ class _Run(Descent):
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
         self._each = torch.zeros(len(data))
+        self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [member]
         self._epoch, self._done = -1, 0  # the open epoch; how many have ended
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
@@ -129,7 +130,7 @@ class _Run(Descent):
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
         each = self._members.losses(rows, self._noise_at(position), step)
         self._each = parallel.mean(each.detach())
-        return each.sum()
+        return each.where(self._going, each.new_zeros(())).sum()  # whose fit has ended stands still
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
@@ -142,10 +143,7 @@ class _Run(Descent):
         return told | ({} if self._score is None else {"validation_nll": self._score})
 
     def finished(self) -> bool:
-        choose = self._config.choose
-        if not self._held or choose is None or choose.patience is None:
-            return False
-        return bool((self._done - self._best_epoch >= choose.patience).all())
+        return not self._wanted(self._done).any()
 
     def best_epochs(self) -> list[int]:
         """Each member's number of epochs with the best validation score; all of them where none was finite."""
@@ -183,11 +181,18 @@ class _Run(Descent):
         """Draw the epoch's row orders, each member's from its own address."""
         if self._epoch == epoch:
             return
-        self._epoch = epoch
+        self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
         orders = [torch.randperm(self._count, generator=r.fold("epoch", epoch).generator()) for r in self._rngs]
         self._orders, self._block = torch.stack(orders).to(self._device), -1
         done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
         self._scheduled = {k: v.to(self._device) for k, v in self._probe.scheduled(done).items()}
+
+    def _wanted(self, epoch: int) -> Tensor:
+        """Which members have still to be trained in ``epoch``: not at their last one, nor out of patience; [member]."""
+        choose, wanted = self._config.choose, torch.tensor(self._epochs) > epoch
+        if self._held and choose is not None and choose.patience is not None:
+            wanted &= epoch - self._best_epoch < choose.patience
+        return wanted
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
         """The noise of one step of the open epoch, drawn with that of the steps around it; [member, ...] each."""
@@ -223,9 +228,8 @@ class _Run(Descent):
         if self._held and choose is not None and done % choose.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
             scores = parallel.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
-            better = scores < self._best  # a score that is no number is not better
-            if choose.patience is not None:  # nor is one that comes after the member's own search has ended
-                better &= done - self._best_epoch <= choose.patience
+            # a score that is no number is not better, nor is one after the member's own search has ended
+            better = (scores < self._best) & self._going.cpu()
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
             self._score = float(scores.mean())
