@@ -1,7 +1,7 @@
 # make repro: everything, from a fresh machine to the report. make test: lint, types, imports, all tests.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 JOBS ?= 3
-WORKERS ?= 2
+WORKERS ?= 3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -52,7 +52,7 @@ lint: install
 	@lint-imports
 
 test: lint data
-	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup
 
 ui: install
 	@python -m pipeline ui

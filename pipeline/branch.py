@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import config
+from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
@@ -26,6 +26,8 @@ from bdl_pipe.seeds import Seed
 from .core import places
 from .core.params import Params, Row, nearest
 from .core.settings import Settings
+from .graph import body
+from .graph.plan import one
 from .rows import provenance, stage, tracking
 from .trial import Chain, Upstream
 
@@ -89,14 +91,14 @@ def branch_of(params: Params, method: str, dataset: str, run: str | None, verb: 
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
-    """Split 0 with its validation rows apart.
+    """Split 0 with its validation rows apart, of data that are prepared here unless they are up to date.
 
     Raises:
-        UserError: there are none.
-        ArtifactError: the data set is not prepared.
+        UserError: there are none, or the data cannot be prepared.
     """
     from bdl_pipe.data import prepared
 
+    body.bring(one("prepare", branch.dataset, params), params, "inline")
     data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
@@ -104,6 +106,11 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
         also = "some of split 0's validation rows are test rows of others"
         print(f"warning: {branch.dataset} has several splits: {also}")
     return data.on(settings.device)
+
+
+def data_hash(branch: Branch) -> str:
+    """The SHA-256 of the prepared data's manifest."""
+    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
 def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any]:

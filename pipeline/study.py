@@ -15,19 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import artifacts, config
+from bdl_pipe import config
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
 from . import searching
-from .branch import RECORD, Branch, begin, branch_of, finish, load_data, make_upstream, tracked
+from .branch import RECORD, Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .core import places
 from .core.params import Params, load, nearest, read_yaml, typed
 from .core.settings import Settings
-from .graph import body
-from .graph.plan import one
 from .rows import provenance, records
 from .studies import METRICS, SEED, StudyConfig, Trial, numbers
 from .trial import SECONDS, Upstream
@@ -78,7 +76,8 @@ def main(args: argparse.Namespace) -> int:
     study = plan(Path(args.file), settings)
     folder = places.STATE / "study" / study.name
     with places.rooted(places.WORK / "study" / study.name):
-        data, sha256 = prepared(study, settings)
+        data = load_data(study, study.params, settings)
+        sha256 = data_hash(study)
         identity = study.identity(sha256)
         begun = begin(folder, identity, study.name, bool(args.resume))
         tags = {**study.tags, "stage": "study", "seed": study.chain.seed}
@@ -124,13 +123,6 @@ def check(study: Study) -> None:
         require(metric in known, f"metrics[{i}]", f"must be one of {study.task}{nearest(metric, known)}", metric)
     for point in study.config.points():
         study.chain.configs(numbers(point))
-
-
-def prepared(study: Study, settings: Settings) -> tuple[FitData, str]:
-    """Split 0 with its validation rows apart, and the SHA-256 of the prepared data's manifest."""
-    body.bring(one("prepare", study.dataset, study.params), study.params, "inline")
-    data = load_data(study, study.params, settings)
-    return data, artifacts.sha256(places.artifact("prepare", study.dataset) / artifacts.MANIFEST)
 
 
 def run(

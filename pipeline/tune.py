@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import artifacts, config
+from bdl_pipe import config
 from bdl_pipe.errors import UserError
 
 from . import apply, searching
-from .branch import Branch, begin, branch_of, finish, load_data, make_upstream, tracked
+from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .core import places
 from .core.params import SECTIONS, Params, load
 from .core.settings import Settings
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     search = plan(params, args.method, args.dataset, args.samples, vars(args).get("run"), settings)
     data = load_data(search, params, settings)
     folder = places.STATE / "tune" / search.name
-    identity = search.identity(artifacts.sha256(places.artifact("prepare", search.dataset) / artifacts.MANIFEST))
+    identity = search.identity(data_hash(search))
     begun = begin(folder, identity, search.name, bool(args.resume))
     tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
     with searching.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity):

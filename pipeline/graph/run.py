@@ -5,7 +5,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ..core import places
 from ..core.params import Params, load
 from . import client, fresh, plan, scheduler, sources
 from .body import Request, bring
-from .plan import Plan, Stage
+from .plan import Plan
 from .scheduler import Outcome, Process
 
 JOBS = 3  # stages at once: two cores are busy while one stage waits for its data
@@ -49,7 +49,6 @@ def bring_all(
     Raises:
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
     """
-    todo = frozenset(stale(stages))
     if executor == "inline" or sys.platform != "linux":
         return here(stages, params, executor)
     import psutil
@@ -60,8 +59,7 @@ def bring_all(
         path = client.start(me.pid, me.create_time())  # another one, should the first have been killed
         return client.Piped(path, asdict(Request(stages[name].kind, stages[name].key, raw, root, executor)))
 
-    history = places.STATE / "seconds.json"
-    return scheduler.run(scheduler.Todo(stages, todo, history), jobs, start, lambda name: _ready(stages[name]))
+    return _several(stages, jobs, start)
 
 
 def ahead(path: Path, targets: Sequence[str]) -> int:
@@ -70,22 +68,23 @@ def ahead(path: Path, targets: Sequence[str]) -> int:
         params = load()
         sources.write(params)
         stages = plan.matching(targets, plan.plan(params))
-        todo = frozenset(stale(stages))
 
         def start(name: str) -> Process:
             return client.Piped(path, asdict(Request(stages[name].kind, stages[name].key)))
 
-        history = places.STATE / "seconds.json"
-        scheduler.run(scheduler.Todo(stages, todo, history), JOBS, start, lambda name: _ready(stages[name]))
+        _several(stages, JOBS, start)
     except (UserError, client.Lost) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _ready(stage: Stage) -> bool:
-    """Whether it has still to be run, now that all it needs is there: an input may have come out the same."""
-    return fresh.reason(stage) is not None
+def _several(stages: Plan, jobs: int, start: Callable[[str], Process]) -> Outcome:
+    def wanted(name: str) -> bool:  # now that all it needs is there: an input may have come out the same
+        return fresh.reason(stages[name]) is not None
+
+    todo = scheduler.Todo(stages, frozenset(stale(stages)), places.STATE / "seconds.json")
+    return scheduler.run(todo, jobs, start, wanted)
 
 
 def here(stages: Plan, params: Params, executor: str | None) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """
@@ -105,13 +106,22 @@ def make(folder: Path, params: str) -> Project:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Every stage done, by the parallel executor with its work in process. Tests must leave it as it is."""
-    project = make(tmp_path_factory.mktemp("project") / "tiny", PARAMS)
-    said = project.pipeline("repro", "-j", "2").stdout
-    assert "9 stages done" in said and "report: " in said and "| ensemble |" in said
-    project.git("add", "-A")
-    project.git("commit", "-qm", "results")
-    return project
+    """Every stage done, by the parallel executor with its work in process. Tests must leave it as it is.
+
+    It is made once, by whichever of the processes that tests run in comes first.
+    """
+    place = tmp_path_factory.getbasetemp()
+    place = (place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "finished"
+    with FileLock(f"{place}.lock"):
+        if not (place / "whole").exists():
+            shutil.rmtree(place, ignore_errors=True)  # an attempt that failed; this one will say why
+            project = make(place / "tiny", PARAMS)
+            said = project.pipeline("repro", "-j", "2").stdout
+            assert "9 stages done" in said and "report: " in said and "| ensemble |" in said
+            project.git("add", "-A")
+            project.git("commit", "-qm", "results")
+            (place / "whole").touch()
+    return Project(place / "tiny")
 
 
 @pytest.fixture

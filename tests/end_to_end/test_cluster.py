@@ -25,7 +25,7 @@ import yaml
 
 from tests.end_to_end.conftest import Project, make
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # which they share
 BIN: Final = Path(sys.executable).parent
 HEALTH: Final = {  # a lost node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "1000",

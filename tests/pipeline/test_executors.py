@@ -15,7 +15,7 @@ import torch
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
-from pipeline.core.executors import Executor, Task, choose
+from pipeline.core.executors import Executor, Task, choose, hub
 from pipeline.core.executors.cluster import check_resources, named, preflight
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
@@ -202,6 +202,37 @@ def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, t
     assert os.path.exists(fuse), "no worker died"
     assert done.result.tensors["sum"] == 5050
     assert done.result.config["began_at"] >= 50
+
+
+def test_a_folder_that_is_removed_while_mkdir_looks_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, raised = Path.mkdir, []
+
+    def removed(self: Path, **options: bool) -> None:
+        if self.name == "s" and not raised:
+            raised.append(self)
+            raise FileExistsError(self)  # what mkdir raises where the folder is gone when it asks what is there
+        mkdir(self, **options)
+
+    monkeypatch.setattr(Path, "mkdir", removed)
+    opened(tmp_path / "s", "a").save("t", b"x")
+    assert raised and (tmp_path / "s/a/t.part").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        opened(tmp_path / "file", "a")
+
+
+def test_what_ray_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a machine with a hundred processes in the queue: no worker started in time, five times over."""
+    import ray
+
+    def cannot(ref: object) -> None:
+        raise ray.exceptions.RaySystemError("Failed to startup worker after retrying 5 times.\nThis is most often ...")
+
+    monkeypatch.setattr(ray, "get", cannot)
+    with pytest.raises(UserError, match=r"^Ray could not run it: System error: Failed to startup .* 5 times\.$"):
+        hub.get(None)
 
 
 def test_whether_work_is_light_is_found_out_by_its_smallest_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def scores_of(asked, at, seed=0):
     from dataclasses import replace
 
     with places.rooted(places.WORK / "study" / asked.name):
-        data, _ = study.prepared(asked, INLINE)
+        data = branch.load_data(asked, asked.params, INLINE)
         states = branch.make_upstream(asked, data, asked.params, INLINE)
         chain = replace(asked.chain, member=seed)
         configs = chain.configs(numbers(at))
@@ -97,7 +97,7 @@ def test_every_point_is_tried_with_every_seed(toy):
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(toy, changes, said, capsys, monkeypatch):
-    monkeypatch.setattr(study, "prepared", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(study, "load_data", lambda *_: pytest.fail("something ran"))
     assert cli.main(["study", str(written_study(toy, **changes))]) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (toy / "results").exists()
@@ -133,7 +133,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
     asked, at = planned(toy), {"inner.shift+more": 1.0, "log": ""}
     scores, _ = scores_of(asked, at)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr(study.body, "bring", lambda *_: False)  # it would be prepared again
+    monkeypatch.setattr(branch.body, "bring", lambda *_: False)  # it would be prepared again
     arrow = next(holdout.rglob("test.arrow"))
     arrow.write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")
@@ -158,7 +158,7 @@ def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
 
     asked, told = planned(toy), []
     with places.rooted(places.WORK / "study" / asked.name):
-        data, _ = study.prepared(asked, INLINE)
+        data = branch.load_data(asked, asked.params, INLINE)
         states = branch.make_upstream(asked, data, asked.params, INLINE)
     monkeypatch.setattr(tune, "report", told.append)
     for shift in (1.0, tune_cases.NAN_ABOVE + 1):

@@ -98,6 +98,8 @@ def get(ref: Any) -> Any:
         raise cause from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
         raise UserError(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
+    except ray.exceptions.RaySystemError as error:  # such as no worker that starts in time
+        raise UserError(f"Ray could not run it: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:

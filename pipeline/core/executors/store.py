@@ -85,7 +85,12 @@ def _hold(place: Path) -> IO[bytes]:
     """Make the folder; its lock file, open and shared with whoever else works there."""
     path = place.with_name(place.name + _LOCK)
     while True:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:  # it was there, and somebody removed it before mkdir saw that it is a folder
+            if place.parent.is_file():
+                raise
+            continue
         with contextlib.suppress(FileNotFoundError):  # somebody removed it in between
             lock = open(path, "ab+")  # noqa: SIM115 (it stays open)
             with contextlib.suppress(OSError):  # a file system without locks
