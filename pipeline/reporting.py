@@ -16,10 +16,22 @@ from .rows import provenance, records
 
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs = [run_info(row, params) for row in params.of("student")]
+    runs, coresets = _infos(params)
+    report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
+    compare(params)
+
+
+def compare(params: Params) -> str | None:
+    """Bring MLflow's comparison up to date; the experiment's id, or None without tracking."""
+    from . import comparing
+
+    return comparing.publish(params, *_infos(params))
+
+
+def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
     used = {row.sources.get("coreset") for row in params.of("student")}  # DVC watches them by their students
     coresets = [_coreset(row) for row in params.of("coreset") if row.key in used]
-    report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
+    return [run_info(row, params) for row in params.of("student")], coresets
 
 
 def run_info(row: Row, params: Params) -> report.RunInfo:

@@ -4,21 +4,31 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from typing import Final
 
 from bdl_pipe.errors import UserError
 
-from .rows import tracking
+from . import comparing, reporting
+from .core.params import load
+from .rows import comparison, tracking
+
+SERVER: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes of jobs that nobody here asks for
+}
 
 
 def main(args: Namespace) -> int:
     """Serves until it is interrupted.
 
     Raises:
-        UserError: there is no store, or MLflow is not installed.
+        UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
     """
-    if tracking.initialise() is None:
+    experiment = reporting.compare(load())
+    if experiment is None:
         raise UserError(f"the tracking store {tracking.store_uri()} cannot be opened")
-    print(f"tracking page: http://{args.host}:{args.port} (Ctrl-C ends it)", flush=True)
+    page = f"http://{args.host}:{args.port}/{comparison.link(experiment, comparing.ALL)}"
+    print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
     command += ["--host", args.host, "--port", str(args.port), "--workers", "1"]
-    return subprocess.run(command, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}, check=False).returncode
+    return subprocess.run(command, env={**os.environ, **SERVER}, check=False).returncode

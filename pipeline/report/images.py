@@ -32,18 +32,43 @@ def section(coreset: CoresetInfo) -> str:
     """The first member's images, one row a class, each under its top label's value."""
     if not (coreset.path / artifacts.MANIFEST).is_file():
         return f'<h4>{escape(coreset.key)}</h4><p class="note">— no result: this coreset is absent</p>'
+    first = _first(coreset)
+    if first is None:
+        return ""  # rows of features: nothing to look at
+    images, labels, members = first
+    total = f"{len(images)} images" + (f", the first of {members} members" if members > 1 else "")
+    return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
+
+
+def picture(coreset: CoresetInfo) -> bytes:
+    """The first member's images side by side as PNG, a row for each class, magnified; empty where there are none."""
+    first = _first(coreset) if (coreset.path / artifacts.MANIFEST).is_file() else None
+    if first is None:
+        return b""
+    images, labels, _ = first
+    rows = [np.flatnonzero(labels.argmax(1) == k)[:SHOWN] for k in range(labels.shape[1])]
+    channels, height, width = images.shape[1:]
+    sheet = np.ones((channels, len(rows) * (height + 1), max(map(len, rows)) * (width + 1)), dtype=np.float32)
+    for i, row in enumerate(rows):
+        for j, number in enumerate(row):
+            top, left = i * (height + 1), j * (width + 1)
+            sheet[:, top : top + height, left : left + width] = images[number]
+    return png(sheet.repeat(4, 1).repeat(4, 2))
+
+
+def _first(coreset: CoresetInfo) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Images and labels of the first member, and how many members have images; None where none has."""
     folder = artifacts.load(coreset.path, "coreset")
     names = sorted((n for n in folder.names() if _member(n)), key=_member)
     states = {name: folder.state(name).tensors for name in names}
     found = [n for n in names if {"raw", "labels"} <= states[n].keys()]
     if not found:
-        return ""  # rows of features: nothing to look at
+        return None
     images, labels = (states[found[0]][k].float().numpy() for k in ("raw", "labels"))
     if images.ndim != 4 or len(images) != len(labels):
         rule = "raw must be [n, c, h, w], labels [n, k]"
         raise ArtifactError(f"{coreset.path}/{found[0]}: {rule}; got {images.shape} and {labels.shape}")
-    total = f"{len(images)} images" + (f", the first of {len(found)} members" if len(found) > 1 else "")
-    return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
+    return images, labels, len(found)
 
 
 def _member(name: str) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""MLflow: one experiment for the project, a parent run for each repro, a child for each stage run.
+"""MLflow: an experiment of stages, with a parent run for each repro and a child for each stage run.
+
+The scores side by side are another experiment (see :mod:`.comparison`).
 
 Artifacts come first: whatever goes wrong here is one line on stderr, and the work goes on without
 tracking. The default store is an SQLite file in WAL mode under ``mlruns/``, made under a file lock
@@ -21,7 +23,8 @@ from urllib.parse import urlparse
 
 from . import provenance
 
-EXPERIMENT: Final = "bdl-pipe"
+EXPERIMENT: Final = "bdl-pipe stages"
+KIND: Final = {"mlflow.experimentKind": "custom_model_development"}  # or MLflow opens its page of traces
 FOLDER: Final = "mlruns"
 PARENT: Final = "BDL_PARENT_RUN"
 _NEST: Final = "mlflow.parentRunId"  # MLflow's own tag: the runs table folds children under it
@@ -58,8 +61,8 @@ class StageRun:
 
 
 class _Tracked(StageRun):
-    def __init__(self, client: Any, run_id: str) -> None:
-        self._client, self.id, self._warnings = client, run_id, list[str]()
+    def __init__(self, store: Any, run_id: str) -> None:
+        self._client, self.id, self._warnings = store, run_id, list[str]()
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         from mlflow.entities import Metric
@@ -67,21 +70,21 @@ class _Tracked(StageRun):
 
         now = get_current_time_millis()
         entries = [Metric(k, float(v), now, step or 0) for k, v in values.items()]
-        _attempt(lambda: self._client.log_batch(self.id, metrics=entries))
+        attempt(lambda: self._client.log_batch(self.id, metrics=entries))
 
     def warn(self, text: str) -> None:
         super().warn(text)
         self._warnings.append(text)
-        _attempt(lambda: self._client.set_tag(self.id, "warnings", "\n".join(self._warnings)[:5000]))
+        attempt(lambda: self._client.set_tag(self.id, "warnings", "\n".join(self._warnings)[:5000]))
 
     def artifact(self, path: Path) -> None:
         log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-        _attempt(lambda: log(self.id, str(path)), then_stop=False)
+        attempt(lambda: log(self.id, str(path)), then_stop=False)
 
     def model(self, student: Path) -> None:
         from . import model
 
-        _attempt(lambda: model.log(student, str(self.id)), then_stop=False)
+        attempt(lambda: model.log(student, str(self.id)), then_stop=False)
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def stage_run(
         deps: the paths of what it is made from, tagged with their hashes.
     """
     about = {"stage": kind, "key": key, **tags, **provenance.tags(deps)}
-    run = _attempt(lambda: _child(f"{kind} {key}", about, params)) or StageRun()
+    run = attempt(lambda: _child(f"{kind} {key}", about, params)) or StageRun()
     status = "FAILED"
     try:
         yield run
@@ -107,7 +110,7 @@ def stage_run(
         raise
     finally:
         if run.id is not None:
-            _attempt(lambda: _end(str(run.id), status))
+            attempt(lambda: _end(str(run.id), status))
 
 
 def initialise() -> str | None:
@@ -115,17 +118,17 @@ def initialise() -> str | None:
 
     Call it once before several processes begin to log.
     """
-    return _attempt(lambda: _experiment())
+    return attempt(lambda: experiment())
 
 
 def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
     """Start the run that this process's stages, and its children's, belong to; or go on with ``resumed``."""
-    run_id = resumed and _attempt(lambda: _reopen(str(resumed)))
+    run_id = resumed and attempt(lambda: _reopen(str(resumed)))
     if not run_id:
-        run_id = _attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
+        run_id = attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
     if run_id is not None:
         os.environ[PARENT] = run_id
-        _attempt(_bury)
+        attempt(_bury)
     return run_id
 
 
@@ -133,7 +136,7 @@ def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
     """End it: ``FINISHED``, ``FAILED`` or ``KILLED``."""
     os.environ.pop(PARENT, None)
     if run_id is not None:
-        _attempt(lambda: _client().set_terminated(run_id, status))
+        attempt(lambda: client().set_terminated(run_id, status))
 
 
 def quiet() -> None:
@@ -175,12 +178,12 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def child(name: str, parent: str | None, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
     """A run below ``parent`` that the caller ends with :func:`end`; for trials of a search."""
     about = {**tags, **({_NEST: parent} if parent else {})}
-    return _attempt(lambda: _begin(name, about, params)) or StageRun()
+    return attempt(lambda: _begin(name, about, params)) or StageRun()
 
 
 def end(run: StageRun, status: str = "FINISHED") -> None:
     if run.id is not None:
-        _attempt(lambda: _client().set_terminated(str(run.id), status))
+        attempt(lambda: client().set_terminated(str(run.id), status))
 
 
 def _child(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
@@ -193,34 +196,34 @@ def _begin(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> Sta
     run_id = _create(name, tags).info.run_id
     entries = [Param(k, v) for k, v in flatten(params).items()]
     for start in range(0, len(entries), _MANY):
-        _client().log_batch(run_id, params=entries[start : start + _MANY])
-    return _Tracked(_client(), run_id)
+        client().log_batch(run_id, params=entries[start : start + _MANY])
+    return _Tracked(client(), run_id)
 
 
 def _create(name: str, tags: Mapping[str, Any]) -> Any:
     texts = {k: str(v)[:_LONG] for k, v in tags.items()} | {"process": provenance.process(os.getpid())}
-    return _client().create_run(_experiment(), run_name=name, tags=texts)
+    return client().create_run(experiment(), run_name=name, tags=texts)
 
 
 def _reopen(run_id: str) -> str:
-    _client().set_tag(run_id, "process", provenance.process(os.getpid()))
-    _client().update_run(run_id, status="RUNNING")
+    client().set_tag(run_id, "process", provenance.process(os.getpid()))
+    client().update_run(run_id, status="RUNNING")
     return run_id
 
 
 def _end(run_id: str, status: str) -> None:
-    _client().set_terminated(run_id, status)
+    client().set_terminated(run_id, status)
     if os.environ.get(PARENT) is None:  # nobody else will end a parent that stages made among themselves
-        _client().set_terminated(_session_parent(), status)
+        client().set_terminated(_session_parent(), status)
 
 
 @cache
 def _session_parent() -> str:
     """The parent of stages that share one ``dvc repro``, or else one process: found or made."""
     name, invocation = provenance.invocation()
-    experiment = _experiment()  # takes the lock itself
-    with _lock():
-        found = _client().search_runs([experiment], f"tags.invocation = '{invocation}'", max_results=1)
+    stages = experiment()  # takes the lock itself
+    with store_lock():
+        found = client().search_runs([stages], f"tags.invocation = '{invocation}'", max_results=1)
         run = (
             found[0]
             if found
@@ -231,13 +234,14 @@ def _session_parent() -> str:
 
 def _bury() -> None:
     """End the runs of this machine's processes that were killed."""
-    for run in _client().search_runs([_experiment()], "attributes.status = 'RUNNING'"):
+    for run in client().search_runs([experiment()], "attributes.status = 'RUNNING'"):
         if provenance.is_dead(run.data.tags.get("process", "")):
-            _client().set_terminated(run.info.run_id, "KILLED")
+            client().set_terminated(run.info.run_id, "KILLED")
 
 
 @cache
-def _client() -> Any:
+def client() -> Any:
+    """MLflow's client of the store."""
     quiet()
     _preflight(store_uri())
     import logging
@@ -250,32 +254,33 @@ def _client() -> Any:
 
 
 @cache
-def _experiment() -> str:
+def experiment(name: str = EXPERIMENT) -> str:
     """The experiment's id; store and experiment are made under the lock if need be."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
-        return _find_experiment(None)
+        return _find_experiment(name, None)
     ready = Path(FOLDER, ".ready")
-    if ready.exists() and Path(FOLDER, "mlflow.db").exists():
-        return _find_experiment(Path(FOLDER, "artifacts"))
-    with _lock():
-        found = _find_experiment(Path(FOLDER, "artifacts"))
+    if name == EXPERIMENT and ready.exists() and Path(FOLDER, "mlflow.db").exists():
+        return _find_experiment(name, Path(FOLDER, "artifacts"))
+    with store_lock():
+        found = _find_experiment(name, Path(FOLDER, "artifacts"))
         with contextlib.closing(sqlite3.connect(Path(FOLDER, "mlflow.db"), timeout=30)) as database:
             database.execute("PRAGMA journal_mode=WAL")  # kept in the file: readers and one writer at once
         ready.touch()
     return found
 
 
-def _find_experiment(artifacts: Path | None) -> str:
-    found = _client().get_experiment_by_name(EXPERIMENT)
+def _find_experiment(name: str, artifacts: Path | None) -> str:
+    found = client().get_experiment_by_name(name)
     if found is None:
         place = None if artifacts is None else artifacts.absolute().as_uri()
-        return _client().create_experiment(EXPERIMENT, artifact_location=place)
+        return client().create_experiment(name, artifact_location=place, tags=KIND)
     if found.lifecycle_stage == "deleted":
-        _client().restore_experiment(found.experiment_id)
+        client().restore_experiment(found.experiment_id)
     return found.experiment_id
 
 
-def _lock() -> Any:
+def store_lock() -> Any:
+    """Held while something is looked up and then made, by one process of this project at a time."""
     from filelock import FileLock
 
     Path(FOLDER).mkdir(exist_ok=True)
@@ -293,7 +298,7 @@ def _preflight(uri: str) -> None:
 _stopped = False
 
 
-def _attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
+def attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
     """What ``action`` returns; None if it fails. A failure that would repeat stops all tracking."""
     global _stopped
     if _stopped:

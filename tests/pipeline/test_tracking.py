@@ -26,7 +26,7 @@ def project(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     monkeypatch.setattr(tracking, "_stopped", False)
-    for cached in (tracking._client, tracking._experiment, tracking._session_parent):
+    for cached in (tracking.client, tracking.experiment, tracking._session_parent):
         cached.cache_clear()
 
 
@@ -151,7 +151,7 @@ def test_the_runs_of_killed_processes_are_ended(project):
     assert provenance.is_dead(name)
     assert not provenance.is_dead("elsewhere/1/0.00")  # another machine's: not ours to judge
     lost = tracking._create("lost", {})
-    tracking._client().set_tag(lost.info.run_id, "process", name)
+    tracking.client().set_tag(lost.info.run_id, "process", name)
     tracking.start_parent()
     _, runs = runs_of(project)
     assert runs["lost"].info.status == "KILLED"
