@@ -258,8 +258,8 @@ def experiment(name: str = EXPERIMENT) -> str:
     """The experiment's id; store and experiment are made under the lock if need be."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         return _find_experiment(name, None)
-    ready = Path(FOLDER, ".ready")
-    if name == EXPERIMENT and ready.exists() and Path(FOLDER, "mlflow.db").exists():
+    ready = Path(FOLDER, f".{name.replace(' ', '-')}.ready")
+    if ready.exists() and Path(FOLDER, "mlflow.db").exists():
         return _find_experiment(name, Path(FOLDER, "artifacts"))
     with store_lock():
         found = _find_experiment(name, Path(FOLDER, "artifacts"))

@@ -1,6 +1,7 @@
 """The tiny project: what runs, what is stale, what is left when things go wrong."""
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -41,6 +42,26 @@ def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: 
     assert "up to date" in finished.dvc("status")
     assert not [p for p in (finished.folder / ".state/checkpoints").rglob("*") if p.is_file()]
     assert not list(finished.folder.joinpath("work").rglob("*.tmp"))
+
+
+def test_the_comparison_in_mlflow_has_the_reports_scores(finished: Project) -> None:
+    text = """
+import json
+from pipeline.rows import comparison, tracking
+experiment = tracking.experiment(comparison.EXPERIMENT)
+runs = tracking.client().search_runs([experiment])
+print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
+"""
+    found = json.loads(finished.run(sys.executable, "-c", text).stdout)
+    assert found.keys() == {"digits-ensemble", "boston-deterministic"}
+    with open(finished.folder / "report/comparison.csv") as file:
+        rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["split"] == "test"]
+    nll = {r["seed"]: float(r["value"]) for r in rows if r["metric"] == "nll"}
+    metrics, params = found["boston-deterministic"]
+    assert metrics["nll"] == pytest.approx(sum(nll.values()) / len(nll), rel=1e-4)
+    assert {"nll_se", "rmse", "fit_seconds", "parameters"} <= metrics.keys()
+    assert params["network"].startswith("mlp (hidden 16") and params["seeds"] == "2"
+    assert "auroc_mnist5k" in found["digits-ensemble"][0] and "corrupted_accuracy" in found["digits-ensemble"][0]
 
 
 def test_a_number_makes_only_its_branch_stale(project: Project) -> None:

@@ -171,7 +171,7 @@ def test_processes_that_begin_at_once_lose_nothing(project):
         subprocess.Popen([sys.executable, "-c", code, str(i)], env=env, stderr=subprocess.PIPE, text=True)
         for i in range(4)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in started]
+    errors = [process.communicate(timeout=400)[1] for process in started]
     assert errors == [""] * 4
     _, runs = runs_of(project)
     assert {runs[f"student {i}"].data.metrics["x"] for i in range(4)} == {1.0}
