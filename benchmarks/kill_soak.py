@@ -170,7 +170,7 @@ class Soak:
             time.sleep(0.2)
         for process in left:
             try:
-                self.orphans.append(f"{self.total}: {' '.join(process.cmdline())[:80]}")
+                self.orphans.append(f"{self.total}: {' '.join(Path(word).name for word in process.cmdline())[:120]}")
                 process.kill()
             except psutil.Error:
                 pass

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -283,6 +283,9 @@ def _head(telling: int) -> int:
                 time.sleep(_POLL_SECONDS)
     except UserError as error:
         os.write(telling, f"error {error}".encode())
+    finally:  # it may have been told to end while Ray was starting
+        for process in _left_of([os.getpid()]):
+            process.kill()
     return 0
 
 
@@ -291,7 +294,7 @@ def _tell(connection: socket.socket, text: str) -> None:
         connection.sendall(text.encode() + b"\n")
 
 
-def _end_groups(pids: Iterable[int]) -> None:
+def _end_groups(pids: Sequence[int]) -> None:
     """SIGTERM for each child; for what is left after a while of all that they started, SIGKILL."""
     import psutil
 
@@ -303,9 +306,19 @@ def _end_groups(pids: Iterable[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=_GRACE_SECONDS)
-    for process in alive:
+    for process in [*alive, *_left_of(pids)]:
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+def _left_of(leaders: Sequence[int]) -> Iterator[Any]:
+    """What children started and did not live to end, also after they were told to: it is in their sessions."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if process.pid not in leaders and os.getsid(process.pid) in leaders:
+                yield process
 
 
 def _die_with(parent: int, death: signal.Signals) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pipeline.graph import client, dvc
+from pipeline.graph import host as host_module
 from tests.end_to_end.conftest import PARAMS, make
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
@@ -122,6 +123,46 @@ def test_stages_end_with_the_host_and_the_host_with_its_owner(host: Path) -> Non
     owner.kill()
     owner.wait()
     assert until(lambda: gone(stage.pid) and gone(pid)) and not again.exists()
+
+
+def in_session(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def test_what_a_child_starts_as_it_is_told_to_end_is_ended_too() -> None:
+    """It is not yet among the child's children when they are counted, nor any more when the child is gone."""
+    code = "trap 'sleep 601 & exit' TERM; echo ready; while :; do sleep 0.1; done"
+    child = subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    host_module._end_groups([child.pid])
+    child.wait()
+    assert until(lambda: in_session(child.pid) == [], 5)
+
+
+@pytest.mark.parametrize("processes", [2, 4, 7])
+def test_a_head_that_is_starting_when_its_owner_ends_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", f"{folder / 'src'}{os.pathsep}{folder}")
+    owner = psutil.Process(subprocess.Popen(["sleep", "600"]).pid)
+    path = client.start(owner.pid, owner.create_time())
+    with client._ask(path, {"do": "ray"}, ()):
+        servers = [p for p in psutil.process_iter(["cmdline"]) if str(path) in (p.info["cmdline"] or ())]
+        server = next(p for p in servers if p.parent() not in servers)  # forks have its name
+        assert until(lambda: bool(server.children()))
+        (head,) = server.children()
+        assert until(lambda: len(in_session(head.pid)) >= processes)
+        owner.kill()
+        owner.wait()
+    assert until(lambda: gone(server.pid) and in_session(head.pid) == [], 25)
 
 
 def test_a_host_that_cannot_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
