@@ -17,7 +17,10 @@ from pipeline.graph import client, dvc
 from pipeline.graph import host as host_module
 from tests.end_to_end.conftest import PARAMS, make
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone"),
+    pytest.mark.xdist_group("host"),  # which most of them share
+]
 LONG = PARAMS.replace("corrupted_images: 10", "corrupted_images: 0").replace("epochs: 3", "epochs: 30000")
 
 
@@ -27,16 +30,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("host") / "tiny", LONG).folder
 
 
+@pytest.fixture(scope="module")
+def owner() -> Iterator[psutil.Process]:
+    process = psutil.Process(subprocess.Popen(["sleep", "600"]).pid)
+    yield process
+    process.kill()
+    process.wait()
+
+
 @pytest.fixture
-def host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The socket of a host that ends with a process of its own."""
+def host(folder: Path, owner: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The socket of a host that ends with a process of its own; the same one, until a test ends it."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", f"{folder / 'src'}{os.pathsep}{folder}")
     monkeypatch.setenv("BDL_EXECUTOR", "inline")
-    owner = psutil.Process(subprocess.Popen(["sleep", "600"]).pid)
-    yield client.start(owner.pid, owner.create_time())
-    owner.kill()
-    owner.wait()
+    return client.start(owner.pid, owner.create_time())
 
 
 def until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -146,7 +154,7 @@ def test_what_a_child_starts_as_it_is_told_to_end_is_ended_too() -> None:
     assert until(lambda: in_session(child.pid) == [], 5)
 
 
-@pytest.mark.parametrize("processes", [2, 4, 7])
+@pytest.mark.parametrize("processes", [2, 6])
 def test_a_head_that_is_starting_when_its_owner_ends_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
