@@ -12,13 +12,14 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro test lint ui bench clean distclean
+.PHONY: help install data repro test lint ui docs bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
 	@echo "make test      lint, types, import contract, all tests"
 	@echo "make lint      the same without the tests"
 	@echo "make ui        the tracking page"
+	@echo "make docs      docs/ as a site"
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
@@ -56,6 +57,11 @@ test: lint data
 
 ui: install
 	@python -m pipeline ui
+
+docs: install
+	@python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	@echo "site: $(CURDIR)/.state/site/index.html"
 
 bench: install data
 	@for file in $(filter-out benchmarks/kill_soak.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done

@@ -91,8 +91,8 @@ def test_both_find_the_same_stages_out_of_date(project: Project) -> None:
 
 
 def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
-    """README's snapshot ensemble, added as it is written there: its own stages and the report, and nothing else."""
-    from tests.test_readme import new_method
+    """The one of docs/your-method.md, added as it is written: its own stages and the report, and nothing else."""
+    from tests.test_docs import new_method
 
     module, registry, params = new_method()
     (project.folder / "src/bdl_pipe/baselines/snapshots.py").write_text(module)
