@@ -1,7 +1,7 @@
 # make repro: everything, from a fresh machine to the report. make test: lint, types, imports, all tests.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 JOBS ?= 3
-WORKERS ?= 3
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -10,6 +10,7 @@ from bdl_pipe.errors import UserError
 
 from . import comparing, reporting
 from .core.params import load
+from .core.settings import Settings
 from .rows import comparison, tracking
 
 SERVER: Final = {
@@ -26,7 +27,8 @@ def main(args: Namespace) -> int:
     """
     experiment = reporting.compare(load())
     if experiment is None:
-        raise UserError(f"the tracking store {tracking.store_uri()} cannot be opened")
+        why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
+        raise UserError(f"the tracking store {tracking.store_uri()} {why}")
     page = f"http://{args.host}:{args.port}/{comparison.link(experiment, comparing.ALL)}"
     print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]

@@ -9,6 +9,7 @@ BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
                         the inline executor has one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
+BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it is not even imported
 """
 
 import math
@@ -30,6 +31,7 @@ class Settings:
     threads: int = 1
     checkpoint_seconds: float = 15.0
     workers: int = 1
+    tracking: bool = True
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
@@ -44,6 +46,7 @@ class Settings:
             threads=_count(env, "BDL_THREADS"),
             checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
             workers=_count(env, "BDL_WORKERS_PER_TASK"),
+            tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
         )
 
 

@@ -37,13 +37,15 @@ _MODULES: Final = (  # what stages import, and what the libraries below them imp
     "pipeline.rows.model",
     "pipeline.rows.stage",
     "pyarrow.pandas_compat",
+    "ray",
+    "ray.dashboard.optional_deps",
+)
+_TRACKING: Final = (
     "mlflow.tracking",
     "mlflow.pyfunc",
     "mlflow.store.tracking.sqlalchemy_store",
     "alembic.command",
     "git",
-    "ray",
-    "ray.dashboard.optional_deps",
 )
 _POLL_SECONDS: Final = 0.5
 _GRACE_SECONDS: Final = 8.0
@@ -62,6 +64,7 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
 def preload() -> None:
     """Import what stages import; whatever cannot be imported here is left to the stage, which says why."""
     from ..core.executors import cluster
+    from ..core.settings import Settings
     from ..rows import tracking
 
     tracking.quiet()
@@ -71,7 +74,7 @@ def preload() -> None:
     for name in METHODS:
         with contextlib.suppress(ImportError):
             METHODS[name]
-    for module in _MODULES:
+    for module in (*_MODULES, *(_TRACKING if Settings.read().tracking else ())):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for kind in code.BODIES:

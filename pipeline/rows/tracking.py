@@ -5,7 +5,8 @@ The scores side by side are another experiment (see :mod:`.comparison`).
 Artifacts come first: whatever goes wrong here is one line on stderr, and the work goes on without
 tracking. The default store is an SQLite file in WAL mode under ``mlruns/``, made under a file lock
 before anything fans out (two processes that create it at once fail); ``MLFLOW_TRACKING_URI`` names
-another one. mlflow is imported when the first run starts, and may be missing.
+another one, and with ``BDL_TRACKING=off`` there is none. mlflow is imported when the first run starts, and may be
+missing.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlparse
 
+from ..core.settings import Settings
 from . import provenance
 
 EXPERIMENT: Final = "bdl-pipe stages"
@@ -299,9 +301,9 @@ _stopped = False
 
 
 def attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
-    """What ``action`` returns; None if it fails. A failure that would repeat stops all tracking."""
+    """What ``action`` returns; None if it fails or tracking is off. A failure that would repeat stops all tracking."""
     global _stopped
-    if _stopped:
+    if _stopped or not Settings.read().tracking:
         return None
     try:
         return action()

@@ -47,6 +47,7 @@ class Project:
             "PYTHONPATH": os.pathsep.join(places),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "BDL_EXECUTOR": "inline",
+            "BDL_TRACKING": "off",  # its imports are half of a small command's time
             "OMP_NUM_THREADS": "1",
             "DVC_NO_ANALYTICS": "1",
             "GIT_CONFIG_GLOBAL": os.devnull,
@@ -116,7 +117,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
         if not (place / "whole").exists():
             shutil.rmtree(place, ignore_errors=True)  # an attempt that failed; this one will say why
             project = make(place / "tiny", PARAMS)
-            said = project.pipeline("repro", "-j", "2").stdout
+            said = project.pipeline("repro", "-j", "2", env={"BDL_TRACKING": "on"}).stdout
             assert "9 stages done" in said and "report: " in said and "| ensemble |" in said
             project.git("add", "-A")
             project.git("commit", "-qm", "results")

@@ -126,7 +126,7 @@ def test_a_cut_lock_file_is_mended_and_nothing_is_made_again(project: Project) -
 def test_a_driver_that_is_killed_takes_everything_with_it(tmp_path: Path, finished: Project) -> None:
     """In the middle, with Ray at work; the next run goes on and ends with the same bits."""
     project = make(tmp_path / "killed", PARAMS)
-    project.env |= {"BDL_TEST": str(project.folder), "BDL_EXECUTOR": "ray"}
+    project.env |= {"BDL_TEST": str(project.folder), "BDL_EXECUTOR": "ray", "BDL_TRACKING": "on"}
     process = project.start(sys.executable, "-m", "pipeline", "repro")
     work = project.folder / "work/trajectory"
     until = time.monotonic() + 300

@@ -52,7 +52,7 @@ experiment = tracking.experiment(comparison.EXPERIMENT)
 runs = tracking.client().search_runs([experiment])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
-    found = json.loads(finished.run(sys.executable, "-c", text).stdout)
+    found = json.loads(finished.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
     assert found.keys() == {"digits-ensemble", "boston-deterministic"}
     with open(finished.folder / "report/comparison.csv") as file:
         rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["split"] == "test"]

@@ -24,6 +24,7 @@ def test_defaults_and_gpu_share() -> None:
         ("BDL_WORKERS_PER_TASK", "2.5", "must be a whole number, got '2.5'"),
         ("BDL_GPUS_PER_TASK", "half", "must be a number, got 'half'"),
         ("BDL_CHECKPOINT_SECONDS", "nan", "must be >= 0, got 'nan'"),
+        ("BDL_TRACKING", "no", "must be on or off, got 'no'"),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: str, rule: str) -> None:

@@ -159,6 +159,18 @@ def test_the_runs_of_killed_processes_are_ended(project):
 
 
 @pytest.mark.slow
+def test_tracking_that_is_off_imports_nothing_and_leaves_nothing(project):
+    code = (
+        "import sys; from pipeline.rows import tracking; assert tracking.initialise() is None\n"
+        "parent = tracking.start_parent()\n"
+        "with tracking.stage_run('student', 'x', {}, {}) as run: run.metrics({'x': 1.0})\n"
+        "tracking.end_parent(parent); assert 'mlflow' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "BDL_TRACKING": "off"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and list(project.iterdir()) == []
+
+
 def test_processes_that_begin_at_once_lose_nothing(project):
     """Four at once on a store that is not there yet: without the lock they fail."""
     code = (
