@@ -15,7 +15,7 @@ from .report.tables import RunInfo, Table
 from .rows import comparison, provenance, records
 from .rows.comparison import Compared, View
 
-ALL: Final = "all"
+ALL: Final = "all.data"  # no data set can be called so
 _COST: Final = "cost"
 _ASIDE: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # charts show them, the table's columns do not
 

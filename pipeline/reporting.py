@@ -18,7 +18,8 @@ def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
     runs, coresets = _infos(params)
     report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
-    compare(params)
+    if settings.tracking:
+        compare(params)
 
 
 def compare(params: Params) -> str | None:

@@ -7,7 +7,6 @@ charts, is a shared view: a tag of the experiment that the link names.
 """
 
 import json
-import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ EXPERIMENT: Final = "bdl-pipe comparison"
 _VIEW_TAG: Final = "mlflow.sharedViewState."
 _NOTE: Final = "mlflow.note.content"
 _DIGEST: Final = "content"  # set last: a run without it was interrupted as it was written
-_ODD: Final = re.compile(r"[^\w.\- /]")  # what MLflow takes no name with
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,6 @@ def publish(runs: Sequence[Compared], views: Sequence[View], about: Callable[[st
 def link(experiment: str, view: str) -> str:
     """The part of the address after the server's: the runs with their columns and charts."""
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={view}"
-
-
-def metric_name(text: str) -> str:
-    """``text`` as MLflow takes it."""
-    return _ODD.sub("_", text)
 
 
 def _publish(runs: Sequence[Compared], views: Sequence[View], about: Callable[[str], str]) -> str:
