@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from bdl_pipe.collapsed import box, radius
+from bdl_pipe.collapsed.integrals import few_uniforms, radius
 from benchmarks.ciber_page import PAGES, error, table, write
 from benchmarks.ciber_toy import HIDDEN, INTERVALS, NOISES, Reference, cubic, features, functions, parts, read_reference
 
@@ -83,7 +83,7 @@ def box_density(y: np.ndarray, centre: np.ndarray, widths: np.ndarray, noise: fl
     for count in np.unique(on):
         where = on == count
         made = [torch.from_numpy(a) for a in (y, centre[where][:, None], widths[where][:, None, :count])]
-        found[where] = box.triangular_density(*made, reach).numpy()
+        found[where] = few_uniforms.triangular_density(*made, reach).numpy()
     return found
 
 

@@ -19,7 +19,7 @@ from mpmath import mp, mpf
 from scipy.optimize import brentq
 from torch import Tensor
 
-from bdl_pipe.collapsed import Piecewise, box, cubic_sigmoid, triangular
+from bdl_pipe.collapsed.integrals import Piecewise, cubic_sigmoid, few_uniforms, triangular
 from bdl_pipe.seeds import Seed
 from benchmarks.ciber_page import PAGES, error, table, write
 
@@ -84,7 +84,9 @@ def by_box(r: float) -> float:
     starts += breaks[1:].tolist()
     rows += pieces[2:].tolist()
     g = Piecewise(torch.tensor(starts, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64))
-    return float(box.expect(g, torch.tensor(0.0, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)))
+    return float(
+        few_uniforms.expect(g, torch.tensor(0.0, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64))
+    )
 
 
 def radii() -> dict[str, mpf]:
@@ -129,7 +131,7 @@ def example_page() -> list[str]:
     rows.append(["Gaussian likelihood", mp.nstr(gaussian_example(), 30), ""])
     zero, half = torch.tensor(0.0, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)
     relu = Piecewise(zero[None], torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
-    mean = f"E[y] = E[ReLU(w)] = 3/4 for each; the box integral: {float(box.expect(relu, zero, half))!r}."
+    mean = f"E[y] = E[ReLU(w)] = 3/4 for each; the box integral: {float(few_uniforms.expect(relu, zero, half))!r}."
     parts = ["## Example 4", table(["radius", "p(y = 1), 50 digits rounded to 30", "box integral, float64"], rows)]
     parts.append(mean)
     tried, hits = 0, []
@@ -168,7 +170,7 @@ def mean_of(integral: float, deviation: float) -> float:
 def exact_box(centre: Tensor, half: Tensor) -> Tensor:
     """E[σ(c + hU)] of one uniform, without approximation: the softmax of two classes."""
     zero = torch.zeros_like(centre)
-    return box.softmax_one(torch.stack([zero, centre], -1), 1, -half, half, torch.ones_like(zero))[..., 1]
+    return few_uniforms.softmax_one(torch.stack([zero, centre], -1), 1, -half, half, torch.ones_like(zero))[..., 1]
 
 
 def matched_rows() -> list[list[str]]:
@@ -177,7 +179,7 @@ def matched_rows() -> list[list[str]]:
     for deviation in DEVIATIONS:
         mean = mean_of(PAPER_I, deviation)
         centre, half = torch.tensor(mean, dtype=torch.float64), torch.tensor(math.sqrt(3) * deviation).double()
-        cubics = [float(box.expect(cubic_sigmoid(pieces), centre, half[None])) for pieces in (1, 8, 32)]
+        cubics = [float(few_uniforms.expect(cubic_sigmoid(pieces), centre, half[None])) for pieces in (1, 8, 32)]
         probit = 1 / (1 + math.exp(-mean / math.sqrt(1 + math.pi * deviation**2 / 8)))
         values = [*cubics, float(exact_box(centre, half)), float(centre.sigmoid()), probit]
         exact = mp.nstr(gaussian_sigmoid(mean, deviation), 20)
@@ -195,8 +197,8 @@ def sampled(deviation: float, d: int, size: int, trials: int, rng: Seed) -> dict
     low, high = weights.amin(1), weights.amax(1)
     centre, half = ((low + high) / 2 * x).sum(-1), ((high - low) / 2 * x).abs()
     found = {
-        "one cubic": box.expect(cubic_sigmoid(1), centre, half),
-        "8 cubics": box.expect(cubic_sigmoid(8), centre, half),
+        "one cubic": few_uniforms.expect(cubic_sigmoid(1), centre, half),
+        "8 cubics": few_uniforms.expect(cubic_sigmoid(8), centre, half),
     }
     if d == 1:
         found["exact"] = exact_box(centre, half[:, 0])

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bdl_pipe.collapsed import box, radius
+from bdl_pipe.collapsed.integrals import few_uniforms, radius
 from bdl_pipe.seeds import Seed
 
 TAIL = 0.01
@@ -134,7 +134,9 @@ class Box:
 
     def log_density(self, y: Float[Tensor, "trial y"], match: str) -> Float[Tensor, "trial y"]:
         """-∞ beyond the support."""
-        return box.log_triangular_density(y, self.centre[:, None], self.half_widths[:, None], radius(1.0, match))
+        return few_uniforms.log_triangular_density(
+            y, self.centre[:, None], self.half_widths[:, None], radius(1.0, match)
+        )
 
 
 def with_tail(log_q: Tensor, y: Tensor, made: Box, match: str) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from scipy.integrate import IntegrationWarning, nquad
 from torch import Tensor
 
-from bdl_pipe.collapsed import box, cubic_sigmoid
+from bdl_pipe.collapsed.integrals import cubic_sigmoid, few_uniforms
 from bdl_pipe.seeds import Seed
 
 COUNTS = {1: 400_000, 3: 200_000, 5: 60_000, 8: 6_000}
@@ -62,9 +62,9 @@ def main() -> None:
 def densities(d: int, count: int, options: argparse.Namespace) -> None:
     y, centre, widths, radius = points(d, count, options.device)
     busy = time.process_time()
-    ours = clock(lambda: box.triangular_density(y, centre, widths, radius), options.repeats)
+    ours = clock(lambda: few_uniforms.triangular_density(y, centre, widths, radius), options.repeats)
     busy = (time.process_time() - busy) / (options.repeats + 1) / count
-    density = box.triangular_density(y, centre, widths, radius)
+    density = few_uniforms.triangular_density(y, centre, widths, radius)
     say(f"density, d = {d}", "ours", ours / count, **{"a core-second": 1 / busy})
     few = min(count, 20_000)
     part = [values[:few] for values in (y, centre, widths, radius)]
@@ -89,7 +89,7 @@ def expectations(d: int, pieces: int, options: argparse.Namespace) -> None:
     count = COUNTS.get(d, 1000) // (10 * pieces)
     _, centre, widths, _ = points(d, count, options.device)
     g = cubic_sigmoid(pieces).to(centre)
-    taken = clock(lambda: box.expect(g, 3 * centre, widths), options.repeats)
+    taken = clock(lambda: few_uniforms.expect(g, 3 * centre, widths), options.repeats)
     say(f"sigmoid of {pieces} cubics, d = {d}", "ours", taken / count)
 
 
@@ -100,7 +100,7 @@ def softmaxes(weights: int, options: argparse.Namespace) -> None:
     index = torch.arange(weights, device=options.device)
 
     def all_samples() -> Tensor:
-        each = [box.softmax_one(one, index, -1.0, 2.0, z) for one, z in zip(logits, feature, strict=True)]
+        each = [few_uniforms.softmax_one(one, index, -1.0, 2.0, z) for one, z in zip(logits, feature, strict=True)]
         return torch.stack([probabilities.mean(1) for probabilities in each]).mean(0)
 
     taken = clock(all_samples, 1)

@@ -19,18 +19,18 @@ import torch
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, unstack
+from bdl_pipe.collapsed.integrals.triangle import radius
 from bdl_pipe.collapsed.mixture import CollapsedMixture
-from bdl_pipe.collapsed.parts import Linear
+from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.collapsed.regression import CiberLastConfig, CiberLastPosterior
-from bdl_pipe.collapsed.triangle import radius
 from bdl_pipe.config import read
 from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.iterates import snapshots
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Continuous, Gaussian
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.snapshots import snapshots
 
 TREE: Final = Path("work/paper/ciber-table1")
 CONFIG: Final = CiberLastConfig(radius="variance", tail=0.01, weights=None)

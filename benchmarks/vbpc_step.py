@@ -1,7 +1,7 @@
 """VBPC's loss and gradient: the efficient form against the naive one, in one process.
 
 The naive form builds V (h×h) for the variance of the batch's logits, its log-determinant and trace;
-the efficient one (bdl_pipe.coresets.vbpc) holds one Cholesky factor of n̂×n̂. Both compute the
+the efficient one (bdl_pipe.coresets.vbpc.closed_form) holds one Cholesky factor of n̂×n̂. Both compute the
 loss of eq. 27 and its gradient with respect to the coreset's features and labels (Lee et al. 2025,
 table 5). The two must agree in float64 before anything is timed; each form's error in float32 is printed.
 
@@ -23,14 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdl_pipe.coresets import vbpc
+from bdl_pipe.coresets.vbpc import closed_form
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 RHO, GAMMA, NUM_TRAIN, BETA_DATASET = 1.0, 100.0, 60_000, 1e-8
 
 
 def efficient(features: Tensor, labels: Tensor, batch: Tensor, classes: Tensor) -> Tensor:
-    return vbpc.dataset_loss(vbpc.solve(features, labels, RHO, GAMMA), batch, classes, NUM_TRAIN, BETA_DATASET)
+    return closed_form.dataset_loss(
+        closed_form.solve(features, labels, RHO, GAMMA), batch, classes, NUM_TRAIN, BETA_DATASET
+    )
 
 
 def naive(features: Tensor, labels: Tensor, batch: Tensor, classes: Tensor) -> Tensor:

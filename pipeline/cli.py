@@ -12,14 +12,15 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
+MODULES: Final = {"tune": "search.tune", "study": "search.study", "paper": "papers.run"}  # verbs that lie in a package
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, and hand over to ``pipeline.<verb>``: its ``main(args)`` returns an exit code or None."""
+    """Parse, and hand over to the module of the verb: its ``main(args)`` returns an exit code or None."""
     args = parser().parse_args(argv)
     try:
-        return importlib.import_module(f"pipeline.{args.verb}").main(args) or 0
+        return importlib.import_module(f"pipeline.{MODULES.get(args.verb, args.verb)}").main(args) or 0
     except UserError as error:
         print(f"{args.verb}: {error}", file=sys.stderr)
         return 2

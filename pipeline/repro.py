@@ -66,10 +66,10 @@ def _record(stages: Plan, why: Mapping[str, str]) -> None:
 @contextmanager
 def _parent_run() -> Iterator[Callable[[Outcome], None]]:
     """The tracked run that every stage's run belongs to."""
-    from .rows import tracking
+    from .tracking import experiments
 
-    tracking.initialise()
-    parent, status = tracking.start_parent("repro"), ["KILLED"]
+    experiments.initialise()
+    parent, status = experiments.start_parent("repro"), ["KILLED"]
 
     def tell(outcome: Outcome) -> None:
         status[0] = "FAILED" if outcome.failed else "FINISHED"
@@ -77,7 +77,7 @@ def _parent_run() -> Iterator[Callable[[Outcome], None]]:
     try:
         yield tell
     finally:
-        tracking.end_parent(parent, status[0])
+        experiments.end_parent(parent, status[0])
 
 
 def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
@@ -104,7 +104,7 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     """The comparison: the report's, where it is of these params; else of the runs that are, and why others are not."""
     from rich.console import Console
 
-    from . import terminal
+    from .report import terminal
 
     if "report" not in why:
         text = (places.REPORT / "comparison.md").read_text()

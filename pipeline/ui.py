@@ -8,10 +8,10 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
-from . import comparing, reporting
 from .core.params import load
 from .core.settings import Settings
-from .rows import comparison, tracking
+from .stages import report
+from .tracking import comparison, experiments, summaries
 
 SERVER: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -25,12 +25,12 @@ def main(args: Namespace) -> int:
     Raises:
         UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
     """
-    experiment = reporting.compare(load())
+    experiment = report.compare(load())
     if experiment is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
-        raise UserError(f"the tracking store {tracking.store_uri()} {why}")
-    page = f"http://{args.host}:{args.port}/{comparison.link(experiment, comparing.ALL)}"
+        raise UserError(f"the tracking store {experiments.store_uri()} {why}")
+    page = f"http://{args.host}:{args.port}/{comparison.link(experiment, summaries.ALL)}"
     print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", experiments.store_uri()]
     command += ["--host", args.host, "--port", str(args.port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **SERVER}, check=False).returncode

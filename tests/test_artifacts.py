@@ -14,7 +14,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, load, publish, read_state, write_state
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.files import FileBytes
-from bdl_pipe.iterates import snapshot
+from bdl_pipe.training.snapshots import snapshot
 
 STATE = State(
     {

@@ -94,23 +94,23 @@ def bring(stage: Stage, params: Params, executor: str | None = None, *, force: b
 def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """The stage itself. A body is imported when it is wanted: a data set needs no network."""
     if stage.kind == "prepare":
-        from .. import preparing
+        from ..stages import prepare
 
-        preparing.prepare_dataset(stage.key, params, executor)
+        prepare.prepare_dataset(stage.key, params, executor)
     elif stage.kind == "inputs":
-        from .. import bundling
+        from ..stages import inputs
 
-        bundling.bundle(stage.key, params)
+        inputs.bundle(stage.key, params)
     elif stage.kind == "evaluate":
-        from .. import evaluating
+        from ..stages import evaluate
 
-        evaluating.evaluate(stage.key, params, executor, settings)
+        evaluate.evaluate(stage.key, params, executor, settings)
     elif stage.kind == "report":
-        from .. import reporting
+        from ..stages import report
 
-        reporting.build(params, settings)
+        report.build(params, settings)
     else:
-        from ..rows import stage as fitting
+        from ..stages import fit as fitting
 
         fitting.fit(stage.kind, stage.key, params, executor, settings)
 

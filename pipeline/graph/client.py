@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from ..rows.provenance import OWNER
+from ..tracking.provenance import OWNER
 
 HOST: Final = "BDL_HOST"  # the socket's path, in the environment of whatever a host has forked
 _START_SECONDS: Final = 120.0

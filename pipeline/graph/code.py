@@ -17,23 +17,23 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 _TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
 REGISTRY: Final = "bdl_pipe.registry"
 RESULTS: Final = (  # what of the pipeline writes artifacts
-    "pipeline.preparing",
-    "pipeline.bundling",
-    "pipeline.rows.stage",
-    "pipeline.rows.records",
-    "pipeline.evaluating",
-    "pipeline.reporting",
+    "pipeline.stages.prepare",
+    "pipeline.stages.inputs",
+    "pipeline.stages.fit",
+    "pipeline.stages.records",
+    "pipeline.stages.evaluate",
+    "pipeline.stages.report",
     "pipeline.report",
 )
 BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its work
-    "prepare": "pipeline.preparing",
-    "inputs": "pipeline.bundling",
-    "trajectory": "pipeline.rows.stage",
-    "teacher": "pipeline.rows.stage",
-    "coreset": "pipeline.rows.stage",
-    "student": "pipeline.rows.stage",
-    "evaluate": "pipeline.evaluating",
-    "report": "pipeline.reporting",
+    "prepare": "pipeline.stages.prepare",
+    "inputs": "pipeline.stages.inputs",
+    "trajectory": "pipeline.stages.fit",
+    "teacher": "pipeline.stages.fit",
+    "coreset": "pipeline.stages.fit",
+    "student": "pipeline.stages.fit",
+    "evaluate": "pipeline.stages.evaluate",
+    "report": "pipeline.stages.report",
 }
 
 
@@ -62,7 +62,7 @@ def files() -> Iterator[Path]:
 
 def has_method(kind: str) -> bool:
     """Whether a method has a part in a stage kind."""
-    return BODIES[kind] in ("pipeline.rows.stage", "pipeline.evaluating")
+    return BODIES[kind] in ("pipeline.stages.fit", "pipeline.stages.evaluate")
 
 
 def methods() -> tuple[str, ...]:

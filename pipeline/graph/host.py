@@ -32,10 +32,10 @@ _MODULES: Final = (  # what stages import, and what the libraries below them imp
     "scipy.optimize.elementwise",
     "bdl_pipe.registry",
     "bdl_pipe.summary",
-    "pipeline.evaluating",
-    "pipeline.preparing",
-    "pipeline.rows.model",
-    "pipeline.rows.stage",
+    "pipeline.stages.evaluate",
+    "pipeline.stages.prepare",
+    "pipeline.tracking.model",
+    "pipeline.stages.fit",
     "pyarrow.pandas_compat",
     "ray",
     "ray.dashboard.optional_deps",
@@ -65,9 +65,9 @@ def preload() -> None:
     """Import what stages import; whatever cannot be imported here is left to the stage, which says why."""
     from ..core.executors import cluster
     from ..core.settings import Settings
-    from ..rows import tracking
+    from ..tracking import experiments
 
-    tracking.quiet()
+    experiments.quiet()
     cluster.prepare_environment()
     from bdl_pipe.registry import METHODS
 

@@ -52,8 +52,8 @@ METHODS: Final[Mapping[str, "Method"]] = Lazy(
     {
         "sgd": "trajectory.sgd:SGD",
         "sgld": "sgmcmc.chains:SGLD",
-        "vbpc": "coresets.methods:VBPC",
-        "random_coreset": "coresets.methods:RANDOM_CORESET",
+        "vbpc": "coresets.vbpc.method:VBPC",
+        "random_coreset": "coresets.random_selection:RANDOM_CORESET",
         "deterministic": "baselines.deterministic:DETERMINISTIC",
         "ensemble": "baselines.ensemble:ENSEMBLE",
         "bnn": "baselines.bnn:BNN",
@@ -89,7 +89,7 @@ METHODS: Final[Mapping[str, "Method"]] = Lazy(
 POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
     {
         "network_draws": "posterior:NetworkDraws",
-        "vbpc": "coresets.posterior:VbpcPosterior",
+        "vbpc": "coresets.vbpc.posterior:VbpcPosterior",
         "last_layer": "last_layer.learner:LastLayerPosterior",
         "gp": "baselines.gp:GpPosterior",
         "bnn": "baselines.bnn:BnnPosterior",

@@ -8,13 +8,13 @@ import numpy as np
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData, Split
-from bdl_pipe.learner import LearnConfig
 from bdl_pipe.method import MakeTogether
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import OptimiserConfig
+from bdl_pipe.training.learner import LearnConfig
+from bdl_pipe.training.loop import OptimiserConfig
 from tests.conftest import make_tiny_table
 
 LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))

@@ -12,7 +12,7 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import OptimiserConfig
+from bdl_pipe.training.loop import OptimiserConfig
 from tests.baselines.cases import LEARN, STILL, table, trajectory
 from tests.conftest import make_tiny_table
 

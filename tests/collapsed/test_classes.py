@@ -10,21 +10,21 @@ from scipy.special import log_softmax
 from scipy.stats import chi2, entropy
 
 from bdl_pipe.artifacts import State, stack
-from bdl_pipe.collapsed import box
 from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds, log_probs
 from bdl_pipe.collapsed.classes import CubicConfig as Cubic
 from bdl_pipe.collapsed.classes import SoftmaxConfig as Softmax
 from bdl_pipe.collapsed.head import SCORES, Collapsed, Head
-from bdl_pipe.collapsed.piecewise import sigmoid_error
-from bdl_pipe.collapsed.tails import within
+from bdl_pipe.collapsed.integrals import few_uniforms
+from bdl_pipe.collapsed.integrals.piecewise import sigmoid_error
+from bdl_pipe.collapsed.integrals.sigmoid_bounds import within
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.iterates import RunningMoments, with_moments
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.snapshots import RunningMoments, with_moments
 from tests.conftest import make_tiny_images
 
 from .cases import numbers
@@ -222,7 +222,7 @@ def test_boxes_that_reach_no_cubic_are_not_integrated(far: float) -> None:
     logits = torch.tensor(6 * random.normal(size=(40, 3)) + far * np.eye(3)[np.arange(40) % 3])
     widths = torch.tensor(random.uniform(0, 1, (40, 3, 2)))
     got = log_probs(logits, Collapsed(torch.zeros(40, 3).double(), widths), Cubic(2, 1))
-    every = within(box.expect(cubics(1), log_odds(logits), widths), log_odds(logits), widths)
+    every = within(few_uniforms.expect(cubics(1), log_odds(logits), widths), log_odds(logits), widths)
     torch.testing.assert_close(got, every - every.logsumexp(-1, keepdim=True), rtol=1e-12, atol=1e-12)
 
 
@@ -238,15 +238,17 @@ def test_bounds_keep_the_scores_of_the_tails(pieces: int) -> None:
     centre, half = torch.meshgrid(
         *(torch.linspace(*ends, 161).double() for ends in ((-40, 40), (0.05, 8))), indexing="ij"
     )
-    exact = box.softmax_one(torch.stack([centre, 0 * centre], -1), 0, -half, half, torch.ones_like(half))[..., 0].log()
+    exact = few_uniforms.softmax_one(torch.stack([centre, 0 * centre], -1), 0, -half, half, torch.ones_like(half))[
+        ..., 0
+    ].log()
     widths = half[..., None]
     lowest, highest = within(0 * centre, centre, widths), within(1 + 0 * centre, centre, widths)
     assert (lowest <= exact + 1e-12).all() and (exact <= highest + 1e-12).all()
     deep = centre + half < -5
     assert (highest - lowest)[deep].max() < 0.007
-    cubic = within(box.expect(cubics(pieces), centre, widths), centre, widths)
+    cubic = within(few_uniforms.expect(cubics(pieces), centre, widths), centre, widths)
     assert (cubic - exact).abs().max() < {1: 0.18, 8: 0.04}[pieces]
-    assert (box.expect(cubics(pieces), centre, widths) <= 0).any()  # whose log is no score
+    assert (few_uniforms.expect(cubics(pieces), centre, widths) <= 0).any()  # whose log is no score
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])

@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from torch import Tensor
 
-from bdl_pipe.collapsed import Piecewise, box, radius, triangular
+from bdl_pipe.collapsed.integrals import Piecewise, few_uniforms, radius, triangular
 from bdl_pipe.errors import DataError
 
 from .cases import WIDTHS, numbers, width
@@ -38,7 +38,7 @@ def random_piecewise(d: int, kind: str, case: int) -> tuple[list[float], list[li
 def test_twelve_digits_for_any_widths_and_gaps(d: int, kind: str) -> None:
     for case in range(4 if d == 8 else 24):
         breaks, pieces, centre, half_widths = random_piecewise(d, kind, case)
-        got = box.expect(Piecewise(double(breaks), double(pieces)), double(centre), double(half_widths))
+        got = few_uniforms.expect(Piecewise(double(breaks), double(pieces)), double(centre), double(half_widths))
         exact = expectation(breaks, pieces, centre, half_widths)
         assert relative_error(float(got), exact) < 1e-12, (breaks, pieces, centre, half_widths)
 
@@ -50,8 +50,8 @@ def test_a_triangle_is_the_triangular_density(scale: float) -> None:
     reach = double(random.uniform(0.5, 1, 30) * scale)
     centre, widths = double(random.normal(size=30)), double(random.uniform(0, 1, (30, 3)))
     y = centre + double(random.uniform(-0.8, 0.8, 30)) * (widths.sum(-1) + reach)
-    got = box.expect(triangular(reach), y - centre, widths)
-    density = box.triangular_density(y - centre, torch.zeros_like(y), widths, reach)
+    got = few_uniforms.expect(triangular(reach), y - centre, widths)
+    density = few_uniforms.triangular_density(y - centre, torch.zeros_like(y), widths, reach)
     torch.testing.assert_close(got, density, rtol=1e-11, atol=0)
 
 
@@ -61,14 +61,14 @@ def test_no_width_is_the_piecewise_itself() -> None:
     expected = double([5.0 - 2.0, 1.0, 1.0, -2.0, 4.0])
     torch.testing.assert_close(steps(z), expected, rtol=0, atol=0)
     for widths in (torch.zeros(5, 3).double(), torch.zeros(5, 0).double(), torch.full((5, 1), 0.0).double()):
-        torch.testing.assert_close(box.expect(steps, z, widths), expected, rtol=0, atol=0)
+        torch.testing.assert_close(few_uniforms.expect(steps, z, widths), expected, rtol=0, atol=0)
 
 
 def test_rectified_output_in_closed_form() -> None:
     """E[ReLU(c + hU)] = (c + h)²/4h inside, c or 0 outside."""
     relu = Piecewise(double([0.0]), double([[0.0, 0.0], [0.0, 1.0]]))
     centre, half = double([-3.0, -1.0, 0.0, 0.5, 7.0]), double([[2.0]] * 5)
-    got = box.expect(relu, centre, half)
+    got = few_uniforms.expect(relu, centre, half)
     torch.testing.assert_close(got, double([0.0, 1 / 8, 4 / 8, 6.25 / 8, 7.0]), rtol=1e-15, atol=0)
 
 
@@ -80,7 +80,7 @@ def test_gradcheck_of_everything() -> None:
     widths = double([[0.5, 0.06], [0.9, 0.3]]).requires_grad_()
 
     def value(b: Tensor, p: Tensor, c: Tensor, w: Tensor) -> Tensor:
-        return box.expect(Piecewise(b, p), c, w)
+        return few_uniforms.expect(Piecewise(b, p), c, w)
 
     assert torch.autograd.gradcheck(value, (breaks, pieces, centre, widths))
 
@@ -88,10 +88,10 @@ def test_gradcheck_of_everything() -> None:
 def test_float32_rounds_once_and_points_broadcast() -> None:
     g = triangular(torch.tensor([0.5, 2.0]))
     centre, widths = torch.linspace(-1, 1, 6)[:, None], torch.tensor([0.7, 0.001, 0.0])
-    got = box.expect(g, centre, widths)
+    got = few_uniforms.expect(g, centre, widths)
     assert got.dtype == torch.float32
     assert got.shape == (6, 2)
-    same = box.expect(g.to(centre.double()), centre.double(), widths.double())
+    same = few_uniforms.expect(g.to(centre.double()), centre.double(), widths.double())
     torch.testing.assert_close(got.double(), same, rtol=1e-7, atol=0)
 
 
@@ -108,7 +108,7 @@ def test_example_4(match: str) -> None:
     level = height - rise  # of tri(1), where the unit is off
     pieces = [[level, 0.0], [level, rise], [height, -rise], [0.0, 0.0]]
     likelihood = Piecewise(double([0.0, 1.0, 1.0 + r]), double(pieces))  # of w: tri(1 − ReLU(w))
-    got = float(box.expect(likelihood, double(0.0), double([3.0])))
+    got = float(few_uniforms.expect(likelihood, double(0.0), double([3.0])))
 
     def triangle(u: float) -> float:
         return max(height - abs(u) * rise, 0.0)
@@ -119,7 +119,7 @@ def test_example_4(match: str) -> None:
     assert got == pytest.approx(gaussian, abs=0.005)
     assert got == pytest.approx({"variance": 0.2555, "density": 0.2617}[match], abs=1e-4)
     relu = Piecewise(double([0.0]), double([[0.0, 0.0], [0.0, 1.0]]))
-    assert float(box.expect(relu, double(0.0), double([3.0]))) == pytest.approx(0.75, rel=1e-15)
+    assert float(few_uniforms.expect(relu, double(0.0), double([3.0]))) == pytest.approx(0.75, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_bad_piecewise_is_named(breaks: list[float], pieces: list[list[float]], 
 )
 def test_bad_box_is_named(centre: float, widths: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        box.expect(triangular(double(1.0)), double(centre), double(widths))
+        few_uniforms.expect(triangular(double(1.0)), double(centre), double(widths))
 
 
 def test_gradients_are_finite_where_another_form_is_used() -> None:
@@ -158,7 +158,7 @@ def test_gradients_are_finite_where_another_form_is_used() -> None:
         [[0.0] * 3, [1.0, 0, 0], [1.0, 0, 0], [1e-20, 1e-24, 0], [1e8, 1e-8, 1e-3], [1e-30] * 3, [1e15] * 3]
     )
     widths.requires_grad_()
-    value = box.expect(g, centre, widths)
+    value = few_uniforms.expect(g, centre, widths)
     value.sum().backward()
     for tensor in (value, centre.grad, widths.grad):
         assert bool(tensor.isfinite().all())

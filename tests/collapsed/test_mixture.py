@@ -8,7 +8,7 @@ import torch
 
 from bdl_pipe import metrics
 from bdl_pipe.collapsed.mixture import CollapsedMixture
-from bdl_pipe.collapsed.parts import Linear, Rectified
+from bdl_pipe.collapsed.output_distributions import Linear, Rectified
 
 from .cases import numbers
 

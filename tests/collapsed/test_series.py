@@ -8,10 +8,10 @@ import torch
 from scipy import stats
 
 from bdl_pipe import metrics
-from bdl_pipe.collapsed import many
+from bdl_pipe.collapsed.integrals import many_uniforms
+from bdl_pipe.collapsed.integrals.series import Series
 from bdl_pipe.collapsed.mixture import CollapsedMixture
-from bdl_pipe.collapsed.parts import Linear
-from bdl_pipe.collapsed.series import Series
+from bdl_pipe.collapsed.output_distributions import Linear
 
 from .cases import numbers
 
@@ -37,7 +37,7 @@ def exact(given: Box, tail: float, y: torch.Tensor) -> torch.Tensor:
     """By the relatively exact distribution function of each sample."""
     part = Linear(*given)
     gaussian = torch.special.ndtr((y - part.mean) / part.variance.sqrt())
-    return ((1 - tail) * many.cdf(y, *given) + tail * gaussian).mean(0)
+    return ((1 - tail) * many_uniforms.cdf(y, *given) + tail * gaussian).mean(0)
 
 
 @pytest.mark.parametrize("tail", [0.0, 0.01, 0.9])

@@ -9,7 +9,7 @@ from mpmath import mp, mpf
 from scipy.stats import chi2
 from torch import Tensor
 
-from bdl_pipe.collapsed.box import softmax_one
+from bdl_pipe.collapsed.integrals.few_uniforms import softmax_one
 from bdl_pipe.errors import DataError
 
 from .cases import numbers

@@ -9,9 +9,9 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit
 from scipy.stats import norm
 
-from bdl_pipe.collapsed import Piecewise, box, cubic_sigmoid, radius, sigmoid_error, triangular
-from bdl_pipe.collapsed.softmax import mean_sigmoid
-from bdl_pipe.collapsed.triangle import density_matched
+from bdl_pipe.collapsed.integrals import Piecewise, cubic_sigmoid, few_uniforms, radius, sigmoid_error, triangular
+from bdl_pipe.collapsed.integrals.softmax import mean_sigmoid
+from bdl_pipe.collapsed.integrals.triangle import density_matched
 from bdl_pipe.errors import ConfigError
 
 from .cases import numbers
@@ -57,7 +57,7 @@ def test_sigmoid_error_is_what_is_stated_and_bounds_every_box(pieces: int, state
     assert 0.9 * stated < error <= stated
     random = numbers("sigmoid", pieces)
     centre, half = torch.tensor(random.uniform(-9, 9, 2000)), torch.tensor(10 ** random.uniform(-3, 1, 2000))
-    off = (box.expect(g, centre, half[:, None]) - mean_sigmoid(centre, half)).abs().max()
+    off = (few_uniforms.expect(g, centre, half[:, None]) - mean_sigmoid(centre, half)).abs().max()
     assert error / 2 < off <= error * (1 + 1e-6)
 
 
@@ -87,4 +87,6 @@ def test_the_sigmoid_integral(deviation: float) -> None:
     half = torch.tensor([math.sqrt(3) * deviation], dtype=torch.float64)
     for g, paper in ((cubic_sigmoid(8), 0.003), (cubic_sigmoid(1), 0.0283)):
         assert isinstance(g, Piecewise)
-        assert float(box.expect(g, torch.tensor(mean, dtype=torch.float64), half)) == pytest.approx(0.823, abs=paper)
+        assert float(few_uniforms.expect(g, torch.tensor(mean, dtype=torch.float64), half)) == pytest.approx(
+            0.823, abs=paper
+        )

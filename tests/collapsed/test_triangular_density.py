@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from bdl_pipe.collapsed import box
+from bdl_pipe.collapsed.integrals import few_uniforms
 from bdl_pipe.errors import DataError
 from bdl_pipe.seeds import Seed
 
@@ -41,7 +41,7 @@ def signed_sum(y: Tensor, centre: Tensor, half_widths: Tensor, radius: Tensor) -
 @pytest.mark.parametrize("d", [0, 1, 2, 3, 5, 8])
 def test_twelve_digits_for_any_widths(d: int, kind: str) -> None:
     chosen = cases(d, kind, 16 if d == 8 else 48)
-    got = box.triangular_density(*tensors(chosen))
+    got = few_uniforms.triangular_density(*tensors(chosen))
     assert bool((got >= 0).all())
     worst = max(relative_error(float(g), density(*c)) for g, c in zip(got, chosen, strict=True))
     assert worst < 1e-12
@@ -60,7 +60,7 @@ def test_gradients_have_twelve_digits_too(d: int) -> None:
     """Against differences in 400 digits, relative to all the derivatives together; 0 at a zero width off the kinks."""
     chosen = [c for kind in ("equal", "spread", "extreme") for c in cases(d, kind, 12)[::4]]  # inside
     leaves = tensors(chosen, grad=True)
-    box.triangular_density(*leaves).sum().backward()
+    few_uniforms.triangular_density(*leaves).sum().backward()
     y, _, widths, radius = (leaf.grad for leaf in leaves)
     for row, c in enumerate(chosen):
         exact = [slope(c, None), *(slope(c, i) for i in range(d)), slope(c, d)]
@@ -88,16 +88,16 @@ def slope(c: Case, width: int | None) -> mpmath.mpf:
 def test_gradcheck_twice() -> None:
     c = Case(0.3, -0.2, [0.8, 0.05, 0.3], 0.7)
     leaves = tensors([c, c._replace(y=1.1)], grad=True)
-    assert torch.autograd.gradcheck(box.triangular_density, leaves)
-    assert torch.autograd.gradgradcheck(box.triangular_density, leaves)
+    assert torch.autograd.gradcheck(few_uniforms.triangular_density, leaves)
+    assert torch.autograd.gradgradcheck(few_uniforms.triangular_density, leaves)
 
 
 def test_zero_widths_are_absent_ones() -> None:
     y, centre, widths, radius = tensors(cases(3, "spread", 40))
     padded = torch.stack([widths[:, 0] * 0, widths[:, 0], widths[:, 1], widths[:, 1] * 0, widths[:, 2]], -1)
-    expected = box.triangular_density(y, centre, widths, radius)
-    torch.testing.assert_close(box.triangular_density(y, centre, padded, radius), expected, rtol=1e-13, atol=0)
-    alone = box.triangular_density(y, centre, widths * 0, radius)
+    expected = few_uniforms.triangular_density(y, centre, widths, radius)
+    torch.testing.assert_close(few_uniforms.triangular_density(y, centre, padded, radius), expected, rtol=1e-13, atol=0)
+    alone = few_uniforms.triangular_density(y, centre, widths * 0, radius)
     plain = (1 / radius - (y - centre).abs() / radius**2).clamp_min(0)
     torch.testing.assert_close(alone, plain, rtol=1e-9, atol=0)
 
@@ -116,7 +116,9 @@ def test_it_integrates_to_one(kind: str) -> None:
         nodes = double([-math.sqrt(0.6), 0, math.sqrt(0.6)])
         weights = double([5 / 9, 8 / 9, 5 / 9])
         y = (left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes
-        total = (box.triangular_density(y, centre, widths, radius) * weights * (right - left)[:, None] / 2).sum()
+        total = (
+            few_uniforms.triangular_density(y, centre, widths, radius) * weights * (right - left)[:, None] / 2
+        ).sum()
         assert abs(float(total) - 1) < (1e-5 if kind in ("extreme", "clustered") else 1e-11)
 
 
@@ -124,16 +126,16 @@ def test_zero_beyond_the_support_and_positive_within() -> None:
     widths, edge = double([0.5, 0.25, 0.0]), 1.75
     y = double([edge, -edge, 1.8, -50.0, 1e30, -1e300])
     zero = torch.zeros((), dtype=torch.float64)
-    assert not box.triangular_density(y, zero, widths, 1.0).any()
+    assert not few_uniforms.triangular_density(y, zero, widths, 1.0).any()
     inside = double([edge, -edge]) * (1 - 2**-52)
-    assert bool((box.triangular_density(inside, zero, widths, 1.0) > 0).all())
+    assert bool((few_uniforms.triangular_density(inside, zero, widths, 1.0) > 0).all())
 
 
 def test_log_density_and_its_gradient_outside() -> None:
     y = torch.tensor([0.2, 5.0], dtype=torch.float64, requires_grad=True)
     centre, widths = double([0.0, 0.0]), double([0.5, 0.1])
-    logs = box.log_triangular_density(y, centre, widths, 1.0)
-    assert logs[0] == box.triangular_density(y, centre, widths, 1.0)[0].log()
+    logs = few_uniforms.log_triangular_density(y, centre, widths, 1.0)
+    assert logs[0] == few_uniforms.triangular_density(y, centre, widths, 1.0)[0].log()
     assert logs[1] == -math.inf
     torch.logsumexp(logs, 0).backward()  # the mixture takes the sample that the point is outside of
     assert y.grad[0] < 0
@@ -143,22 +145,24 @@ def test_log_density_and_its_gradient_outside() -> None:
 @pytest.mark.parametrize("kind", WIDTHS)
 def test_float32_rounds_once(kind: str) -> None:
     rounded = [part.float() for part in tensors(cases(3, kind, 40))]
-    got = box.triangular_density(*rounded)
+    got = few_uniforms.triangular_density(*rounded)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), box.triangular_density(*(r.double() for r in rounded)), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        got.double(), few_uniforms.triangular_density(*(r.double() for r in rounded)), rtol=1e-7, atol=0
+    )
 
 
 def test_points_and_samples_broadcast_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(Seed(0).fold("broadcast").integer())
     y, centre = torch.randn(7, 1, generator=random).double(), torch.randn(5, generator=random).double()
     widths, radius = torch.rand(7, 5, 3, generator=random).double(), torch.rand(7, 1, generator=random).double() + 0.1
-    whole = box.triangular_density(y, centre, widths, radius)
+    whole = few_uniforms.triangular_density(y, centre, widths, radius)
     assert whole.shape == (7, 5)
-    monkeypatch.setattr(box, "BLOCK", {"cpu": 64})
-    assert torch.equal(box.triangular_density(y, centre, widths, radius), whole)
-    one = box.triangular_density(y[3, 0], centre[2], widths[3, 2], float(radius[3]))
+    monkeypatch.setattr(few_uniforms, "BLOCK", {"cpu": 64})
+    assert torch.equal(few_uniforms.triangular_density(y, centre, widths, radius), whole)
+    one = few_uniforms.triangular_density(y[3, 0], centre[2], widths[3, 2], float(radius[3]))
     torch.testing.assert_close(one, whole[3, 2], rtol=1e-14, atol=0)
-    assert box.triangular_density(y[:0], centre, widths[:0], radius[:0]).shape == (0, 5)
+    assert few_uniforms.triangular_density(y[:0], centre, widths[:0], radius[:0]).shape == (0, 5)
 
 
 def test_monte_carlo_agrees() -> None:
@@ -174,8 +178,8 @@ def test_monte_carlo_agrees() -> None:
     def alarm(density: Tensor) -> bool:
         return float((((draws.mean(0) - density) / spread) ** 2).sum()) > chi2.isf(1e-6, 30)
 
-    assert not alarm(box.triangular_density(y, centre, widths, radius))
-    assert alarm(box.triangular_density(y, centre, widths / 2, radius))
+    assert not alarm(few_uniforms.triangular_density(y, centre, widths, radius))
+    assert alarm(few_uniforms.triangular_density(y, centre, widths / 2, radius))
 
 
 @pytest.mark.parametrize(
@@ -193,4 +197,4 @@ def test_monte_carlo_agrees() -> None:
 def test_bad_input_is_named(change: dict[str, Tensor | float], message: str) -> None:
     good = {"y": torch.tensor(0.0), "centre": torch.tensor(0.0), "half_widths": torch.ones(2), "radius": 1.0}
     with pytest.raises(DataError, match=message):
-        box.triangular_density(**{**good, **change})
+        few_uniforms.triangular_density(**{**good, **change})

@@ -8,9 +8,10 @@ import torch
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
-from bdl_pipe.coresets import methods
-from bdl_pipe.coresets.pool import ModelPool, PoolConfig
-from bdl_pipe.coresets.select import balanced, scaled_labels
+from bdl_pipe.coresets import random_selection
+from bdl_pipe.coresets.shared.init import balanced, scaled_labels
+from bdl_pipe.coresets.shared.pool import ModelPool, PoolConfig
+from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.data.augment import AugmentConfig
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.networks import ConvNetConfig
@@ -47,8 +48,8 @@ class Stops(Report):
         return from_bytes(self.blob) if self.blob else None
 
 
-def read(**changes: Any) -> methods.VbpcConfig:
-    return config.read(methods.VbpcConfig, tiny_vbpc(**changes), "methods.vbpc")
+def read(**changes: Any) -> method.VbpcConfig:
+    return config.read(method.VbpcConfig, tiny_vbpc(**changes), "methods.vbpc")
 
 
 def same_bits(first: State, second: State) -> bool:
@@ -60,30 +61,30 @@ def same_bits(first: State, second: State) -> bool:
 def test_a_resumed_coreset_has_the_same_bits(stop: int, every: int, norm: str) -> None:
     network = {"name": "convnet", "width": 4, "blocks": 2, "norm": norm}
     settings, data, rng = read(network=network), tiny_data(), Seed(0).fold("coreset")
-    undisturbed = methods.make_vbpc(data, {}, settings, rng=rng, report=Silent())
+    undisturbed = method.distil_coreset(data, {}, settings, rng=rng, report=Silent())
     report = Stops(stop, every)
     with pytest.raises(Stopped):
-        methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+        method.distil_coreset(data, {}, settings, rng=rng, report=report)
     report.at = -1
-    resumed = methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+    resumed = method.distil_coreset(data, {}, settings, rng=rng, report=report)
     assert same_bits(undisturbed, resumed)
 
 
 def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
     """Negative control of the test above: without the optimisers' tensors the bits differ."""
     settings, data, rng = read(), tiny_data(), Seed(0).fold("coreset")
-    undisturbed = methods.make_vbpc(data, {}, settings, rng=rng, report=Silent())
+    undisturbed = method.distil_coreset(data, {}, settings, rng=rng, report=Silent())
     report = Stops(7, 3)
     with pytest.raises(Stopped):
-        methods.make_vbpc(data, {}, settings, rng=rng, report=report)
+        method.distil_coreset(data, {}, settings, rng=rng, report=report)
     whole = from_bytes(report.blob)
     report.blob = to_bytes(State({k: v for k, v in whole.tensors.items() if ".adam." not in k}, whole.config))
     report.at = -1
-    assert not same_bits(undisturbed, methods.make_vbpc(data, {}, settings, rng=rng, report=report))
+    assert not same_bits(undisturbed, method.distil_coreset(data, {}, settings, rng=rng, report=report))
 
 
 def test_other_addresses_give_other_coresets() -> None:
-    one, two = (methods.make_vbpc(tiny_data(), {}, read(), rng=Seed(s), report=Silent()) for s in (0, 1))
+    one, two = (method.distil_coreset(tiny_data(), {}, read(), rng=Seed(s), report=Silent()) for s in (0, 1))
     assert not same_bits(one, two)
 
 
@@ -92,7 +93,7 @@ def test_distillation_descends_and_reports() -> None:
     plain = tiny_vbpc()["network"] | {"norm": "none"}
     pool = {"networks": 1, "steps": 1000, "rate": 1.0e-6}  # one network that stands still
     base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "accuracy_every": 20, "pool": pool}
-    made = methods.make_vbpc(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
+    made = method.distil_coreset(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
     losses = [m["loss"] for m in report.seen if m]
     assert len(losses) == 6
     assert losses[-1] < 0.7 * losses[0], losses
@@ -106,7 +107,7 @@ def test_the_label_rate_moves_the_labels_alone() -> None:
     base = tiny_vbpc()["coreset"]
     settings = read(coreset=base | {"steps": 1, "rate": 1.0e-3, "label_rate": 1.0e-1})
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
-    made = methods.make_vbpc(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
+    made = method.distil_coreset(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
     assert float((made.tensors["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)
     assert float((made.tensors["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
 
@@ -114,8 +115,8 @@ def test_the_label_rate_moves_the_labels_alone() -> None:
 def test_random_coreset_is_balanced_real_rows() -> None:
     data = tiny_data()
     mapping = {k: v for k, v in tiny_vbpc().items() if k not in ("coreset", "beta_dataset")} | {"label_scale": 2.0}
-    settings = config.read(methods.RandomCoresetConfig, mapping, "methods.random_coreset")
-    made = methods.make_random(data, {}, settings, rng=Seed(0), report=Silent()).tensors
+    settings = config.read(random_selection.RandomCoresetConfig, mapping, "methods.random_coreset")
+    made = random_selection.select(data, {}, settings, rng=Seed(0), report=Silent()).tensors
     assert made["classes"].tolist() == [0, 0, 1, 1, 2, 2]
     rows = data.transform.inputs(data.train.inputs)
     for image, label in zip(made["images"], made["classes"], strict=True):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from bdl_pipe.coresets import vbpc
+from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.errors import ConfigError, Diverged
 
 RHO, GAMMA, BETA = 2.5, 30.0, 7.0
@@ -31,7 +31,7 @@ def dense(features: Tensor, labels: Tensor, rho: float, gamma: float, beta: floa
 
 def test_mean_and_logit_moments(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     features, labels, test = problem
-    q = vbpc.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     mean, covariance = dense(features, labels, RHO, GAMMA, BETA)
     logit_mean, logit_variance = q.logit_moments(test)
     torch.testing.assert_close(q.mean, mean, rtol=1e-10, atol=1e-12)
@@ -41,7 +41,7 @@ def test_mean_and_logit_moments(problem: tuple[Tensor, Tensor, Tensor]) -> None:
 
 def test_kl(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     features, labels, _ = problem
-    q = vbpc.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     mean, covariance = dense(features, labels, RHO, GAMMA, BETA)
     width = features.shape[1]
     prior = MultivariateNormal(torch.zeros(width).double(), torch.eye(width).double() / RHO)
@@ -51,7 +51,7 @@ def test_kl(problem: tuple[Tensor, Tensor, Tensor]) -> None:
 
 def test_predictive_and_loss(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     features, labels, test = problem
-    q = vbpc.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     mean, covariance = dense(features, labels, RHO, GAMMA, BETA)
     logits = test @ mean / (1 + math.pi / 8 * (test @ covariance @ test.T).diagonal()).sqrt()[:, None]
     log_probs = logits - logits.logsumexp(1, keepdim=True)
@@ -60,20 +60,20 @@ def test_predictive_and_loss(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     onehot = torch.nn.functional.one_hot(classes, labels.shape[1]).double()
     oracle = -1000 / 11 * (onehot * log_probs).sum() + 0.01 * q.kl()
     for form in (classes, onehot):
-        torch.testing.assert_close(vbpc.dataset_loss(q, test, form, num_train=1000, beta_dataset=0.01), oracle)
+        torch.testing.assert_close(closed_form.dataset_loss(q, test, form, num_train=1000, beta_dataset=0.01), oracle)
 
 
 def test_gamma_is_a_precision(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     """Negative control: the oracle with γ read as a variance is far from ours."""
     features, labels, _ = problem
-    q = vbpc.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     wrong, _ = dense(features, labels, RHO, 1 / GAMMA, BETA)
     assert (q.mean - wrong).norm() > 0.5 * q.mean.norm()
 
 
 def test_the_sizes_of_the_factor() -> None:
     for n, h, size in ((3, 8, 3), (8, 3, 3)):
-        q = vbpc.solve(torch.randn(n, h), torch.randn(n, 2))
+        q = closed_form.solve(torch.randn(n, h), torch.randn(n, 2))
         assert q.factor.shape == (size, size)
         assert (q.features is not None) == (n <= h)
 
@@ -82,8 +82,8 @@ def test_dual_is_primal() -> None:
     """Zero rows change nothing but the form: 4×6 is solved dually, 4 + 5 zero rows × 6 primally."""
     g = torch.Generator().manual_seed(2)
     features, labels, test = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((4, 6), (4, 3), (5, 6)))
-    dual = vbpc.solve(features, labels, beta=4.0)
-    primal = vbpc.solve(
+    dual = closed_form.solve(features, labels, beta=4.0)
+    primal = closed_form.solve(
         torch.cat([features, torch.zeros(5, 6).double()]), torch.cat([labels, torch.ones(5, 3).double()]), beta=4.0
     )
     assert dual.features is not None and primal.features is None
@@ -95,8 +95,8 @@ def test_dual_is_primal() -> None:
 
 def test_kl_is_zero_without_evidence_and_positive_with_it() -> None:
     for n, h in ((3, 7), (7, 3)):
-        assert float(vbpc.solve(torch.zeros(n, h), torch.randn(n, 2)).kl()) == pytest.approx(0.0, abs=1e-6)
-        assert float(vbpc.solve(torch.full((n, h), 1e-2), torch.randn(n, 2)).kl()) > 0
+        assert float(closed_form.solve(torch.zeros(n, h), torch.randn(n, 2)).kl()) == pytest.approx(0.0, abs=1e-6)
+        assert float(closed_form.solve(torch.full((n, h), 1e-2), torch.randn(n, 2)).kl()) > 0
 
 
 @pytest.mark.parametrize("rows", [2, 30])
@@ -108,8 +108,8 @@ def test_gradients_of_the_outer_loss_by_finite_differences(rows: int) -> None:
     batch, classes = trunk(torch.randn(7, 1, 6, 6).double()).detach(), torch.arange(7) % 3
 
     def outer(images: Tensor, labels: Tensor) -> Tensor:
-        q = vbpc.solve(trunk(images), labels, rho=RHO, gamma=GAMMA)
-        return vbpc.dataset_loss(q, batch, classes, num_train=10, beta_dataset=0.1)
+        q = closed_form.solve(trunk(images), labels, rho=RHO, gamma=GAMMA)
+        return closed_form.dataset_loss(q, batch, classes, num_train=10, beta_dataset=0.1)
 
     inputs = (images.requires_grad_(), labels.requires_grad_())
     assert torch.autograd.gradcheck(outer, inputs, fast_mode=rows > 2)
@@ -117,28 +117,30 @@ def test_gradients_of_the_outer_loss_by_finite_differences(rows: int) -> None:
 
 def test_default_beta_is_the_number_of_rows() -> None:
     features, labels = torch.randn(4, 6), torch.randn(4, 2)
-    torch.testing.assert_close(vbpc.solve(features, labels).mean, vbpc.solve(features, labels, beta=4.0).mean)
+    torch.testing.assert_close(
+        closed_form.solve(features, labels).mean, closed_form.solve(features, labels, beta=4.0).mean
+    )
 
 
 def test_float32_survives_a_degenerate_coreset() -> None:
     """Equal rows, ‖φ‖² = 1e4 and γ = 1e3: the variance stays in [0, ‖φ‖²/ρ] and the gradient finite."""
     features = torch.ones(10, 100).mul(10).requires_grad_()
-    q = vbpc.solve(features, torch.randn(10, 3), gamma=1000.0)
+    q = closed_form.solve(features, torch.randn(10, 3), gamma=1000.0)
     _, logit_variance = q.logit_moments(torch.cat([features.detach(), torch.randn(5, 100)]))
     assert logit_variance.min() >= 0
     assert logit_variance[0] < 10.0
-    vbpc.dataset_loss(q, torch.randn(4, 100), torch.zeros(4).long()).backward()
+    closed_form.dataset_loss(q, torch.randn(4, 100), torch.zeros(4).long()).backward()
     assert torch.isfinite(features.grad).all()
 
 
 @pytest.mark.parametrize("name", ["rho", "gamma", "beta"])
 def test_refuses_what_is_not_positive(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be > 0, got -1.0"):
-        vbpc.solve(torch.randn(2, 3), torch.randn(2, 2), **{name: -1.0})
+        closed_form.solve(torch.randn(2, 3), torch.randn(2, 2), **{name: -1.0})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize(("n", "h"), [(2, 3), (3, 2)], ids=["dual", "primal"])
 def test_features_of_a_diverged_network_are_refused(n: int, h: int, value: float) -> None:
     with pytest.raises(Diverged, match=r"^the coreset's features became NaN or too large: lower the learning rate$"):
-        vbpc.solve(torch.full((n, h), value), torch.ones(n, 2))
+        closed_form.solve(torch.full((n, h), value), torch.ones(n, 2))

@@ -47,9 +47,9 @@ def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: 
 def test_the_comparison_in_mlflow_has_the_reports_scores(finished: Project) -> None:
     text = """
 import json
-from pipeline.rows import comparison, tracking
-experiment = tracking.experiment(comparison.EXPERIMENT)
-runs = tracking.client().search_runs([experiment])
+from pipeline.tracking import comparison, experiments
+experiment = experiments.experiment(comparison.EXPERIMENT)
+runs = experiments.client().search_runs([experiment])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
     found = json.loads(finished.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)

@@ -14,13 +14,13 @@ from bdl_pipe.inducing import learner as module
 from bdl_pipe.inducing import methods
 from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
 from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W
-from bdl_pipe.learner import Learned
 from bdl_pipe.method import Method
 from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.learner import Learned
 from tests.cases import CONFIGS, RANDOM, RANDOM_IMAGES
 
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing import Bayesian, bayesianize, outputs, prune, stored
-from bdl_pipe.inducing.kept import Kept
 from bdl_pipe.inducing.layers import Inducing
 from bdl_pipe.inducing.pruning import kept_counts, shrink
+from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.inducing.weightspace import FactorisedWeights
 from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed

@@ -24,12 +24,12 @@ from bdl_pipe.last_layer.learner import (
     LastLayerSpec,
 )
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, _finish
-from bdl_pipe.learner import Learned
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.learner import Learned
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
 from tests.tables import table_of
 

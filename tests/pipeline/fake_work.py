@@ -13,11 +13,11 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError, require
-from bdl_pipe.iterates import snapshot
 from bdl_pipe.method import Inputs, Method, Room
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
-from pipeline.rows import stage
+from bdl_pipe.training.snapshots import snapshot
+from pipeline.stages import fit
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class _Fused(Report):
 def fused_member(payload: Any, shared: Mapping[str, Any], report: Report) -> State:
     """The work of a stage's task; with a fuse, its first attempt dies."""
     path = shared["fuse"]
-    return stage.make(payload, shared, _Fused(report, Path(path)) if path else report)
+    return fit.make(payload, shared, _Fused(report, Path(path)) if path else report)
 
 
 def ends(payload: str, shared: Mapping[str, Any], report: Report) -> tuple[bool, float, bytes]:

@@ -6,9 +6,9 @@ import tune_cases
 import yaml
 
 import bdl_pipe.registry
-from pipeline import study
 from pipeline.core.settings import Settings
-from pipeline.studies import Trial
+from pipeline.search import study
+from pipeline.search.studies import Trial
 
 SETTINGS = Settings()
 HERE = Path(__file__).parent

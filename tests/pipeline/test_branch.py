@@ -12,10 +12,11 @@ import yaml
 from bdl_pipe.method import Room
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline import branch, preparing
 from pipeline.core import params
 from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
+from pipeline.search import branch
+from pipeline.stages import prepare
 from tests.pipeline.fake_work import REGISTRY, walk
 from tests.pipeline.test_params import several
 
@@ -29,7 +30,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        preparing.prepare_dataset("boston", load(), Inline(SETTINGS))
+        prepare.prepare_dataset("boston", load(), Inline(SETTINGS))
     finally:
         os.chdir(before)
     return folder

@@ -43,7 +43,7 @@ def test_the_closure_is_the_import_graphs(graph: grimp.ImportGraph, kind: str, m
     while new := {*roots} - theirs:  # and the packages that a module lies in, which Python imports before it
         theirs |= new | {above for name in new for above in graph.find_upstream_modules(name)}
         roots = [name.rpartition(".")[0] for name in theirs if "." in name]
-    assert code.closure([code.BODIES[kind], module(method)]) == theirs - {"pipeline", "pipeline.rows"}
+    assert code.closure([code.BODIES[kind], module(method)]) == theirs - {"pipeline", "pipeline.stages"}
 
 
 @pytest.mark.parametrize("method", ["deterministic", "vbpc", "gp", "d_vbll", "ciber_last"])
@@ -76,7 +76,7 @@ COMMENT = "\n# a comment\n"
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("src/bdl_pipe/coresets/vbpc.py", {"vbpc", "random_coreset"}),
+        ("src/bdl_pipe/coresets/vbpc/closed_form.py", {"vbpc", "random_coreset"}),
         ("src/bdl_pipe/baselines/gp.py", {"gp"}),
         ("src/bdl_pipe/baselines/dropout.py", {"dropout"}),
         ("src/bdl_pipe/trajectory/swag.py", {"swag"}),
@@ -84,10 +84,10 @@ COMMENT = "\n# a comment\n"
         ("src/bdl_pipe/registry.py", set()),
         ("pipeline/core/executors/display.py", set()),
         ("pipeline/core/executors/worker.py", set()),
-        ("pipeline/rows/tracking.py", set()),
+        ("pipeline/tracking/experiments.py", set()),
         ("pipeline/graph/host.py", set()),
         ("src/bdl_pipe/seeds.py", {*METHODS}),
-        ("pipeline/rows/stage.py", {*METHODS}),
+        ("pipeline/stages/fit.py", {*METHODS}),
     ],
 )
 def test_an_edit_changes_the_digests_of_its_own_methods(copy: Path, file: str, stale: set[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.rows import comparison, tracking
-from pipeline.rows.comparison import Compared, View
+from pipeline.tracking import comparison, experiments
+from pipeline.tracking.comparison import Compared, View
 
 VIEWS = [
     View("all", "", "attributes.run_name", ["params.dataset", "metrics.nll"], {"Scores": [("nll", "NLL")]}),
@@ -20,10 +20,10 @@ VIEWS = [
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_TRACKING_URI", tracking.PARENT):
+    for name in ("MLFLOW_TRACKING_URI", experiments.PARENT):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(tracking, "_stopped", False)
-    for cached in (tracking.client, tracking.experiment, tracking._session_parent):
+    monkeypatch.setattr(experiments, "_stopped", False)
+    for cached in (experiments.client, experiments.experiment, experiments._session_parent):
         cached.cache_clear()
 
 
@@ -38,7 +38,7 @@ def compared(key: str, nll: float = 1.5, picture: bytes = b"<svg/>") -> Compared
 def published(*runs: Compared) -> dict[str, Any]:
     experiment = comparison.publish(runs, VIEWS, lambda number: f"see {comparison.link(number, 'toy')}")
     assert experiment is not None
-    return {run.info.run_name: run for run in tracking.client().search_runs([experiment])}
+    return {run.info.run_name: run for run in experiments.client().search_runs([experiment])}
 
 
 def test_each_run_is_there_once_with_all_that_is_said_of_it(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_each_run_is_there_once_with_all_that_is_said_of_it(tmp_path: Path) -> N
     assert one.data.metrics == {"nll": 2.0, "nll_se": 0.25} and one.info.status == "FINISHED"
     assert one.data.params == {"dataset": "toy", "method": "b"}
     assert one.data.tags["mlflow.note.content"] == "**about**"
-    assert tracking.PARENT not in one.data.tags
-    (file,) = tracking.client().list_artifacts(one.info.run_id)
-    local = tracking.client().download_artifacts(one.info.run_id, file.path, str(tmp_path))
+    assert experiments.PARENT not in one.data.tags
+    (file,) = experiments.client().list_artifacts(one.info.run_id)
+    local = experiments.client().download_artifacts(one.info.run_id, file.path, str(tmp_path))
     assert Path(local).read_bytes() == b"<svg/>"
 
 
@@ -79,8 +79,8 @@ def test_a_run_that_was_half_written_is_written_again(monkeypatch: pytest.Monkey
 
     with pytest.raises(KeyboardInterrupt):
         published(dataclasses.replace(compared("a"), files=broken))
-    experiment = tracking.experiment(comparison.EXPERIMENT)
-    (half,) = tracking.client().search_runs([experiment])
+    experiment = experiments.experiment(comparison.EXPERIMENT)
+    (half,) = experiments.client().search_runs([experiment])
     (whole,) = published(compared("a")).values()
     assert whole.info.run_id != half.info.run_id and whole.info.status == "FINISHED"
 
@@ -98,7 +98,7 @@ def test_runs_of_another_project_in_the_same_store_are_left_alone(
 
 def test_the_page_opens_on_runs_with_columns_and_charts() -> None:
     published(compared("a"))
-    client = tracking.client()
+    client = experiments.client()
     found = client.get_experiment_by_name(comparison.EXPERIMENT)
     assert found.tags["mlflow.experimentKind"] == "custom_model_development"
     link = comparison.link(found.experiment_id, "toy")
@@ -114,10 +114,10 @@ def test_the_page_opens_on_runs_with_columns_and_charts() -> None:
 
 
 def test_the_stages_runs_are_another_experiment() -> None:
-    with tracking.stage_run("student", "x", {}, {}):
+    with experiments.stage_run("student", "x", {}, {}):
         pass
     assert published(compared("a")).keys() == {"toy a"}
-    stages = tracking.client().get_experiment_by_name(tracking.EXPERIMENT)
+    stages = experiments.client().get_experiment_by_name(experiments.EXPERIMENT)
     assert stages.tags["mlflow.experimentKind"] == "custom_model_development"
 
 

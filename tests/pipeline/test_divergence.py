@@ -9,11 +9,11 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
-from pipeline import trial
 from pipeline.core.executors.hub import Nowhere
 from pipeline.core.params import Entry, Row
 from pipeline.graph import body
-from pipeline.studies import SEED, point
+from pipeline.search import trial
+from pipeline.search.studies import SEED, point
 from tests.cases import CONFIGS
 
 EVALUATE = EvaluateConfig(calibration_bins=15, batch=1000, joint_pairs=0)

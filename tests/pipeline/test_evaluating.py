@@ -15,8 +15,8 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import load_fitted
-from pipeline import evaluating
 from pipeline.core.settings import Settings
+from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases
 
 ROWS, SHIFTED = 40, 30
@@ -52,7 +52,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     row = SimpleNamespace(key="run", entry=SimpleNamespace(dataset="d", members=1))
     config = EvaluateConfig(calibration_bins=5, batch=16, joint_pairs=0)
     params = SimpleNamespace(seed=0, datasets={"d": SimpleNamespace(splits=2)}, evaluate=config)
-    shared, tasks = evaluating._plan(row, params, Settings())  # type: ignore[arg-type]
+    shared, tasks = evaluate._plan(row, params, Settings())  # type: ignore[arg-type]
     return SimpleNamespace(shared=shared, tasks=tasks, hashed=hashed, config=config)
 
 
@@ -71,7 +71,7 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
     assert (sizes["0-0-test"], sizes["0-0-fog"], sizes["1-0-noise"]) == (2 * ROWS, 2 * SHIFTED, SHIFTED)
     for task in plan.tasks:
         sent = {key: plan.shared[key] for key in task.needs}
-        answer = evaluating.answer(task.payload, sent, Silent())
+        answer = evaluate.answer(task.payload, sent, Silent())
         if task.payload.corruption is None:
             continue
         bulk = len(pickle.dumps({key: part for key, part in sent.items() if key.startswith("corrupted")}))
@@ -91,9 +91,9 @@ def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:
     place.write_bytes(whole[:-10])
     task = next(task for task in plan.tasks if task.name == "0-0-fog")
     with pytest.raises(ArtifactError, match=r"fog-1\.arrow: has been replaced since it was opened"):
-        evaluating.answer(task.payload, plan.shared, Silent())
+        evaluate.answer(task.payload, plan.shared, Silent())
     with pytest.raises(ArtifactError, match=r"^here: is truncated or is not an Arrow file of rows"):
         store.loads(FileBytes.of(place), "here")
     place.unlink()
     with pytest.raises(ArtifactError, match=r"fog-1\.arrow: cannot be read"):
-        evaluating.answer(task.payload, plan.shared, Silent())
+        evaluate.answer(task.payload, plan.shared, Silent())

@@ -15,13 +15,13 @@ import yaml
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
-from bdl_pipe.iterates import Keep
 from bdl_pipe.networks import PreResNetConfig, VggConfig, WideResNetConfig
-from bdl_pipe.training import learning_rate
+from bdl_pipe.training.loop import learning_rate
+from bdl_pipe.training.snapshots import Keep
 from pipeline import cli, papers
 from pipeline.core import params
 from pipeline.core.params import Row
-from pipeline.rows import tracking
+from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ NOT_RUN = {"SGLD (PreResNet-164)", "SGLD (WideResNet)"}  # a chain has no batch 
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, small archives and releases of corrupted images, no tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracking, "_stopped", True)
+    monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
         monkeypatch.setitem(archive.ARCHIVES, name, made.small(name, tmp_path / "data" / name))

@@ -13,7 +13,7 @@ from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import apply, cli
 from pipeline.core import params
-from pipeline.rows import tracking
+from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
 def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = overlay == "inducing-fashion_mnist"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracking, "_stopped", True)
+    monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     monkeypatch.setitem(archive.ARCHIVES, "fashion_mnist", made.small("fashion_mnist", tmp_path / "data/fashion_mnist"))
     monkeypatch.setattr(corrupt, "NAMES", KINDS)

@@ -16,13 +16,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
-from pipeline import preparing
 from pipeline.core import params, places
 from pipeline.core.executors import Executor, Task, choose
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.remote_files import HubFile, through_hub
 from pipeline.core.settings import Settings
+from pipeline.stages import prepare
 from tests.pipeline import fake_work
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
@@ -35,20 +35,21 @@ import json, resource
 from pipeline.core import params
 from pipeline.core.executors import choose
 from pipeline.core.settings import Settings
-from pipeline.rows import stage, tracking
+from pipeline.stages import fit
+from pipeline.tracking import experiments
 from contextlib import contextmanager
 from tests.pipeline.fake_work import REGISTRY
 
 @contextmanager
 def untracked(*args, **named):
-    yield tracking.StageRun()
+    yield experiments.StageRun()
 
-tracking.stage_run = untracked
+experiments.stage_run = untracked
 settings = Settings(executor="ray")
 numbers, executor = params.load(registry=REGISTRY), choose(settings)
-stage.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
+fit.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-stage.fit("student", "b-last", numbers, executor, settings)
+fit.fit("student", "b-last", numbers, executor, settings)
 print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 executor.close()
 """
@@ -71,7 +72,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        preparing.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
+        prepare.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
         with artifacts.publish(
             places.artifact("trajectory", "b-walk"), "trajectory", about={"members": EXPERTS}
         ) as place:

@@ -19,7 +19,7 @@ from fitted_cases import FEATURES, student
 from bdl_pipe import summary
 from bdl_pipe.registry import load_fitted
 from bdl_pipe.seeds import Seed
-from pipeline.rows import model
+from pipeline.tracking import model
 
 ROOT = Path(__file__).parents[2]
 CASES = [("classification", False), ("classification", True), ("regression", False)]

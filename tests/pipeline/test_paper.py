@@ -13,11 +13,13 @@ import yaml
 
 from bdl_pipe.data.config import UCI_SIZES
 from bdl_pipe.errors import UserError
-from pipeline import cli, paper, papers
+from pipeline import cli, papers
 from pipeline.core import places
 from pipeline.graph import body, fresh
 from pipeline.graph.plan import one
-from pipeline.rows import stage, tracking
+from pipeline.papers import run
+from pipeline.stages import fit
+from pipeline.tracking import experiments
 
 TREE = Path("work/paper/vbll-table2")
 SGD = {
@@ -72,7 +74,7 @@ ALL = [
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project with the tiny params file, without tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracking, "_stopped", True)
+    monkeypatch.setattr(experiments, "_stopped", True)
     write(TINY)
     return tmp_path
 
@@ -134,9 +136,9 @@ def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: py
     go(capsys)
     for name, (change, stale) in STALE.items():
         write({**TINY, **change})
-        asked = paper.read("vbll:table2", None, None, None)
+        asked = run.read("vbll:table2", None, None, None)
         with places.rooted(TREE):
-            stages = paper._stages(asked.params, asked.runs)
+            stages = run._stages(asked.params, asked.runs)
             found = [key.replace("@", " ") for key, stage in stages.items() if fresh.reason(stage) is not None]
         assert found == stale, name
 
@@ -144,7 +146,7 @@ def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: py
 def test_an_interrupted_run_goes_on(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, calls = stage.make, list[int]()
+    make, calls = fit.make, list[int]()
 
     def stopped(*args: Any) -> Any:
         calls.append(1)
@@ -152,7 +154,7 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return make(*args)
 
-    monkeypatch.setattr(stage, "make", stopped)
+    monkeypatch.setattr(fit, "make", stopped)
     assert cli.main(["paper", "vbll:table2", "--executor", "inline"]) == 130
     assert not Path("results").exists()
     assert (TREE / "prepare/boston/manifest.json").is_file()
@@ -253,7 +255,7 @@ def test_bad_names_are_one_line_before_any_work(
 def test_a_wrong_number_names_its_file(project: Path) -> None:
     write({**TINY, "methods": {**TINY["methods"], "sgd": {**SGD, "epochs": 0}}})
     with pytest.raises(UserError, match=r"params/paper/vbll-table2\.yaml: methods\.sgd\.epochs must be > 0, got 0"):
-        paper.read("vbll:table2", None, None, None)
+        run.read("vbll:table2", None, None, None)
 
 
 @pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
@@ -264,7 +266,7 @@ def test_a_users_file_that_changes_is_prepared_again(
     table = {"path": "rows.csv", "target": ["y"]} | more
     write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
     Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
-    given = paper.read("vbll:table2", None, None, None).params
+    given = run.read("vbll:table2", None, None, None).params
 
     def bring() -> bool:
         with places.rooted(TREE):

@@ -15,12 +15,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
 from bdl_pipe.registry import load_fitted
-from pipeline import branch, evaluating, preparing, reporting
 from pipeline.core import params, places
 from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
 from pipeline.graph import plan
-from pipeline.rows import records, stage, tracking
+from pipeline.search import branch
+from pipeline.stages import evaluate, fit, prepare, records, report
+from pipeline.tracking import experiments
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
 
@@ -141,7 +142,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
     assert [row.key for row in branch._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
-    assert reporting.run_info(found.row("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
+    assert report.run_info(found.row("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
 
 
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +163,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     """Boston prepared, without tracking."""
 
     @contextmanager
-    def stage_run(*args: Any, **named: Any) -> Iterator[tracking.StageRun]:
-        yield tracking.StageRun()
+    def stage_run(*args: Any, **named: Any) -> Iterator[experiments.StageRun]:
+        yield experiments.StageRun()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracking, "stage_run", stage_run)
+    monkeypatch.setattr(experiments, "stage_run", stage_run)
     found = read(tmp_path, RAW)
-    preparing.prepare_dataset("boston", found, Inline(SETTINGS))
+    prepare.prepare_dataset("boston", found, Inline(SETTINGS))
     return found
 
 
@@ -179,8 +180,8 @@ def parameters(key: str) -> list[float]:
 
 def test_a_run_and_its_pruned_run_are_made_and_compared(project: params.Params) -> None:
     for key in ("b-whole", "b-half"):
-        stage.fit("student", key, project, Inline(SETTINGS), SETTINGS)
-        evaluating.evaluate(key, project, Inline(SETTINGS), SETTINGS)
+        fit.fit("student", key, project, Inline(SETTINGS), SETTINGS)
+        evaluate.evaluate(key, project, Inline(SETTINGS), SETTINGS)
     whole, half = (artifacts.load(places.artifact("student", key), "student") for key in ("b-whole", "b-half"))
     assert half.names() == whole.names() and len(half.names()) == 6  # 2 splits of 2 members, and their transforms
     for name in ("0-0", "0-1", "1-0", "1-1"):

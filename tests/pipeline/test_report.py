@@ -20,11 +20,13 @@ import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 from bdl_pipe.errors import ArtifactError
-from pipeline import evaluating, report, reporting
+from pipeline import report
 from pipeline.core.params import read_yaml, typed
 from pipeline.papers import compare
 from pipeline.report import COLUMNS, columns, images, means, page, plots, sections, svg, tables
 from pipeline.report.means import Mean
+from pipeline.stages import evaluate
+from pipeline.stages.report import run_info
 
 FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -124,18 +126,18 @@ def test_members_of_a_split_are_averaged_first():
     values = {0: [1.0, 2.0, 3.0], 1: [5.0, 6.0, 10.0]}  # means 2 and 7
     for splits, members, fold in ((2, 3, 1000), (2, 1, 1), (1, 3, 1)):
         assert means.fold(splits, members) == fold
-        seeds = [evaluating.seed_of(s, m, splits, members) for s in range(splits) for m in range(members)]
+        seeds = [evaluate.seed_of(s, m, splits, members) for s in range(splits) for m in range(members)]
         assert [seed // fold for seed in seeds] == [
             s if splits > 1 else m for s in range(splits) for m in range(members)
         ]
-    scores = [(evaluating.seed_of(s, m, 2, 3), v) for s, row in values.items() for m, v in enumerate(row)]
+    scores = [(evaluate.seed_of(s, m, 2, 3), v) for s, row in values.items() for m, v in enumerate(row)]
     assert means.mean(scores, means.fold(2, 3)) == Mean(4.5, 2.5, 2)  # s = 5/√2, over √2
     assert means.mean(scores).n == 6 and means.mean(scores).error < 1.4
 
 
 def test_the_report_and_the_papers_tables_have_one_error(tmp_path):
     rows = [
-        ("d", "m", "s", evaluating.seed_of(s, m, 4, 3), f"corrupted:{c}:1", "nll", 0.1 * s + 0.01 * m + 0.3 * i, 9)
+        ("d", "m", "s", evaluate.seed_of(s, m, 4, 3), f"corrupted:{c}:1", "nll", 0.1 * s + 0.01 * m + 0.3 * i, 9)
         for s in range(4)
         for m in range(3)
         for i, c in enumerate(("fog", "snow"))
@@ -151,7 +153,7 @@ def test_a_run_of_params_knows_its_fold():
     raw = copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml"))
     raw["runs"]["boston-deterministic"]["members"] = 3
     params = typed(raw)
-    found = {key: reporting.run_info(params.row("student", key), params).fold for key in raw["runs"]}
+    found = {key: run_info(params.row("student", key), params).fold for key in raw["runs"]}
     assert found.pop("boston-deterministic") == 1000 and {*found.values()} == {1}
 
 

@@ -14,11 +14,13 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_fitted, stored_address
-from pipeline import evaluating, predict, preparing, trial
+from pipeline import predict
 from pipeline.core import params
 from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
-from pipeline.rows import serving, stage
+from pipeline.search import trial
+from pipeline.stages import evaluate, fit, prepare
+from pipeline.tracking import serving
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
 
@@ -41,10 +43,10 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(folder)
     try:
         loaded = params.load()
-        preparing.prepare_dataset("toy", loaded, Inline(SETTINGS))
+        prepare.prepare_dataset("toy", loaded, Inline(SETTINGS))
         for key in written["runs"]:
-            stage.fit("student", key, loaded, Inline(SETTINGS), SETTINGS)
-            evaluating.evaluate(key, loaded, Inline(SETTINGS), SETTINGS)
+            fit.fit("student", key, loaded, Inline(SETTINGS), SETTINGS)
+            evaluate.evaluate(key, loaded, Inline(SETTINGS), SETTINGS)
     finally:
         os.chdir(before)
     return folder

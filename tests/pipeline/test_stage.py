@@ -21,12 +21,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import Room
 from bdl_pipe.seeds import Seed
-from pipeline import preparing
 from pipeline.core import params, places
 from pipeline.core.executors import Task
 from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
-from pipeline.rows import records, stage, tracking
+from pipeline.stages import fit as fit_stage
+from pipeline.stages import prepare, records
+from pipeline.tracking import experiments
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import several
 
@@ -40,15 +41,15 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """No tracking; what would have been warned about."""
     warned: list[str] = []
 
-    class Run(tracking.StageRun):
+    class Run(experiments.StageRun):
         def warn(self, text: str) -> None:
             warned.append(text)
 
     @contextmanager
-    def stage_run(*args: Any, **named: Any) -> Iterator[tracking.StageRun]:
+    def stage_run(*args: Any, **named: Any) -> Iterator[experiments.StageRun]:
         yield Run()
 
-    monkeypatch.setattr(tracking, "stage_run", stage_run)
+    monkeypatch.setattr(experiments, "stage_run", stage_run)
     return warned
 
 
@@ -62,7 +63,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        preparing.prepare_dataset("boston", load(), Inline(SETTINGS))
+        prepare.prepare_dataset("boston", load(), Inline(SETTINGS))
     finally:
         os.chdir(before)
     return folder
@@ -79,7 +80,7 @@ def load() -> params.Params:
 
 
 def fit(kind: str, key: str) -> None:
-    stage.fit(kind, key, load(), Inline(SETTINGS), SETTINGS)
+    fit_stage.fit(kind, key, load(), Inline(SETTINGS), SETTINGS)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -209,23 +210,23 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     monkeypatch.setattr(places, "STATE", there / "ample")
     quiet = Settings(executor="inline", checkpoint_seconds=1e6)
     with pytest.raises(UserError, match="the disk is full; nothing was written"):
-        stage.fit("teacher", "b-walk", load(), Inline(quiet), quiet)
+        fit_stage.fit("teacher", "b-walk", load(), Inline(quiet), quiet)
     assert files(place) == before and sorted(p.name for p in place.parent.iterdir()) == beside
     assert not list(there.rglob("*.tmp"))
 
 
 def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> None:
     row = load().row("teacher", "b-walk")
-    about = stage.facts(row, load())
-    first = stage.identity(about, SETTINGS, stage.inputs_of(row))
-    assert stage.identity({**about, "members": 9}, SETTINGS, stage.inputs_of(row)) == first
-    assert stage.identity({**about, "seed": 1}, SETTINGS, stage.inputs_of(row)) != first
-    assert stage.identity({**about, "config": {"steps": 6}}, SETTINGS, stage.inputs_of(row)) != first
-    assert stage.identity(about, Settings(threads=2), stage.inputs_of(row)) != first
+    about = fit_stage.facts(row, load())
+    first = fit_stage.identity(about, SETTINGS, fit_stage.inputs_of(row))
+    assert fit_stage.identity({**about, "members": 9}, SETTINGS, fit_stage.inputs_of(row)) == first
+    assert fit_stage.identity({**about, "seed": 1}, SETTINGS, fit_stage.inputs_of(row)) != first
+    assert fit_stage.identity({**about, "config": {"steps": 6}}, SETTINGS, fit_stage.inputs_of(row)) != first
+    assert fit_stage.identity(about, Settings(threads=2), fit_stage.inputs_of(row)) != first
     place = places.artifact("prepare", "boston") / artifacts.MANIFEST
     kept = place.read_text()
     place.write_text(kept + " ")
-    assert stage.identity(about, SETTINGS, stage.inputs_of(row)) != first
+    assert fit_stage.identity(about, SETTINGS, fit_stage.inputs_of(row)) != first
     place.write_text(kept)
 
 
@@ -234,18 +235,19 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from pipeline.core import params
-from pipeline.rows import stage, tracking
+from pipeline.stages import fit as fit_stage
+from pipeline.tracking import experiments
 from pipeline.core.executors import choose
 from pipeline.core.settings import Settings
 from tests.pipeline.fake_work import REGISTRY
 
 @contextmanager
 def stage_run(*args, **named):
-    yield tracking.StageRun()
+    yield experiments.StageRun()
 
-tracking.stage_run = stage_run
+experiments.stage_run = stage_run
 settings = Settings.read()
-stage.fit(sys.argv[1], "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
+fit_stage.fit(sys.argv[1], "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
 """
 
 
@@ -282,8 +284,8 @@ def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str,
 def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
     asked = []
-    load = stage.prepared.load_fits
-    monkeypatch.setattr(stage.prepared, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
+    load = fit_stage.prepared.load_fits
+    monkeypatch.setattr(fit_stage.prepared, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
     fit("trajectory", "b-walk")
     assert asked == [{"final": True}]
 
@@ -294,14 +296,14 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
     hashed = []
     sha256 = artifacts.sha256
     monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(path) or sha256(path))
-    shared, tasks = stage._plan(load().row("student", "b-run"), load(), SETTINGS)
+    shared, tasks = fit_stage._plan(load().row("student", "b-run"), load(), SETTINGS)
     assert len(tasks) == 4 and sum(key.startswith("data-") for key in shared) == 2
     assert len(hashed) == len(set(hashed)) > 8
 
 
 @pytest.mark.parametrize(
     ("members", "tasks", "rows", "here"),
-    [(5, 1, 100, True), (5, 2, 100, False), (5, 1, stage.FEW_ROWS, False), (0, 1, 100, False)],
+    [(5, 1, 100, True), (5, 2, 100, False), (5, 1, fit_stage.FEW_ROWS, False), (0, 1, 100, False)],
 )
 def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: int, rows: int, here: bool) -> None:
     class Data:
@@ -310,7 +312,7 @@ def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: in
     class Row:
         room = Room(make=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
 
-    member = stage.Member(Row.room.make, None, "data-0", {}, Seed(0))
-    payload = stage.Group(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
+    member = fit_stage.Member(Row.room.make, None, "data-0", {}, Seed(0))
+    payload = fit_stage.Group(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
     planned = [Task(f"{n}", payload, ("data-0",)) for n in range(tasks)]
-    assert stage._light(Row(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]
+    assert fit_stage._light(Row(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]

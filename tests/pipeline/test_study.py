@@ -18,11 +18,12 @@ from study_cases import HERE, PLAIN, SETTINGS, STUDY, planned, written_study
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
-from pipeline import branch, cli, study
+from pipeline import cli
 from pipeline.core import places
 from pipeline.core.executors.hub import Nowhere
 from pipeline.core.settings import Settings
-from pipeline.studies import keys_of, numbers, point
+from pipeline.search import branch, study
+from pipeline.search.studies import keys_of, numbers, point
 
 INLINE = Settings(executor="inline")
 

@@ -10,8 +10,8 @@ import pytest
 import study_cases
 from study_cases import SETTINGS, planned, trials_of
 
-from pipeline import study
-from pipeline.studies import Trial, figure, table, written
+from pipeline.search import study
+from pipeline.search.studies import Trial, figure, table, written
 
 
 @pytest.fixture

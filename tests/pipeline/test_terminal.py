@@ -11,9 +11,9 @@ from report_cases import ROWS, row_scores
 from rich.console import Console
 
 from bdl_pipe import artifacts
-from pipeline import terminal
 from pipeline.core import places
 from pipeline.core.params import Params, read_yaml, typed
+from pipeline.report import terminal
 
 TEXT = """## toy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.rows import provenance, tracking
+from pipeline.tracking import experiments, provenance
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,15 +18,15 @@ ROOT = Path(__file__).parents[2]
 def project(tmp_path, monkeypatch):
     """An empty project, and a tracking module without memory of another."""
     monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_TRACKING_URI", tracking.PARENT):
+    for name in ("MLFLOW_TRACKING_URI", experiments.PARENT):
         monkeypatch.delenv(name, raising=False)
     forget(monkeypatch)
     return tmp_path
 
 
 def forget(monkeypatch):
-    monkeypatch.setattr(tracking, "_stopped", False)
-    for cached in (tracking.client, tracking.experiment, tracking._session_parent):
+    monkeypatch.setattr(experiments, "_stopped", False)
+    for cached in (experiments.client, experiments.experiment, experiments._session_parent):
         cached.cache_clear()
 
 
@@ -34,7 +34,7 @@ def runs_of(folder):
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(experiments.EXPERIMENT)
     return experiment, {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
@@ -52,7 +52,7 @@ def test_final_scores_have_the_same_names_for_every_method():
         row("transfer:stl10", "accuracy", 0.7, seed=1),
         row("cost", "fit_seconds", 12),
     ]
-    assert tracking.final_scores(rows) == pytest.approx(
+    assert experiments.final_scores(rows) == pytest.approx(
         {
             "test/accuracy": 0.85,
             "corrupted/accuracy": 0.4,
@@ -64,7 +64,7 @@ def test_final_scores_have_the_same_names_for_every_method():
 
 
 def test_params_are_dotted_and_short():
-    flat = tracking.flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": "x" * 9000})
+    flat = experiments.flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": "x" * 9000})
     assert flat["a.b"] == "1"
     assert flat["a.c.d"] == "[1, 2]"
     assert len(flat["e"]) <= 6000  # MLflow's limit
@@ -74,15 +74,15 @@ def test_a_stage_is_a_tagged_child_of_the_repro(project, capsys):
     manifest = project / "work/prepare/toy/manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
-    parent = tracking.start_parent()
+    parent = experiments.start_parent()
     tags = {"dataset": "toy", "method": "vbpc", "setting": "ipc1", "seed": 0}
     many = {f"p{i}": i for i in range(150)}  # more than MLflow takes in one request
-    with tracking.stage_run("evaluate", "toy-vbpc", tags, many, deps=["work/prepare/toy"]) as run:
+    with experiments.stage_run("evaluate", "toy-vbpc", tags, many, deps=["work/prepare/toy"]) as run:
         run.metrics({"test/accuracy": 0.5})
         run.metrics({"loss": 2.0}, 1)
         run.metrics({"loss": 1.0}, 2)
         run.warn("chains disagree")
-    tracking.end_parent(parent)
+    experiments.end_parent(parent)
     experiment, runs = runs_of(project)
     child = runs["evaluate toy-vbpc"]
     assert child.data.tags["mlflow.parentRunId"] == parent
@@ -100,7 +100,7 @@ def test_a_stage_is_a_tagged_child_of_the_repro(project, capsys):
 
 
 def test_a_stage_that_fails_says_so_and_its_error_passes(project):
-    with pytest.raises(ZeroDivisionError), tracking.stage_run("student", "x", {}, {}):
+    with pytest.raises(ZeroDivisionError), experiments.stage_run("student", "x", {}, {}):
         _ = 1 / 0
     _, runs = runs_of(project)
     assert runs["student x"].info.status == "FAILED"
@@ -108,7 +108,7 @@ def test_a_stage_that_fails_says_so_and_its_error_passes(project):
 
 def test_stages_of_one_process_share_a_parent(project):
     for key in ("a", "b"):
-        with tracking.stage_run("student", key, {}, {}):
+        with experiments.stage_run("student", key, {}, {}):
             pass
     _, runs = runs_of(project)
     parents = {runs[f"student {key}"].data.tags["mlflow.parentRunId"] for key in "ab"}
@@ -120,7 +120,7 @@ def test_tracking_that_fails_costs_one_line_and_no_result(project, capsys, monke
     (project / "mlruns").write_text("a file where the store's folder belongs")
     done = []
     for key in ("a", "b"):
-        with tracking.stage_run("student", key, {}, {}) as run:
+        with experiments.stage_run("student", key, {}, {}) as run:
             run.metrics({"x": 1.0})
             run.model(project / "nothing")
             done.append(key)
@@ -130,14 +130,14 @@ def test_tracking_that_fails_costs_one_line_and_no_result(project, capsys, monke
 
 def test_a_dead_server_is_noticed_at_once(project, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert tracking.initialise() is None
+    assert experiments.initialise() is None
     assert "no tracking (http://127.0.0.1:9)" in capsys.readouterr().err
 
 
 def test_without_mlflow_everything_works(project, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
-    with tracking.stage_run("student", "a", {}, {}) as run:
+    with experiments.stage_run("student", "a", {}, {}) as run:
         run.metrics({"x": 1.0})
     assert run.id is None
     assert "no tracking" in capsys.readouterr().err
@@ -150,9 +150,9 @@ def test_the_runs_of_killed_processes_are_ended(project):
     dead.communicate()
     assert provenance.is_dead(name)
     assert not provenance.is_dead("elsewhere/1/0.00")  # another machine's: not ours to judge
-    lost = tracking._create("lost", {})
-    tracking.client().set_tag(lost.info.run_id, "process", name)
-    tracking.start_parent()
+    lost = experiments._create("lost", {})
+    experiments.client().set_tag(lost.info.run_id, "process", name)
+    experiments.start_parent()
     _, runs = runs_of(project)
     assert runs["lost"].info.status == "KILLED"
     assert runs["repro"].info.status == "RUNNING"
@@ -161,10 +161,10 @@ def test_the_runs_of_killed_processes_are_ended(project):
 @pytest.mark.slow
 def test_tracking_that_is_off_imports_nothing_and_leaves_nothing(project):
     code = (
-        "import sys; from pipeline.rows import tracking; assert tracking.initialise() is None\n"
-        "parent = tracking.start_parent()\n"
-        "with tracking.stage_run('student', 'x', {}, {}) as run: run.metrics({'x': 1.0})\n"
-        "tracking.end_parent(parent); assert 'mlflow' not in sys.modules"
+        "import sys; from pipeline.tracking import experiments; assert experiments.initialise() is None\n"
+        "parent = experiments.start_parent()\n"
+        "with experiments.stage_run('student', 'x', {}, {}) as run: run.metrics({'x': 1.0})\n"
+        "experiments.end_parent(parent); assert 'mlflow' not in sys.modules"
     )
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "BDL_TRACKING": "off"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
@@ -174,8 +174,8 @@ def test_tracking_that_is_off_imports_nothing_and_leaves_nothing(project):
 def test_processes_that_begin_at_once_lose_nothing(project):
     """Four at once on a store that is not there yet: without the lock they fail."""
     code = (
-        "from pipeline.rows import tracking\n"
-        "with tracking.stage_run('student', __import__('sys').argv[1], {}, {}) as run: run.metrics({'x': 1.0})"
+        "from pipeline.tracking import experiments\n"
+        "with experiments.stage_run('student', __import__('sys').argv[1], {}, {}) as run: run.metrics({'x': 1.0})"
     )
     places = f"{ROOT}:{ROOT / 'src'}"
     env = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}

@@ -16,8 +16,8 @@ from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
 from pipeline.core.executors.train import capacity
 from pipeline.core.settings import Settings
-from pipeline.rows.stage import Member
-from tests.parallel_ranks import SECTION
+from pipeline.stages.fit import Member
+from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work
 
 

@@ -19,9 +19,9 @@ from bdl_pipe.data import prepared
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline import branch, searching, trial, tune
 from pipeline.core import params
 from pipeline.core.settings import Settings
+from pipeline.search import branch, ray_tune, trial, tune
 
 SETTINGS = Settings()
 HERE = Path(__file__).parent
@@ -107,10 +107,10 @@ def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
     path = toy / "params.yaml"
     path.write_text(path.read_text().replace("validation: 0.25", "validation: 0"))
-    from pipeline import preparing
     from pipeline.core.executors.inline import Inline
+    from pipeline.stages import prepare
 
-    preparing.prepare_dataset("toy", params.load(), Inline(SETTINGS))
+    prepare.prepare_dataset("toy", params.load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
         branch.load_data(search_of(), params.load(), SETTINGS)
 
@@ -132,10 +132,10 @@ def test_a_fresh_search_does_not_throw_away_an_unfinished_one(toy):
 
 def test_the_winner_is_the_best_that_was_finished(toy, capsys):
     scores = [
-        searching.Score({"inner.shift": 6.0}, 9.0, trial.MILESTONES),
-        searching.Score({"inner.shift": -4.0}, 1.25, trial.MILESTONES),
-        searching.Score({"inner.shift": -3.0}, 0.5, trial.MILESTONES - 1),  # stopped early
-        searching.Score({"inner.shift": 1.0}, trial.DIVERGED, trial.MILESTONES),
+        ray_tune.Score({"inner.shift": 6.0}, 9.0, trial.MILESTONES),
+        ray_tune.Score({"inner.shift": -4.0}, 1.25, trial.MILESTONES),
+        ray_tune.Score({"inner.shift": -3.0}, 0.5, trial.MILESTONES - 1),  # stopped early
+        ray_tune.Score({"inner.shift": 1.0}, trial.DIVERGED, trial.MILESTONES),
     ]
     text = tune.conclude(search_of(), scores).read_text()
     assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}

@@ -135,10 +135,10 @@ report:
 
 def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
-    from pipeline import preparing
     from pipeline.core import params
     from pipeline.core.executors.inline import Inline
     from pipeline.core.settings import Settings
+    from pipeline.stages import prepare
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)
@@ -146,4 +146,4 @@ def project(folder: Path, **shift: str) -> None:
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
     section = yaml.safe_dump({"inner": {"shift": 6.0}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
-    preparing.prepare_dataset("toy", params.load(), Inline(Settings()))
+    prepare.prepare_dataset("toy", params.load(), Inline(Settings()))

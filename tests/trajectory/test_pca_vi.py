@@ -10,7 +10,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import OptimiserConfig, descend
+from bdl_pipe.training.loop import OptimiserConfig, descend
 from bdl_pipe.trajectory.pca_vi import PCA_VI, Bound, PcaViConfig
 from bdl_pipe.trajectory.subspace import Target
 

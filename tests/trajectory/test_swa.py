@@ -9,11 +9,11 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.iterates import snapshots
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.snapshots import snapshots
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from bdl_pipe.trajectory.swa import SWA, SwaConfig
 from tests.trajectory.test_swag import IMAGES

@@ -11,13 +11,13 @@ from bdl_pipe.artifacts import State, stack, unstack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.iterates import RunningMoments, with_moments
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.snapshots import RunningMoments, with_moments
 from bdl_pipe.trajectory.swag import SWAG, Moments, SwagConfig, moments
 
 TABLE = NetworkSpec(MlpConfig("mlp", (2,)), (4,), 1, "gaussian_head")  # 16 weights

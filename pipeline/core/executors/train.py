@@ -1,7 +1,7 @@
 """A task whose batches several processes share: a group of Ray Train workers that run the same work.
 
 Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
-``bdl_pipe.parallel`` does the rest. Rank 0 alone speaks to the hub: progress, checkpoints, the result. Ray
+``bdl_pipe.distributed`` does the rest. Rank 0 alone speaks to the hub: progress, checkpoints, the result. Ray
 Train's own storage is not used. A group that loses a worker is started anew and goes on from the hub's
 last checkpoint.
 """
@@ -82,11 +82,11 @@ def _loop(
     def run() -> None:
         import ray
 
-        from bdl_pipe import parallel
+        from bdl_pipe import distributed
 
         from .worker import attempt
 
-        first = parallel.world()[0] == 0
+        first = distributed.world()[0] == 0
         shared = dict(zip(task.needs, ray.get(list(parts)), strict=True))
         try:
             done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)

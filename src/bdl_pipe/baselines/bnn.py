@@ -28,15 +28,15 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
-from ..likelihood import PointNoise
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..start import Weights, begin, learn_from
+from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
+from ..training.likelihood import PointNoise
+from ..training.warm_start import Weights, begin, learn_from
 
 
 @dataclass(frozen=True)

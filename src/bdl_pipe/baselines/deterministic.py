@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
-from ..iterates import snapshot
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from ..training.snapshots import snapshot
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .. import networks, parallel
+from .. import distributed, networks
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
-from ..likelihood import PointNoise
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..start import Weights, begin, learn_from
+from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
+from ..training.likelihood import PointNoise
+from ..training.warm_start import Weights, begin, learn_from
 
 _ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
@@ -117,7 +117,7 @@ class Dropout(Learner):
 
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
         """The masks of this rank's rows: a row has the same one on any number of ranks."""
-        return {place: parallel.shard(masks) for place, masks in noise.items()}
+        return {place: distributed.shard(masks) for place, masks in noise.items()}
 
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}

@@ -10,11 +10,11 @@ from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import snapshot
 from ..method import Inputs, Method, Room
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from ..training.snapshots import snapshot
 
 
 @dataclass(frozen=True)

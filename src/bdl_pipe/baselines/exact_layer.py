@@ -19,10 +19,10 @@ from .. import networks
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..errors import DataError
-from ..learner import Learned
 from ..networks import MlpConfig, Network
 from ..predictive import Gaussian
 from ..seeds import Seed
+from ..training.learner import Learned
 from . import linear
 from .linear import LinearPosterior, with_bias
 

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import ChooseConfig, LearnConfig, Learned, Learner, require_constant_rate
-from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training import OptimiserConfig
+from ..training.fit import learn
+from ..training.learner import ChooseConfig, LearnConfig, Learned, Learner, require_constant_rate
+from ..training.loop import OptimiserConfig
 from . import linear
 from .exact_layer import ExactLayerPosterior, TrunkSpec, features, predict
 from .linear import LinearPosterior

@@ -20,7 +20,7 @@ from ..method import Inputs, Method, Room
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from ..training import Descent, OptimiserConfig, descend
+from ..training.loop import Descent, OptimiserConfig, descend
 from .exact_gp import ExactGp
 
 _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several

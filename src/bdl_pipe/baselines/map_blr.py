@@ -17,14 +17,14 @@ from .. import networks
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learned, Learner
-from ..learning import learn
-from ..likelihood import PointNoise
 from ..method import Inputs, Method, Room, alone
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..training.fit import learn
+from ..training.learner import LearnConfig, Learned, Learner
+from ..training.likelihood import PointNoise
 from . import linear
 from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerPosterior, TrunkSpec, features

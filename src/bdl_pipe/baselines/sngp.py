@@ -33,14 +33,14 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import LearnConfig, Learner, LearnerPosterior, posterior_state
-from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..training.fit import learn
+from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
 
 _ROWS: Final = 1000  # training rows in one forward pass of the precision
 

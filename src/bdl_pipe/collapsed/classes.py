@@ -13,9 +13,9 @@ has 10 of the last layer for 10 classes and 100 for 100, those that vary most; i
 input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
 
 Deviations. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log 0 is no score. So
-p_k is moved into bounds that the exact average keeps (:mod:`.tails`), which brings it nearer wherever it moves. And
-where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one snapshot, or snapshots
-with one last layer, are their ensemble.
+p_k is moved into bounds that the exact average keeps (:mod:`.integrals.sigmoid_bounds`), which brings it nearer
+wherever it moves. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one
+snapshot, or snapshots with one last layer, are their ensemble.
 
 The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
 the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box (the
@@ -44,13 +44,13 @@ from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
 from ..seeds import Seed
-from . import box
 from .head import Collapsed, Head
-from .piecewise import Piecewise, cubic_sigmoid
-from .points import wide
+from .integrals import few_uniforms
+from .integrals.layout import wide
+from .integrals.piecewise import Piecewise, cubic_sigmoid
+from .integrals.sigmoid_bounds import within
+from .integrals.softmax import mean_sigmoid
 from .snapshots import CollapsedSnapshots, trajectory
-from .softmax import mean_sigmoid
-from .tails import within
 
 POINTS: Final = 1 << 17  # averages at a time
 
@@ -69,8 +69,8 @@ class CubicConfig:
     name: Literal["cubic"] = "cubic"
 
     def __post_init__(self) -> None:
-        good = self.weights is None or 0 < self.weights <= box.MOST
-        require(good, "weights", f"must be 1 … {box.MOST}, or null for all", self.weights)
+        good = self.weights is None or 0 < self.weights <= few_uniforms.MOST
+        require(good, "weights", f"must be 1 … {few_uniforms.MOST}, or null for all", self.weights)
         require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
 
     def count(self, inputs: int) -> int:
@@ -151,7 +151,7 @@ def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor
     """E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
     average = (centre > 0).to(centre)
     reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # those of a sigmoid are symmetric
-    average[reached] = box.expect(sigmoid, centre[reached], half_widths[reached])
+    average[reached] = few_uniforms.expect(sigmoid, centre[reached], half_widths[reached])
     return average
 
 
@@ -173,7 +173,7 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
     spec, weights = trajectory(inputs)
     assert spec.likelihood == "categorical"
     width = weights["head.weight"].shape[-1] + 1
-    most = min(box.MOST, width)
+    most = min(few_uniforms.MOST, width)
     rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
     count = config.form.count(width)
     require(count <= most, "methods.ciber.form.weights", rule, count)

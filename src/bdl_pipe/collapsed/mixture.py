@@ -2,8 +2,8 @@
 
     p(y | x, D) = (1/S) Σ_s Π_k [(1 − t) p_s(y_k | x) + t N(y_k; m_s, v_s)],
 
-p_s the exact average of a triangular likelihood over the box of the collapsed weights (:mod:`.parts`), m_s and v_s its
-own mean and variance, t the weight of the ``tail``. With t = 0 it is the paper's predictive.
+p_s the exact average of a triangular likelihood over the box of the collapsed weights (:mod:`.output_distributions`),
+m_s and v_s its own mean and variance, t the weight of the ``tail``. With t = 0 it is the paper's predictive.
 
 Deviation: the tail. A triangular likelihood is zero beyond √6 standard deviations of the noise and the box: a target
 that no snapshot reaches has log-likelihood −∞, and so has the test set, though the Gaussian that the network was
@@ -21,8 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..predictive import Continuous, gaussian_quantile, mixture
-from .parts import Part
-from .series import Series
+from .integrals.series import Series
+from .output_distributions import Part
 
 
 @final

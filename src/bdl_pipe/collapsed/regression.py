@@ -5,8 +5,8 @@
 
 q is uniform on the box of the collapsed weights over all snapshots (:mod:`.head`); the others, and the noise's variance
 with all that it depends on, are each snapshot's in turn. The Gaussian likelihood that the network was trained with is
-replaced by a triangular one; its average over the box is exact (:mod:`.parts`), and their mixture over the snapshots is
-the predictive (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
+replaced by a triangular one; its average over the box is exact (:mod:`.output_distributions`), and their mixture over
+the snapshots is the predictive (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
 
 Which weights: for each input and snapshot those of the largest range·|input|. The paper has all of the last layer, and
 three before it, of a large range; its code two and the bias. ``ciber_second`` takes the unit whose part of the mean has
@@ -35,12 +35,12 @@ from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from . import box
 from .head import Head
+from .integrals import few_uniforms
+from .integrals.triangle import radius
 from .mixture import CollapsedMixture
-from .parts import Linear, Rectified
+from .output_distributions import Linear, Rectified
 from .snapshots import CollapsedSnapshots, Config, trajectory
-from .triangle import radius
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CiberSecondConfig(LikelihoodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.weights <= box.MOST, "weights", f"must be 1 … {box.MOST}", self.weights)
+        require(0 < self.weights <= few_uniforms.MOST, "weights", f"must be 1 … {few_uniforms.MOST}", self.weights)
 
 
 class _Regression(CollapsedSnapshots[Config]):

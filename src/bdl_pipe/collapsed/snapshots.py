@@ -9,10 +9,10 @@ from torch import Tensor
 from .. import networks
 from ..artifacts import State, unstack
 from ..config import read, to_mapping
-from ..iterates import trained
 from ..method import Inputs
 from ..posterior import NetworkSpec
 from ..seeds import Seed
+from ..training.snapshots import trained
 
 Config = TypeVar("Config")
 Own = TypeVar("Own", bound="CollapsedSnapshots[Any]")

@@ -31,7 +31,7 @@ from ..seeds import Seed
 from ..sgmcmc.chains import TargetConfig, average, teacher_spec
 from ..sgmcmc.joint import NetworkJoint
 from ..sgmcmc.sgld import Minibatches, Position, chain
-from ..training import Descent, OptimiserConfig, descend
+from ..training.loop import Descent, OptimiserConfig, descend
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
 

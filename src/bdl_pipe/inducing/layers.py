@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from .caps import capped, free, log_capped
+from .bounded import capped, free, log_capped
 from .config import WeightConfig
-from .kept import Kept, whole
 from .matheron import Noise as ConditionalNoise
 from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
 from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise
+from .sparse import Kept, whole
 
 
 class Weights(nn.Module, ABC):

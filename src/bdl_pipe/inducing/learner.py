@@ -13,16 +13,16 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from .. import networks, parallel
+from .. import distributed, networks
 from ..config import read
 from ..errors import require
-from ..learner import LearnConfig, Learner, LearnerPosterior
-from ..likelihood import PointNoise
 from ..method import Task
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..seeds import Seed
-from ..start import Weights, begin
+from ..training.learner import LearnConfig, Learner, LearnerPosterior
+from ..training.likelihood import PointNoise
+from ..training.warm_start import Weights, begin
 from .config import WeightConfig
 from .convert import bayesianize
 from .draws import outputs
@@ -184,7 +184,7 @@ class RandomWeights(Learner):
 
     def share(self, noise: Noise) -> Noise:
         """Drawn weights are the same for all ranks; drawn outputs belong to rows."""
-        return {k: parallel.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
+        return {k: distributed.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:
         """All that has a prior in the loss, and the noise."""

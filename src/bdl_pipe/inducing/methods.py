@@ -16,14 +16,14 @@ from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..learner import Learned, Learner, posterior_state
-from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..method import Kind as Stage
 from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
 from ..seeds import Seed
-from ..start import Weights, learn_from
+from ..training.fit import learn
+from ..training.learner import Learned, Learner, posterior_state
+from ..training.warm_start import Weights, learn_from
 from .config import Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior, require_same_shape
 

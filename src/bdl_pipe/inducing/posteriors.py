@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .caps import capped, free, log_capped
+from .bounded import capped, free, log_capped
 
 Noise = dict[str, Tensor]
 

@@ -20,9 +20,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..errors import UserError, require
-from .kept import Kept, first
 from .layers import Weights
 from .network import Bayesian
+from .sparse import Kept, first
 
 _POOLS: Final = (("out", "in"), ("weight",))  # matrices whose entries compete: Z; weights
 

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .caps import capped, free, log_capped
+from .bounded import capped, free, log_capped
 from .config import WeightConfig
-from .kept import Kept, whole
 from .layers import Weights
 from .posteriors import Noise, Triangle, full_kl, gaussian_kl
+from .sparse import Kept, whole
 
 
 @final

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from .. import networks
 from ..config import read
 from ..errors import require
-from ..learner import Learner, LearnerPosterior
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
+from ..training.learner import Learner, LearnerPosterior
 from .discriminative import Discriminative
 from .generative import Generative
 from .refit import Refit

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..learner import LearnConfig, Learned, posterior_state
 from ..method import Inputs, Method, Room, Task, alone
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..progress import Report
 from ..seeds import Seed
-from ..start import Weights, learn_from
+from ..training.learner import LearnConfig, Learned, posterior_state
+from ..training.warm_start import Weights, learn_from
 from .generative import Generative
 from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerPosterior, LastLayerSpec
 

@@ -26,7 +26,7 @@ from ..errors import require
 from ..method import Inputs, Method, Room
 from ..progress import Report
 from ..seeds import Seed
-from ..training import Descent, OptimiserConfig, descend
+from ..training.loop import Descent, OptimiserConfig, descend
 from .subspace import SubspaceConfig, Target, fitted
 
 

@@ -35,17 +35,17 @@ from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
-from ..iterates import Keep, MomentsConfig, with_epochs, with_moments
-from ..learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
-from ..learning import learn
 from ..method import Inputs, Method, Room, alone
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..start import Weights, begin, last_network
-from ..training import OptimiserConfig
+from ..training.fit import learn
+from ..training.learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
+from ..training.loop import OptimiserConfig
+from ..training.snapshots import Keep, MomentsConfig, with_epochs, with_moments
+from ..training.warm_start import Weights, begin, last_network
 
 _PREFIX: Final = "network."  # of the learner's names
 

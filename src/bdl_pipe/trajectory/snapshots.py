@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .. import iterates
 from ..artifacts import State, stack, unstack
 from ..config import read
 from ..data.fitdata import FitData
@@ -21,6 +20,7 @@ from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from ..training import snapshots
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Snapshots:
         """
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
         self.network = self.spec.build(Seed(0)).to(data.device)
-        stored, kept = iterates.trained(trajectory), iterates.moments(trajectory)
+        stored, kept = snapshots.trained(trajectory), snapshots.moments(trajectory)
         self._names = [name for name, _ in self.network.named_parameters()]
         self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
         self.last = {name: past[-1] for name, past in stored.items()}

@@ -1,0 +1,222 @@
+"""What searches and studies share: which rows are made, on which rows of data, from what, and how one goes on.
+
+Every trial fits on the training rows alone, and so does what the method is made from: a teacher of a final
+fit has seen validation rows, so another one is made here, once.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import UserError
+from bdl_pipe.files import write_bytes
+from bdl_pipe.method import Method, taken
+from bdl_pipe.seeds import Seed
+
+from ..core import places
+from ..core.params import Params, Row, nearest
+from ..core.settings import Settings
+from ..graph import body
+from ..graph.plan import one
+from ..stages import fit
+from ..tracking import experiments, provenance
+from .trial import Chain, Upstream
+
+RECORD: Final = "search.json"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A run and all that it is made from, parted at the first row of the method that is searched.
+
+    Attributes:
+        upstream: rows that are made once before the trials, in order.
+        chain: rows that every trial makes: that one and what is made from it.
+    """
+
+    method: Method
+    dataset: str
+    upstream: tuple[Row, ...]
+    chain: Chain
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.name}-{self.dataset}"
+
+    @property
+    def run(self) -> Row:
+        return self.chain.rows[-1]
+
+    def facts(self) -> list[Any]:
+        """What every trial's score depends on, but the searched numbers, the data and the code."""
+        rows = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.rows)]
+        return [rows, self.chain.seed]
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """What tracked runs are filtered by."""
+        return {"method": self.method.name, "dataset": self.dataset}
+
+
+def branch_of(params: Params, method: str, dataset: str, run: str | None, verb: str, settings: Settings) -> Branch:
+    """The rows of ``run``, or of the first run on ``dataset`` that ``method`` is in.
+
+    Args:
+        verb: who asks; the seeds' addresses differ by it.
+
+    Raises:
+        UserError: there is no such method, data set or run.
+    """
+    methods = {row.method.name: row.method for row in params.rows.values()}
+    if dataset not in params.datasets:
+        raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
+    if method not in methods:
+        raise UserError(f"{method}: is not a method of any row{nearest(method, methods)}")
+    rows = _rows(params, method, dataset, run)
+    chain = [next(row for row in rows if row.method.name == method)]
+    for row in rows[rows.index(chain[0]) + 1 :]:
+        if any((other.kind, other.key) in row.sources.items() for other in chain):
+            chain.append(row)
+    upstream = tuple(row for row in rows if row not in chain)
+    return Branch(methods[method], dataset, upstream, Chain(tuple(chain), method, params.seed, settings.threads, verb))
+
+
+def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
+    """Split 0 with its validation rows apart, of data that are prepared here unless they are up to date.
+
+    Raises:
+        UserError: there are none, or the data cannot be prepared.
+    """
+    from bdl_pipe.data import prepared
+
+    body.bring(one("prepare", branch.dataset, params), params, "inline")
+    data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
+    if len(data.validation) == 0:
+        raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
+    if params.datasets[branch.dataset].splits > 1:
+        also = "some of split 0's validation rows are test rows of others"
+        print(f"warning: {branch.dataset} has several splits: {also}")
+    return data.on(settings.device)
+
+
+def data_hash(branch: Branch) -> str:
+    """The SHA-256 of the prepared data's manifest."""
+    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
+
+
+def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any]:
+    """The record of an unfinished search that is gone on from; {} for a new one.
+
+    Raises:
+        UserError: there is one and ``resume`` is not asked for, or the other way round, or it
+            was a search of something else.
+    """
+    place = folder / RECORD
+    record: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
+    unfinished = bool(record) and not record.get("finished")
+    if not resume:
+        if unfinished:
+            raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove the folder")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return {}
+    if not unfinished:
+        raise UserError(f"{folder}: holds no unfinished search of {name}; leave out --resume")
+    if record["identity"] != identity:
+        changed = "was a search with other params, data, grid or --samples"
+        raise UserError(f"{folder}: {changed}; remove the folder to start anew")
+    return record
+
+
+def finish(folder: Path, identity: str) -> None:
+    """Nothing is left to go on with."""
+    write_bytes(folder / RECORD, json.dumps({"identity": identity, "finished": True}).encode())
+
+
+def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
+    """What the chain is made from, fitted on training rows alone; kept, so that it is made once."""
+    from ..core.executors import Task, choose
+    from ..core.executors.display import Display
+    from ..core.executors.store import Store
+
+    executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
+    prepared = places.artifact("prepare", branch.dataset)
+    counts = _members_needed(branch)
+    for row in branch.upstream:
+        lineage = [fit.facts(above, params) for above in params.lineage(row)[:-1]]
+        about = {"for": verb, "made from": lineage, **fit.facts(row, params)}
+        store = Store(places.checkpoints(verb, f"{row.kind}-{row.key}"), fit.identity(about, settings, [prepared]))
+        store.open()
+        sources = {kind: made[kind, key] for kind, key in row.sources.items()}
+        shared: dict[str, Any] = {"data": data}
+        shared |= {f"{kind}-{i}": state for kind, states in sources.items() for i, state in enumerate(states)}
+        tasks = []
+        for member in range(counts[row.kind, row.key]):
+            inputs = {
+                kind: tuple(f"{kind}-{i}" for i in taken(row.room.needs[kind], member, len(states)))
+                for kind, states in sources.items()
+            }
+            rng = Seed(params.seed).fold(verb, row.kind, row.key, 0, member)
+            payload = fit.Member(row.room.make, row.config, "data", inputs, rng)
+            tasks.append(Task(str(member), payload, ("data", *itertools.chain(*inputs.values()))))
+        with Display(f"{row.kind} {row.key}, on training rows alone") as display:
+            done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
+        made[row.kind, row.key] = [d.result for d in done]
+    return made
+
+
+def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
+    """How many members of each upstream row a trial, which is of one member, is made from."""
+    counts: dict[tuple[str, str], int] = {(row.kind, row.key): 1 for row in (*branch.upstream, *branch.chain.rows)}
+    for row in (*branch.chain.rows[::-1], *branch.upstream[::-1]):
+        for kind, key in row.sources.items():
+            if (source := next((r for r in branch.upstream if (r.kind, r.key) == (kind, key)), None)) is not None:
+                takes = row.room.needs[kind]
+                most = source.entry.members if takes == "all" else counts[row.kind, row.key]
+                counts[kind, key] = min(source.entry.members, max(counts[kind, key], most))
+    return counts
+
+
+@contextmanager
+def tracked(
+    name: str, tags: Mapping[str, Any], begun: Mapping[str, Any], folder: Path, identity: str
+) -> Iterator[None]:
+    """The search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
+    outer = os.environ.get(experiments.PARENT)
+    run_id = experiments.start_parent(name, tags, begun.get("parent"))
+    commits = sorted({*begun.get("commits", ()), provenance.commit()})
+    record = {"identity": identity, "parent": run_id, "commits": commits}
+    write_bytes(folder / RECORD, json.dumps(record).encode())
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        print(f"{name.split()[0]}: stopped; go on with --resume (trials in {folder})", file=sys.stderr)
+        raise
+    finally:
+        experiments.end_parent(run_id, status)
+        if outer:
+            os.environ[experiments.PARENT] = outer
+
+
+def _rows(params: Params, method: str, dataset: str, run: str | None) -> tuple[Row, ...]:
+    """All that a run is made from, and the run itself, each after what it is made from."""
+    runs = [params.row("student", run)] if run else [r for r in params.of("student") if r.entry.dataset == dataset]
+    for row in runs:
+        rows = params.lineage(row)
+        if row.entry.dataset == dataset and method in [r.method.name for r in rows]:
+            return tuple(rows)
+    where = f"run {run}" if run else f"any run on {dataset}"
+    raise UserError(f"{method}: is not in {where}; add a row to runs in params.yaml")

@@ -1,0 +1,79 @@
+"""A study's figure: a row a metric, a column a panel, in the report's style."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...report import columns
+from ...report.svg import DASHES, INK, MARKERS, METHODS, STYLE, render, standalone
+from . import Panel, StudyConfig, Trial, written
+from .table import column, of, stat
+
+
+def draw(name: str, config: StudyConfig, trials: Sequence[Trial], dpi: int) -> bytes:
+    """An SVG file: mean and standard error over seeds, and every seed as a faint dot; diverged fits are left out."""
+    wide, high = len(config.figure), len(config.metrics)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.5 + 2.5 * wide, 0.9 + 1.8 * high), layout="constrained")
+        grid = figure.subplots(high, wide, sharex="col", sharey="row", squeeze=False)
+        for i, metric in enumerate(config.metrics):
+            for j, panel in enumerate(config.figure):
+                _panel(grid[i, j], panel, metric, config, trials)
+            grid[i, 0].set_ylabel(column(metric).title, color=INK)
+        for j, panel in enumerate(config.figure):
+            _around(grid[0, j], grid[-1, j], panel, config)
+    return standalone(render(figure, name, _said(config, trials), dpi))
+
+
+def _panel(axes: Axes, panel: Panel, metric: str, config: StudyConfig, trials: Sequence[Trial]) -> None:
+    scale = 100 if column(metric).write is columns.percent else 1
+    values = config.grid[panel.x]
+    for k, line in enumerate(_lines(panel, config)):
+        at = panel.at | ({panel.lines: line} if panel.lines else {})
+        found = [of(trials, at | {panel.x: value}) for value in values]
+        stats = [(x, s) for x, each in enumerate(found) if (s := stat(each, metric))]
+        shift = 0.06 * (k - (len(_lines(panel, config)) - 1) / 2)  # bars beside each other
+        look: Any = {"color": METHODS[k % len(METHODS)], "marker": MARKERS[k % len(MARKERS)]}
+        for x, each in enumerate(found):
+            dots = [scale * t.scores[metric] for t in each if math.isfinite(t.scores.get(metric, math.nan))]
+            axes.plot([x + shift] * len(dots), dots, "o", color=look["color"], alpha=0.3, markersize=3, mew=0)
+        axes.errorbar(
+            [x + shift for x, _ in stats],
+            [scale * s.value for _, s in stats],
+            [scale * (s.error or 0.0) for _, s in stats],
+            **look,
+            linestyle=DASHES[k % len(DASHES)],
+            elinewidth=0.9,
+            label=written(line),
+        )
+    axes.set(xlim=(-0.3, len(values) - 0.7), xticks=range(len(values)))
+    axes.set_xticklabels([written(value) for value in values])
+
+
+def _around(top: Axes, low: Axes, panel: Panel, config: StudyConfig) -> None:
+    """The values that are held above a column, the name of its axis below it, and the lines' names."""
+    held = ", ".join(f"{config.title(axis)} = {written(value)}" for axis, value in panel.at.items())
+    top.set_title(held)
+    low.set_xlabel(config.title(panel.x))
+    if panel.lines:
+        top.legend(title=config.title(panel.lines), frameon=False, fontsize=7.5, title_fontsize=7.5)
+
+
+def _lines(panel: Panel, config: StudyConfig) -> tuple[Any, ...]:
+    return config.grid[panel.lines] if panel.lines else (None,)
+
+
+def _said(config: StudyConfig, trials: Sequence[Trial]) -> str:
+    """For those who do not see it: where each metric is best."""
+    parts = []
+    for metric in config.metrics:
+        means = [(s.value, p) for p in config.points() if (s := stat(of(trials, p), metric))]
+        if means:
+            best = (max if column(metric).better > 0 else min)(means, key=lambda pair: pair[0])
+            where = ", ".join(f"{config.title(axis)} {written(value)}" for axis, value in best[1].items())
+            parts.append(f"{column(metric).title} {column(metric).write(best[0])} at {where}")
+    return f"{config.method} on {config.dataset}, the best points: {'; '.join(parts) or 'none'}"

@@ -1,0 +1,82 @@
+"""A study's result as CSV, a line a trial, and as Markdown, a line a point of the grid."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bdl_pipe.method import Task
+
+from ...report import columns
+from ...report.means import Mean, summarise
+from . import METRICS, SEED, StudyConfig, Trial, written
+
+
+def comma_separated(config: StudyConfig, task: Task, trials: Sequence[Trial]) -> str:
+    """Every trial, in the order of the grid and the seeds, in full precision; scores are empty where a fit diverged."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*config.grid, SEED, *METRICS[task], "seconds"])
+    for point in config.points():
+        for t in of(trials, point):
+            scores = [t.scores.get(name, "") for name in METRICS[task]]
+            writer.writerow([*map(written, point.values()), t.seed, *scores, f"{t.seconds:.2f}"])
+    return text.getvalue()
+
+
+def markdown(
+    title: str, config: StudyConfig, task: Task, trials: Sequence[Trial], picture: str, facts: Mapping[str, Any]
+) -> str:
+    """The figure, the table of the points and where they come from."""
+    head = [*map(config.title, config.grid), "fits", *(column(name).title for name in METRICS[task])]
+    lines = [_line(point, of(trials, point), task) for point in config.points()]
+    told = "mean ± standard error over the seeds that did not diverge" if config.seeds > 1 else "one seed"
+    return "\n".join(
+        [
+            f"# {title}: {config.method} on {config.dataset}",
+            "",
+            f"Scores of validation rows of split 0, which no fit has seen; {told}. Test rows were not read.",
+            "",
+            f"![{title}]({picture})",
+            "",
+            _pipes(head),
+            _pipes(["---:"] * len(head)),
+            *map(_pipes, lines),
+            "",
+            "| | |",
+            "|---|---|",
+            *(_pipes([str(key), str(value)]) for key, value in facts.items()),
+            "",
+        ]
+    )
+
+
+def of(trials: Sequence[Trial], point: Mapping[str, Any]) -> list[Trial]:
+    """The trials of a point, by seed."""
+    same = [written(value) for value in point.values()]
+    return sorted((t for t in trials if [written(t.point[axis]) for axis in point] == same), key=lambda t: t.seed)
+
+
+def stat(trials: Sequence[Trial], metric: str) -> Mean | None:
+    """Over the seeds whose fit gave a finite score."""
+    found = [t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))]
+    return summarise(found)
+
+
+def column(metric: str) -> columns.Column:
+    """How the metric is written, as in the report."""
+    known = {c.metric: c for c in columns.CLEAN}
+    write: Callable[[float], str] = columns.places(3)
+    return known.get(metric) or columns.Column(metric, metric, "validation", 0, write, "")
+
+
+def _line(point: Mapping[str, Any], trials: Sequence[Trial], task: Task) -> list[str]:
+    whole = sum(bool(t.scores) for t in trials)
+    fits = str(whole) if whole == len(trials) else f"{whole} of {len(trials)}"
+    cells = [columns.figure(stat(trials, name), column(name).write) for name in METRICS[task]]
+    return [*map(written, point.values()), fits, *(f"{value} ± {error}" if error else value for value, error in cells)]
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,178 @@
+"""One trial of a search: the method's chain on training rows, scored on validation rows.
+
+The chain is the rows from the first that the method makes to the run that predicts. The score is
+the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first row's
+method can ``peek`` into a checkpoint, the score of what it would be if it stopped there is reported
+at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import Diverged
+from bdl_pipe.method import taken
+from bdl_pipe.posterior import Fitted, prediction_address
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+
+from ..core.executors.worker import Channel, TaskReport
+from ..core.params import Row
+
+MILESTONES: Final = 4
+METRIC: Final = "nll"
+TIME: Final = "milestone"
+SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
+DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
+Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, row) -> its members
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a trial makes.
+
+    Attributes:
+        rows: from the first row of the searched method to the run; each makes one member of split 0.
+        method: whose numbers are searched.
+        threads: of the trial's process.
+        verb: ``tune`` or ``study``; with ``member`` a part of the seeds' addresses.
+    """
+
+    rows: tuple[Row, ...]
+    method: str
+    seed: int
+    threads: int = 1
+    verb: str = "tune"
+    member: int = 0
+
+    def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
+        """Each row's config, with the sampled numbers in those of the searched method."""
+        return [self._config(row, nested(sampled) if row.method.name == self.method else {}) for row in self.rows]
+
+    def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
+        """What the first row makes of the training rows and of what it is made from in ``upstream``."""
+        first = self.rows[0]
+        return first.room.make(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
+
+    def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
+        """From what the first row made to the fitted posterior."""
+        made, states = first, {**upstream, (self.rows[0].kind, self.rows[0].key): [first]}
+        for row, numbers in zip(self.rows[1:], configs[1:], strict=True):
+            made = row.room.make(data, inputs_of(row, states), numbers, rng=self.address(row), report=Silent())
+            states[row.kind, row.key] = [made]
+        return made
+
+    def address(self, row: Row) -> Seed:
+        """The same in every trial of a member: they differ by their numbers alone."""
+        return Seed(self.seed).fold(self.verb, row.kind, row.key, 0, self.member)
+
+    @property
+    def predictions(self) -> Seed:
+        """The address of the run's predictions."""
+        return prediction_address(self.seed, self.rows[-1].key, 0, self.member)
+
+    def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
+        merged = config.merge(config.to_mapping(row.config), overlay)
+        return config.read(row.method.config, merged, f"methods.{row.method.name}")
+
+
+def inputs_of(row: Row, made: Upstream) -> dict[str, list[State]]:
+    """What the first member of a row takes of what was made."""
+    inputs = dict[str, list[State]]()
+    for kind, key in row.sources.items():
+        states = made[kind, key]
+        inputs[kind] = [states[number] for number in taken(row.room.needs[kind], 0, len(states))]
+    return inputs
+
+
+class Milestones(TaskReport):
+    """Reports to Ray Tune at each quarter of a make's steps; a checkpoint of then goes the way that ``channel`` is."""
+
+    def __init__(self, score: Callable[[State], Mapping[str, float]] | None, channel: Channel) -> None:
+        """``score``: checkpoint -> what is reported of it; None: no checkpoint is kept."""
+        from ray import tune
+
+        super().__init__(str(tune.get_context().get_trial_id()), channel, every=0.0, keeps=score is not None)
+        self._score = score
+        self._at = self._reached = 0
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._at = step * MILESTONES // total
+
+    def due(self) -> bool:
+        return super().due() and self._reached < self._at < MILESTONES
+
+    def save(self, state: State) -> None:
+        from ray import tune
+
+        assert self._score is not None
+        self._reached = self._at
+        tune.report({**self._score(state), TIME: self._reached})  # does not return where the scheduler gives up
+        super().save(State(state.tensors, {"state": state.config, TIME: self._reached}))
+
+    def load(self) -> State | None:
+        stored = super().load()
+        if stored is None:
+            return None
+        self._reached = stored.config[TIME]
+        return State(stored.tensors, stored.config["state"])
+
+
+def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream, channel: Channel) -> None:
+    """The trainable that Ray Tune runs; its checkpoints go the way that ``channel`` is."""
+    from ray import tune
+
+    torch.set_num_threads(chain.threads)
+    configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
+    first = chain.rows[0]
+
+    def score(checkpoint: State) -> dict[str, float]:
+        assert first.room.peek is not None
+        inputs = inputs_of(first, upstream)
+        made = first.room.peek(checkpoint, data, inputs, configs[0], rng=chain.address(first))
+        return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
+
+    try:
+        made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None, channel))
+        nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
+    except Diverged:
+        nll = DIVERGED
+    tune.report({METRIC: nll, TIME: MILESTONES})
+
+
+def validation_nll(state: State, data: FitData, rng: Seed) -> float:
+    """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
+    total, validation = 0.0, data.validation
+    for rows, predictive in fitted.batches(validation.inputs, rng=rng, device=data.device):
+        targets = torch.tensor(validation.targets[rows], device=data.device)
+        total -= float(predictive.log_prob(targets).double().sum())
+    nll = total / len(validation)
+    return min(nll, DIVERGED) if nll == nll else DIVERGED
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: the number that is tried is the number that is written."""
+    return float(f"{value:.4g}")
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
+    tree: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree

@@ -1,0 +1,134 @@
+"""A search: ``python -m pipeline tune METHOD --dataset D --samples N``; Ray Tune, ASHA and Optuna.
+
+Over ``Method.search``, by the negative log-likelihood of *validation* rows: every trial fits on the
+training rows alone, and so does what the method is made from (a teacher of a final fit has seen
+validation rows, so another one is made here, once). The numbers in force are the first sample, so
+the winner is never worse than they are, on those rows. It is written as an overlay on the rows that
+were searched, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml.
+
+A data set's split 0 is searched. Where there are several splits, its validation rows are test rows
+of others: a warning says so.
+"""
+
+import argparse
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe import config
+from bdl_pipe.errors import UserError
+
+from .. import apply
+from ..core import places
+from ..core.params import SECTIONS, Params, load
+from ..core.settings import Settings
+from ..tracking import provenance
+from . import ray_tune
+from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
+from .trial import DIVERGED, MILESTONES, nested, rounded
+
+OVERLAYS: Final = Path("params/tuned")
+
+
+@dataclass(frozen=True)
+class Search(Branch):
+    """What is searched.
+
+    Attributes:
+        space: dotted key -> (low, high, scale).
+        present: the numbers in force.
+    """
+
+    samples: int
+    space: Mapping[str, tuple[float, float, str]]
+    present: Mapping[str, float]
+
+    def identity(self, data: str) -> str:
+        """A hash of everything that a trial's score depends on, but the code."""
+        return provenance.digest([*self.facts(), dict(self.space), self.samples, data])
+
+
+def main(args: argparse.Namespace) -> int:
+    """Search, write the overlay, and with ``--apply`` merge it."""
+    settings = Settings.read()
+    params = load()
+    search = plan(params, args.method, args.dataset, args.samples, vars(args).get("run"), settings)
+    data = load_data(search, params, settings)
+    folder = places.STATE / "tune" / search.name
+    identity = search.identity(data_hash(search))
+    begun = begin(folder, identity, search.name, bool(args.resume))
+    tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
+    with ray_tune.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity):
+        upstream = make_upstream(search, data, params, settings)
+        scores = ray_tune.search(search, data, upstream, folder, settings, vars(args).get("max_concurrent"))
+    path = conclude(search, scores)
+    finish(folder, identity)
+    if args.apply:
+        for line in apply.apply(path):
+            print(f"params.yaml: {line}")
+    else:
+        print(f"python -m pipeline apply {path}   # to use it")
+    return 0
+
+
+def plan(params: Params, method: str, dataset: str, samples: int, run: str | None, settings: Settings) -> Search:
+    """Which rows a search of ``method`` on ``dataset`` makes: those of ``run``, or of the first run that it is in.
+
+    Raises:
+        UserError: there is no such method, data set or run, or nothing to search.
+    """
+    methods = {row.method.name: row.method for row in params.rows.values()}
+    if dataset in params.datasets and method in methods and not methods[method].search:
+        known = ", ".join(sorted(name for name, m in methods.items() if m.search))
+        raise UserError(f"{method}: declares nothing to search (methods that do: {known or 'none'})")
+    branch = branch_of(params, method, dataset, run, "tune", settings)
+    space = branch.method.search
+    row = next(row for row in branch.chain.rows if row.method.name == method)
+    present = {key: _at(config.to_mapping(row.config), key) for key in space}
+    return Search(branch.method, dataset, branch.upstream, branch.chain, samples, space, present)
+
+
+def conclude(search: Search, scores: Sequence[ray_tune.Score]) -> Path:
+    """Write the winner's overlay, and say how it compares.
+
+    Raises:
+        UserError: no sample was finished.
+    """
+    finished = [s for s in scores if s.milestone == MILESTONES and s.nll < DIVERGED]
+    if not finished:
+        raise UserError(f"{search.name}: none of {len(scores)} samples gave a finite likelihood")
+    best = min(finished, key=lambda s: s.nll)
+    winner = {key: rounded(value) for key, value in best.sampled.items()}
+    today = datetime.datetime.now(datetime.UTC).date()
+    comments = [
+        f"python -m pipeline tune {search.method.name} --dataset {search.dataset} --samples {search.samples}",
+        f"validation nll {best.nll:.5g}{_against(search, finished)}; {len(finished)} of {len(scores)} samples finished",
+        f"run {search.run.key}, split 0, one member a sample; commit {provenance.commit()}, {today}",
+    ]
+    path = OVERLAYS / f"{search.name}.yaml"
+    apply.write(path, overlay_of(search, winner), comments)
+    print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
+    return path
+
+
+def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
+    """The searched rows' overrides: other rows and data sets keep their numbers."""
+    overlay: dict[str, Any] = {}
+    for row in search.chain.rows:
+        if row.method.name == search.method.name:
+            overlay.setdefault(SECTIONS[row.kind], {})[row.key] = {"override": nested(winner)}
+    return overlay
+
+
+def _against(search: Search, finished: Sequence[ray_tune.Score]) -> str:
+    present = [s.nll for s in finished if ray_tune.same(s.sampled, search.present)]
+    return f" (present numbers: {present[0]:.5g})" if present else ""
+
+
+def _at(mapping: Mapping[str, Any], dotted: str) -> float:
+    value: Any = mapping
+    for key in dotted.split("."):
+        value = value[key]
+    return float(value)

@@ -1,0 +1,1 @@
+"""What each stage kind does: numbers and artifacts in, an artifact out."""

@@ -1,0 +1,238 @@
+"""What the stages that fit have in common: a row of params.yaml in, an artifact out.
+
+params → row → data and input states of each split → one task for each (split, member) → artifact,
+then provenance, then summaries. The artifact comes first: whatever fails after it loses nothing.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.artifacts import State
+from bdl_pipe.data import prepared
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.files import write_bytes
+from bdl_pipe.method import Kind, Make, MakeTogether, taken
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+
+from ..core import places
+from ..core.executors import Done, Executor, Task
+from ..core.executors.display import Display
+from ..core.executors.store import Store
+from ..core.params import Params, Row
+from ..core.settings import Settings
+from . import records
+
+TOGETHER: Final = 10  # members of one task, where they are made together; a result's bits depend on it
+FEW_ROWS: Final = 20_000  # of all members of a single task together: it is done here, not by a worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The payload of a task: everything about one member but the shared data."""
+
+    make: Make
+    config: Any
+    data: str  # key of the shared FitData
+    inputs: Mapping[Kind, tuple[str, ...]]  # stage kind -> keys of the shared states
+    rng: Seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The payload of a task that makes several members together."""
+
+    names: tuple[str, ...]
+    members: tuple[Member, ...]
+    together: MakeTogether
+
+
+def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
+    """Make the artifact of one row.
+
+    Raises:
+        UserError: an input is missing or damaged, or the executor cannot run the work.
+    """
+    from ..tracking.experiments import stage_run
+
+    row = params.row(kind, key)
+    about = facts(row, params)
+    shared, tasks = _plan(row, params, settings)
+    deps = [str(path) for path in inputs_of(row)]
+    above = records.above(row)
+    store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(row)))
+    store.open()
+    with stage_run(kind, key, tags(row, params), about["config"], deps) as tracked:
+        with Display(f"{kind} {key}", tracked.metrics) as display:
+            done = executor.map(
+                make, tasks, shared=shared, display=display, store=store, light=_light(row, tasks, shared)
+            )
+        named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
+        place = places.artifact(kind, key)
+        _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
+        metrics, warnings = _summarise(row, named, shared)
+        records.write(row, named, settings, metrics, warnings, above)
+        store.clear()
+        tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
+        for text in warnings:
+            tracked.warn(f"{kind} {key}: {text}")
+        if kind == "student":
+            tracked.model(place)
+
+
+def make(payload: Member | Group, shared: Mapping[str, Any], report: Report) -> State:
+    """The work of a task; a group's states are packed into one."""
+    if isinstance(payload, Group):
+        data, inputs = [shared[m.data] for m in payload.members], [_inputs(m, shared) for m in payload.members]
+        rngs = [m.rng for m in payload.members]
+        return artifacts.pack(payload.together(data, inputs, payload.members[0].config, rngs=rngs, report=report))
+    return payload.make(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
+
+
+def _inputs(member: Member, shared: Mapping[str, Any]) -> dict[str, list[State]]:
+    return {kind: [shared[name] for name in names] for kind, names in member.inputs.items()}
+
+
+def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
+    """The members that a task made, each with its share of the seconds."""
+    if not isinstance(task.payload, Group):
+        return [(task.name, made)]
+    states, names = artifacts.unpack(made.result), task.payload.names
+    share = made.seconds / len(names)
+    return [(n, Done(s, share, made.peak_bytes)) for n, s in zip(names, states, strict=True)]
+
+
+def facts(row: Row, params: Params) -> dict[str, Any]:
+    """What an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    several = {kind: f"{kind}/{key}" for kind, key in row.sources.items()}
+    return {
+        "dataset": row.entry.dataset,
+        "method": row.method.name,
+        "members": row.entry.members,
+        "input": several if len(several) > 1 else row.entry.input,
+        "seed": params.seed,
+        "config": config.to_mapping(row.config),
+    }
+
+
+def tags(row: Row, params: Params) -> dict[str, Any]:
+    """What tracked runs are filtered by."""
+    entry = row.entry
+    return {"dataset": entry.dataset, "method": entry.method, "setting": entry.setting, "seed": params.seed}
+
+
+def inputs_of(row: Row) -> list[Path]:
+    """The artifacts that a row reads: its data and its inputs."""
+    above = [places.artifact(kind, key) for kind, key in row.sources.items()]
+    return [places.artifact("prepare", row.entry.dataset), *above]
+
+
+def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
+    """A hash of all that the bits of the work depend on: numbers, data, code, torch, device, threads."""
+    import torch
+
+    code = hashlib.sha256()
+    for path in sorted(Path(artifacts.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    facts = {
+        "about": {k: v for k, v in about.items() if k != "members"},
+        "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
+        "code": code.hexdigest(),
+        "torch": torch.__version__,
+        "machine": [settings.device, settings.threads, settings.workers],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
+    """The shared data and the tasks, one for each member of each split."""
+    place = places.artifact("prepare", row.entry.dataset)
+    shared: dict[str, Any] = {}
+    tasks = []
+    above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in row.sources.items()}
+    root = Seed(params.seed).fold(row.kind, row.key)
+    splits = range(params.datasets[row.entry.dataset].splits)
+    for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
+        data = f"data-{split}"
+        shared[data] = rows.on(settings.device)
+        states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
+        for named in states.values():
+            shared |= named
+        for member in range(row.entry.members):
+            inputs = {
+                kind: tuple(list(named)[number] for number in taken(row.room.needs[kind], member, len(named)))
+                for kind, named in states.items()
+            }
+            payload = Member(row.room.make, row.config, data, inputs, root.fold(split, member))
+            needs = (data, *itertools.chain(*inputs.values()))
+            tasks.append(Task(f"{split}-{member}", payload, needs, row.room.shares))
+    tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
+    alike = "student" not in row.sources  # members made from posteriors may be of different shapes
+    if row.room.together is not None and alike and tables and len(tasks) > 1:
+        tasks = _grouped(tasks, row.room.together)
+    return shared, tasks
+
+
+def _grouped(tasks: list[Task], together: MakeTogether) -> list[Task]:
+    """The same members in tasks of ``TOGETHER``."""
+    grouped = []
+    for start in range(0, len(tasks), TOGETHER):
+        part = tasks[start : start + TOGETHER]
+        payload = Group(tuple(t.name for t in part), tuple(t.payload for t in part), together)
+        needs = tuple(dict.fromkeys(need for t in part for need in t.needs))
+        grouped.append(Task(f"{part[0].name}_to_{part[-1].name}", payload, needs))
+    return grouped
+
+
+def _light(row: Row, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
+    """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
+    if row.room.light or len(tasks) > 1 or not isinstance(tasks[0].payload, Group):
+        return row.room.light
+    return sum(len(shared[m.data].train) for m in tasks[0].payload.members) <= FEW_ROWS
+
+
+def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
+    """The members of one split of an input, in their order; their tensors are read where the work is done."""
+    names = [f"{split}-{member}" for member in range(above.manifest["about"]["members"])]
+    return {f"{kind}-{name}": above.open(name) for name in names}
+
+
+def _publish(
+    place: Path, row: Row, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
+) -> None:
+    places.sweep(place)
+    with artifacts.publish(place, row.kind, about={**about, "run": row.key}) as folder:
+        for name, made in done.items():
+            artifacts.write_state(folder / name, made.result)
+        if row.kind == "student":
+            for key, fit_data in data.items():
+                split = key.removeprefix("data-")
+                artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
+            schema = prepared.load_schema(places.artifact("prepare", row.entry.dataset))
+            write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
+
+
+def _summarise(row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
+    """Scores of the members together, over splits: the mean, and each kind of warning once."""
+    if row.room.summarise is None:
+        return {}, []
+    sums: dict[str, list[float]] = {}
+    warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
+    splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
+    for split in splits:
+        states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
+        metrics, texts = row.room.summarise(states, shared[f"data-{split}"], row.config)
+        for text in texts:
+            warnings.setdefault(text.split()[0], []).append(text)
+        for name, value in metrics.items():
+            sums.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in sums.items()}, [
+        texts[0] if len(splits) == 1 else f"{texts[0]} (in {len(texts)} of {len(splits)} splits; the first of them)"
+        for texts in warnings.values()
+    ]

@@ -1,0 +1,55 @@
+"""The prepare stage: two artifacts of a data set, what fits may see and what only evaluate sees."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.data import prepare, prepared
+from bdl_pipe.data.prepared import Job
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.progress import Report
+from bdl_pipe.seeds import Seed
+
+from ..core import places
+from ..core.executors import Executor, Task
+from ..core.executors.display import Display
+from ..core.params import Params, nearest
+
+
+def prepare_dataset(key: str, params: Params, executor: Executor) -> None:
+    """Make ``work/prepare/<key>`` and ``work/holdout/<key>``.
+
+    Raises:
+        UserError: the data cannot be had, or are wrong; neither artifact is touched then.
+    """
+    if key not in params.datasets:
+        raise ConfigError(f"datasets.{key}", f"is not a data set{nearest(key, params.datasets)}")
+    fit, holdout = places.artifact("prepare", key), places.artifact("holdout", key)
+    places.sweep(fit)
+    places.sweep(holdout)
+    about: dict[str, Any] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(params.datasets[key])}
+    rng = Seed(params.seed).fold("prepare", key)
+    held, seen = {**about}, {**about}
+    with (
+        Display(f"prepare {key}") as display,
+        artifacts.publish(fit, prepared.FIT_KIND, about=seen) as fit_folder,
+        artifacts.publish(holdout, prepared.HOLDOUT_KIND, about=held) as held_folder,
+    ):
+        fan = _fan_out(executor, display)
+        facts = prepare.prepare(key, params.datasets, fit_folder, held_folder, rng=rng, fan_out=fan)
+        seen["facts"], held["facts"] = facts.fit, facts.holdout
+
+
+def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
+    """The work of a task."""
+    return shared["corrupt"](job)
+
+
+def _fan_out(executor: Executor, display: Display) -> prepare.FanOut:
+    def fan_out(function: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
+        tasks = [Task(job.key, job, ("corrupt",)) for job in jobs]
+        return [done.result for done in executor.map(corrupt, tasks, shared={"corrupt": function}, display=display)]
+
+    return fan_out

@@ -1,0 +1,64 @@
+"""The fitted posterior as an MLflow model: a script and the student artifact, no pickle."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+NAME: Final = "posterior"
+_SCRIPT: Final = Path(__file__).with_name("serving.py")
+_NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow")
+
+
+def log(student: Path, run_id: str) -> str:
+    """Log the artifact in ``student`` as a model of an MLflow run; the model's URI."""
+    import mlflow
+
+    from . import experiments
+
+    mlflow.set_tracking_uri(experiments.store_uri())
+    with _calmly(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+        info = mlflow.pyfunc.log_model(name=NAME, **_flavour(student))
+    return info.model_uri
+
+
+def save(student: Path, folder: Path) -> None:
+    """Write the same model to ``folder``, for use without a tracking store."""
+    import mlflow
+
+    with _calmly():
+        mlflow.pyfunc.save_model(path=str(folder), **_flavour(student))
+
+
+@contextmanager
+def _calmly() -> Iterator[None]:
+    """Without MLflow's advice on type hints and examples: the signature is given."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _flavour(student: Path) -> dict[str, Any]:
+    schema = json.loads((student / "schema.json").read_text())
+    return {
+        "python_model": str(_SCRIPT),
+        "artifacts": {"student": str(student.absolute())},
+        "signature": _signature(schema),
+        "pip_requirements": [f"{name}=={metadata.version(name)}" for name in _NEEDS],
+    }
+
+
+def _signature(schema: dict[str, Any]) -> Any:
+    """What goes in: uint8 images of the fitted shape, or the fitted columns by name."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+
+    if len(schema["input_shape"]) == 3:
+        inputs = Schema([TensorSpec(np.dtype("uint8"), (-1, *schema["input_shape"]))])
+    else:
+        inputs = Schema([ColSpec(DataType.double, name) for name in schema["features"]])
+    return ModelSignature(inputs=inputs)

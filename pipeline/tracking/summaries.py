@@ -1,0 +1,191 @@
+"""What MLflow shows of the runs side by side, from the report's tables (see :mod:`.comparison`)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final
+
+from bdl_pipe import config
+
+from .. import report
+from ..core.params import Params, Row
+from ..report import columns, images, plots, svg, tables
+from ..report.columns import Column
+from ..report.tables import RunInfo, Table
+from ..stages import records
+from . import comparison, provenance
+from .comparison import Compared, View
+
+ALL: Final = "all.data"  # no data set can be called so
+_COST: Final = "cost"
+_ASIDE: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # charts show them, the table's columns do not
+
+
+def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.CoresetInfo]) -> str | None:
+    """Bring the experiment up to date with the runs that have scores; its id, or None without tracking."""
+    table = tables.gather(runs)
+    look, pictures = svg.Look(table.runs), {coreset.key: coreset for coreset in coresets}
+    compared, views = list[Compared](), list[View]()
+    for dataset in table.datasets():
+        runs_here = [run for run in table.of(dataset) if run.key not in table.notes]
+        shown, drawing = columns.columns(table, dataset), _Drawing(table, dataset, runs_here, look, params)
+        scores = provenance.digest(table.scores[table.scores.dataset == dataset].to_csv())
+        for run in runs_here:
+            row = params.row("student", run.key)
+            coreset = pictures.get(row.sources.get("coreset", ""))
+            compared.append(
+                Compared(
+                    key=run.key,
+                    name=f"{dataset} {drawing.names[run.key]}",
+                    params=_about(table, run, row, params),
+                    metrics=_metrics(table, run, shown),
+                    about=_note(table, run, shown),
+                    files=partial(drawing.files, run, coreset),
+                    shown=scores,
+                )
+            )
+        views.append(_view(dataset, shown))
+    return comparison.publish(compared, [_overview(table), *views], lambda experiment: _page(experiment, table))
+
+
+def name_of(column: Column) -> str:
+    """A column's metric: ``accuracy``, ``corrupted_nll``, ``auroc_digits``, ``mnist5k_accuracy``, ``fit_seconds``."""
+    if not isinstance(column.split, str):
+        return f"corrupted_{column.metric}"
+    kind, _, other = column.split.partition(":")
+    if kind == "ood":
+        return f"{column.metric}_{other}"
+    return f"{other}_{column.metric}" if kind == "transfer" else column.metric
+
+
+def _metrics(table: Table, run: RunInfo, shown: Sequence[Column]) -> dict[str, float]:
+    """The mean over splits or seeds, and for scores its standard error, ``<name>_se``."""
+    found: dict[str, float] = {}
+    for column in shown:
+        stat = table.stat(run.key, column.metric, column.split)
+        if stat is None or not math.isfinite(stat.value):
+            continue
+        found[name_of(column)] = _rounded(stat.value)
+        if column.split != _COST and stat.error is not None and math.isfinite(stat.error):
+            found[f"{name_of(column)}_se"] = _rounded(stat.error)
+    return found
+
+
+def _rounded(value: float) -> float:
+    """To five digits, for MLflow's narrow columns; the report's tables have them all."""
+    return value if value == int(value) else float(f"{value:.5g}")
+
+
+def _about(table: Table, run: RunInfo, row: Row, params: Params) -> dict[str, str]:
+    record = records.read("student", run.key)
+    return {
+        "dataset": run.dataset,
+        "method": run.method,
+        "setting": run.setting,
+        "network": _network(row, params),
+        "seeds": str(columns.seeds(table, run.key)),
+        "commit": str(record.get("commit", ""))[:12],
+        "device": str(record.get("device", "")),
+    }
+
+
+def _network(row: Row, params: Params) -> str:
+    """The network of the run, or of the nearest row that it is made from."""
+    for above in reversed(params.lineage(row)):
+        network = config.to_mapping(above.config).get("network")
+        if isinstance(network, Mapping):
+            rest = ", ".join(f"{key} {_short(value)}" for key, value in network.items() if key != "name")
+            return f"{network['name']} ({rest})" if rest else str(network["name"])
+    return ""
+
+
+def _short(value: Any) -> str:
+    return "×".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+def _note(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
+    """The run's page: its scores as the report writes them, what was warned about, how to make it again."""
+    lines = [
+        f"**{run.method}**, setting {run.setting}, on {run.dataset}.",
+        "",
+        "| score | mean ± standard error |",
+        "|---|---|",
+    ]
+    for column in shown:
+        value, error = columns.figure(table.stat(run.key, column.metric, column.split), column.write)
+        if value != columns.NOTHING:
+            lines.append(f"| {column.title} | {value}" + (f" ± {error} |" if error and column.split != _COST else " |"))
+    lines += ["", *(f"- {text}" for _, text in table.remarks(run.key))]
+    return "\n".join([*lines, "", f"Made by `python -m pipeline repro evaluate@{run.key}`."])
+
+
+class _Drawing:
+    """The figures of one data set's runs."""
+
+    def __init__(self, table: Table, dataset: str, runs: Sequence[RunInfo], look: svg.Look, params: Params) -> None:
+        self.names = columns.labels(table.of(dataset))
+        self._table, self._dataset, self._runs, self._look = table, dataset, runs, look
+        self._dpi = params.report.figures_dpi
+
+    def files(self, run: RunInfo, coreset: report.CoresetInfo | None) -> dict[str, bytes]:
+        """Those of one run, those of all runs together, and the images of its coreset."""
+        files = dict(self._of_all)
+        if run.key in set(self._table.calibration.run):
+            drawn = plots.reliability(self._table, run, self.names[run.key], self._look, self._dpi)
+            files["reliability.svg"] = svg.standalone(drawn)
+        picture = images.picture(coreset) if coreset is not None else b""
+        return {**files, **({"coreset.png": picture} if picture else {})}
+
+    @cached_property
+    def _of_all(self) -> dict[str, bytes]:
+        table, drawn = self._table, dict[str, str]()
+        about = (table, self._runs, self.names)
+        if table.splits(self._dataset, "corrupted:"):
+            for metric in ("accuracy", "nll"):
+                drawn[f"{metric}-against-severity"] = plots.severity(*about, metric, self._look, self._dpi)
+        if table.has(self._dataset, "rmse"):
+            for metric in ("rmse", "nll"):
+                drawn[f"{metric}-over-splits"] = plots.dots(*about, metric, self._look, self._dpi)
+        return {f"{name}.svg": svg.standalone(text) for name, text in drawn.items()}
+
+
+def _view(dataset: str, shown: Sequence[Column]) -> View:
+    """One data set's runs: all its columns, and a chart of each score."""
+    scores = [(name_of(c), c.title) for c in shown if c.split != _COST]
+    costs = [(name_of(c), c.title) for c in shown if c.split == _COST]
+    names = [f"metrics.{name}" for name, _ in (*scores, *costs) if name not in _ASIDE]
+    fixed = ["params.setting", "params.network", "params.seeds"]
+    return View(
+        dataset, f'params.dataset = "{dataset}"', "metrics.nll", [*fixed, *names], {"Scores": scores, "Cost": costs}
+    )
+
+
+def _overview(table: Table) -> View:
+    """All runs: what the data sets have in common first, then what each has."""
+    every = {dataset: columns.columns(table, dataset) for dataset in table.datasets()}
+    scores = {name_of(c): c.title for shown in every.values() for c in shown if c.split == "test"}
+    costs = {name_of(c): c.title for shown in every.values() for c in shown if c.split == _COST}
+    charts = {"Scores": list(scores.items()), "Cost": list(costs.items())}
+    fixed = ["params.dataset", "params.setting", "params.seeds"]
+    return View(
+        ALL,
+        "",
+        "attributes.run_name",
+        [*fixed, *(f"metrics.{name}" for name in (*scores, *costs) if name not in _ASIDE)],
+        charts,
+    )
+
+
+def _page(experiment: str, table: Table) -> str:
+    """The experiment's description."""
+    links = [f"- [{name}]({comparison.link(experiment, name)})" for name in table.datasets()]
+    return "\n".join(
+        [
+            "One run for each data set, method and setting: means over seeds or splits, with standard errors (`…_se`).",
+            "Fits, evaluations and searches are in the experiment `bdl-pipe stages`.",
+            "",
+            "With the columns and charts of one data set:",
+            "",
+            *links,
+        ]
+    )

@@ -1,0 +1,217 @@
+"""Exact integrals over a box of weights: what a collapsed sample of CIBER answers.
+
+A network's output is linear in the collapsed weights, f = c + Σ_i h_iU_i with U_i uniform on [−1, 1] and independent
+(h_i: half the range of a weight, times its input), so the average of a piecewise polynomial likelihood over the box
+has a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4.3; they
+call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, no cancellation.
+
+    triangular_density    E[tri(y − f)]: a regression likelihood, itself the density of d + 2 uniforms
+    triangular_cdf        its distribution function
+    expect                E[g(f)] of any piecewise polynomial: classes, rectified outputs
+    softmax_one           E[softmax] over one weight, without approximation
+
+In float64 the relative error is of the order of 1e-15 for d ≤ 8, for any ratio of the widths and at any distance from
+the support's edge; that of derivatives likewise, relative to all of them together. Inputs of any floating dtype are
+computed in float64 (float32 where the device has nothing wider) and rounded once, but for softmax_one. All tensors are
+differentiable; at a kink the derivative is that from one side. The work doubles with each weight, of no width as well.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .layout import blocks, broadcast, check, checked_radius, flat, flat_last, wide, widest
+from .piece import one_piece
+from .piecewise import Piecewise
+from .softmax import softmax_one
+from .spline import NEGLIGIBLE, Box, horner, one_sided
+
+__all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_cdf", "triangular_density"]
+
+MOST: Final = 10  # collapsed weights of one output: the work doubles with each
+BLOCK: Final = {"cpu": 1 << 17}  # leaves of the trees at a time: what stays in a cache, and is shared among threads
+LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
+SLACK: Final = 1e-12  # relative rounding of the ends of a box, many times over
+
+
+def triangular_density(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius].
+
+    The density of c + ΣhU + T at y, T triangular: exactly 0 beyond |y − c| = Σh + radius, never negative, and
+    integrates to one.
+
+    Raises:
+        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, a radius ≤ 0.
+    """
+    return _wide_density(y, centre, half_widths, radius).to(widest(y, centre, half_widths))
+
+
+def log_triangular_density(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """The log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
+
+    A mixture over samples by ``logsumexp`` takes −∞ from some of them; a point that none reaches has −∞.
+    """
+    density = _wide_density(y, centre, half_widths, radius)
+    log = torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
+    return log.to(widest(y, centre, half_widths))
+
+
+def triangular_cdf(
+    y: Float[Tensor, "*#batch"],
+    centre: Float[Tensor, "*#batch"],
+    half_widths: Float[Tensor, "*#batch d"],
+    radius: float | Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch"]:
+    """P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
+
+    Raises:
+        DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
+    """
+    reach = checked_radius(radius, y)
+    check(half_widths, MOST, y=y, centre=centre)
+    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
+    widths = torch.cat([triangle, wide(half_widths).expand(*batch, half_widths.shape[-1])], -1)
+    step = Piecewise(triangle.new_zeros(1), triangle.new_tensor([[0.0], [1.0]]))
+    return expect(step, wide(y) - wide(centre), widths).to(widest(y, centre, half_widths))
+
+
+def expect(
+    piecewise: Piecewise, centre: Float[Tensor, "*#batch"], half_widths: Float[Tensor, "*#batch d"]
+) -> Float[Tensor, "*batch"]:
+    """E[g(c + Σ_i h_iU_i)].
+
+    The pieces are integrated one by one and added: what is relative to E|g| is the rounding error of a g that takes
+    both signs, and near the edge of where g is not zero it is as exact as the coefficients make g vanish there.
+
+    Raises:
+        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them.
+    """
+    check(half_widths, MOST, centre=centre)
+    g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
+    batch = broadcast(centre.shape, half_widths.shape[:-1], g.breakpoints.shape[:-1], g.coefficients.shape[:-2])
+    dtype, at_centre = widest(centre, half_widths), g(wide(centre)).expand(batch)
+    if not half_widths.shape[-1]:
+        return at_centre.to(dtype)
+    parts = [flat(centre, batch), flat_last(half_widths, batch), flat_last(g.breakpoints, batch)]
+    coefficients = flat_last(g.coefficients.flatten(-2), batch).unflatten(0, shape)  # [pieces, terms, point]
+    value = _blocks(_expect, half_widths.shape[-1], *parts, coefficients)
+    return torch.where((half_widths == 0).all(-1), at_centre, value.reshape(batch)).to(dtype)
+
+
+def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
+    """The triangular density, checked, before it is rounded [*batch]."""
+    reach = checked_radius(radius, y)
+    check(half_widths, MOST, y=y, centre=centre)
+    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    points = [flat(value, batch) for value in (y, centre, reach)]
+    return _blocks(_density, half_widths.shape[-1] + 1, *points, flat_last(half_widths, batch)).reshape(batch)
+
+
+def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
+    """The triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
+    uniforms, unit = _kept(torch.cat([(radius / 2).expand(2, -1), half_widths]))
+    side = (y - centre).sign().detach()
+    edge = _sum(centre * side, -y * side, *uniforms)  # Σh + r − |y − c|, exact to its last digit
+    box = Box((uniforms / unit).sort(0, descending=True).values, -1)
+    return one_sided(edge / unit, box, [torch.ones_like(unit)], -1)[0][0] / unit
+
+
+def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
+    """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
+    half_widths, unit = _kept(half_widths)
+    order = coefficients.shape[1]
+    box = Box((half_widths / unit).sort(0, descending=True).values, order - 1)
+    scale = torch.stack([unit**i for i in range(order)])  # [terms, point]
+    first, last = _mirrored(scale * _factorials(coefficients[0])), scale * _factorials(coefficients[-1])
+    left = one_sided(_sum(-centre, breaks[0], *half_widths) / unit, box, list(first), 0)[0][0]
+    right = one_sided(_sum(centre, -breaks[-1], *half_widths) / unit, box, list(last), 0)[0][0]
+    piece, point = _reached(centre, half_widths, breaks)
+    if not len(piece):
+        return left + right
+    wider = Box(box.widths[:, point], order - 1)
+    ends, inner = (breaks[piece, point], breaks[piece + 1, point]), coefficients[piece + 1, :, point].T
+    between = _between(centre[point], half_widths[:, point], unit[point], wider, ends, inner)
+    return (left + right).index_add(0, point, between)
+
+
+def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Pieces between two breakpoints, from 0 on, and the points whose box reaches them, or nearly."""
+    spread = half_widths.sum(0)
+    spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
+    within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
+    piece, point = within.nonzero(as_tuple=True)
+    return piece, point
+
+
+def _between(
+    centre: Tensor, half_widths: Tensor, unit: Tensor, box: Box, ends: tuple[Tensor, Tensor], piece: Tensor
+) -> Tensor:
+    """The part of E[g] from a piece [terms, point] with two ends, one for each point."""
+    start, end = ends
+    scale = torch.stack([unit**i for i in range(len(piece))])
+    at_start, at_end = scale * _factorials(piece), scale * _factorials(_shifted(piece, end - start))
+    mirrored = centre - start > end - centre  # an end in reach is then the near one
+    side = torch.where(mirrored, -1.0, 1.0).to(centre)
+    edge = _sum(centre * side, -torch.where(mirrored, end, start) * side, *half_widths)
+    near = torch.where(mirrored, _mirrored(at_end), at_start)
+    far = torch.where(mirrored, _mirrored(at_start), at_end)
+    return one_piece(edge / unit, (end - start) / unit, box, list(near), list(far))
+
+
+def _factorials(coefficients: Tensor) -> Tensor:
+    """Derivatives i!·c_i of a polynomial's coefficients [terms, ...]."""
+    return torch.stack([math.factorial(i) * c for i, c in enumerate(coefficients)])
+
+
+def _mirrored(derivatives: Tensor) -> Tensor:
+    """Those of p(−u) [terms, ...]."""
+    return torch.stack([-d if i % 2 else d for i, d in enumerate(derivatives)])
+
+
+def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
+    """The polynomial's coefficients [terms, point] about a point that lies ``by`` further right."""
+    rows = []
+    for i in range(len(coefficients)):
+        later: list[Tensor | None] = [math.comb(m, i) * coefficients[m] for m in range(i, len(coefficients))]
+        rows.append(horner(later, by))
+    return torch.stack(rows)
+
+
+def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
+    """Widths [d, point] without what is negligible beside the widest; and the widest, or 1 where all are zero."""
+    unit = widths.detach().amax(0)  # of which the result does not depend
+    unit = torch.where(unit > 0, unit, 1)
+    # a zero stays itself, with its gradient of zero and its second derivative
+    return torch.where((widths > 0) & (widths < NEGLIGIBLE * unit), 0, widths), unit
+
+
+def _sum(*terms: Tensor) -> Tensor:
+    """The sum, as if in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1); its gradient is a sum's."""
+    total, error = terms[0], torch.zeros_like(terms[0])
+    for term in terms[1:]:
+        new = total + term
+        with torch.no_grad():
+            part = new - total
+            error = error + ((total - (new - part)) + (term - part))
+        total = new
+    return total + error
+
+
+def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
+    """``compute`` on blocks of points (the last dimension), each with 2^levels leaves."""
+    return blocks(compute, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels, *parts)

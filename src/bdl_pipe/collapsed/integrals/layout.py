@@ -1,0 +1,76 @@
+"""Arguments of the box integrals: checked, in the working precision, broadcast and laid out as points."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import DataError
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float64, or in float32 where the device has nothing wider."""
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def widest(*values: Tensor) -> torch.dtype:
+    """The widest of their types."""
+    return functools.reduce(torch.promote_types, (value.dtype for value in values))
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all broadcast to; torch's own function imports sympy when it is first called, for two seconds.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    return np.broadcast_shapes(*map(tuple, shapes))
+
+
+def flat(values: Tensor, batch: Sequence[int]) -> Tensor:
+    """[point], broadcast to ``batch``."""
+    return wide(values).expand(batch).reshape(-1)
+
+
+def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
+    """[d, point] of [*batch, d]; a view of what is the same for all points."""
+    size = values.shape[-1]
+    if values.ndim == 1:
+        return wide(values)[:, None].expand(size, math.prod(batch))
+    return wide(values).expand(*batch, size).movedim(-1, 0).reshape(size, math.prod(batch))
+
+
+def blocks(compute: Callable[..., Tensor], size: int, *parts: Tensor) -> Tensor:
+    """``compute`` on ``size`` points at a time (the last dimension), at least one."""
+    split = (part.split(max(1, size), -1) for part in parts)
+    return torch.cat([compute(*block) for block in zip(*split, strict=True)], -1)
+
+
+def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
+    """As a tensor on the device of ``like``.
+
+    Raises:
+        DataError: it is not finite or not above zero.
+    """
+    reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(like).dtype, device=like.device)
+    for good, rule in ((reach.isfinite(), "finite"), (reach > 0, "> 0")):
+        if not bool(good.all()):
+            raise DataError(f"radius must be {rule}, got {reach[~good][0].item()}")
+    return reach
+
+
+def check(half_widths: Tensor, most: float, **values: Tensor) -> None:
+    """
+    Raises:
+        DataError: a value is not finite, a half-width is negative, or there are more than ``most`` of them.
+    """
+    for name, value in {"half_widths": half_widths, **values}.items():
+        if not bool(value.isfinite().all()):
+            raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
+    if half_widths.shape[-1] > most:
+        raise DataError(f"half_widths must be at most {most} for a point, got {half_widths.shape[-1]}")
+    if bool((half_widths < 0).any()):
+        raise DataError(f"half_widths must be ≥ 0, got {float(half_widths.min())}")

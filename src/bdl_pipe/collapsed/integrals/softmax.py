@@ -1,0 +1,91 @@
+"""The softmax averaged over one weight of the last layer, exactly.
+
+With only the logit of class k random, a + hU with U uniform on [−1, 1], its probability is a sigmoid's average,
+
+    E[σ(a + hU)] = [softplus(a + h) − softplus(a − h)]/(2h),   a = logit_k − LSE_{j≠k} logit_j
+
+and each other class has its share of 1 − p_k. (Zeng and Van den Broeck 2023, as published in their code, without its
+division by a range of zero; and all classes from one weight, so that they add up to one.)
+"""
+
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...errors import DataError
+from .layout import broadcast
+
+NARROW: Final = 0.5  # h below this: a Gauss rule of 10 points has an error of (h/2π)^20, and its derivatives as well
+BLOCK: Final = 1 << 15  # points at a time
+WIDE: Final = 15.0  # h above this: e²ʰ would overflow, and the softplus do not cancel
+
+
+def softmax_one(
+    logits: Float[Tensor, "*#batch class"],
+    index: int | Int[Tensor, "*#batch"],
+    low: float | Float[Tensor, "*#batch"],
+    high: float | Float[Tensor, "*#batch"],
+    feature: Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch class"]:
+    """E[softmax(logits + e_index·w·feature)] over w uniform on [low, high]: probabilities of all classes.
+
+    Args:
+        logits: without what the weight adds: as at w = 0; or as at the weight's value, with ``low`` and ``high``
+            the distances from it.
+        index: the class whose logit the weight enters.
+        feature: the input that it multiplies.
+
+    Raises:
+        DataError: a value that is not finite, ``low`` > ``high``, ``index`` not a class, fewer than 2 classes.
+    """
+    ends = [torch.as_tensor(end, dtype=feature.dtype, device=feature.device) for end in (low, high)]
+    index = torch.as_tensor(index, device=logits.device).long()
+    _check(logits, index, feature, *ends)
+    batch = broadcast(logits.shape[:-1], index.shape, feature.shape, *(end.shape for end in ends))
+    logits, chosen = logits.expand(*batch, -1), index.expand(batch)[..., None]  # [..., class], [..., 1]
+    own = F.one_hot(chosen[..., 0], logits.shape[-1]).bool()
+    rest = logits.masked_fill(own, -torch.inf)
+    middle, half = feature * (ends[0] + ends[1]) / 2, (feature * (ends[1] - ends[0]) / 2).abs()
+    others = rest.logsumexp(-1, keepdim=True)
+    above = logits.gather(-1, chosen) + middle.expand(batch)[..., None] - others  # a [..., 1]
+    below = torch.where(above > 0, -above, above)  # −|a|, with a derivative at 0
+    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # of the less likely of the two, to its last digit
+    more, less = torch.where(above > 0, 1 - tail, tail), torch.where(above > 0, tail, 1 - tail)
+    return torch.where(own, more, less * (rest - others).exp())
+
+
+def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
+    """E[σ(a + hU)], h ≥ 0, to the last digits of either tail; by three forms, each where it does not cancel."""
+    centre, half = torch.broadcast_tensors(centre, half)
+    blocks = zip(centre.flatten().split(BLOCK), half.flatten().split(BLOCK), strict=True)
+    return torch.cat([_mean_sigmoid(*block) for block in blocks]).reshape(centre.shape)
+
+
+def _mean_sigmoid(centre: Tensor, half: Tensor) -> Tensor:
+    small, large = half.clamp_max(NARROW), half.clamp_min(WIDE)
+    between = half.clamp(NARROW, WIDE)
+    narrow = torch.zeros_like(centre)
+    for node, weight in zip(*(part.tolist() for part in np.polynomial.legendre.leggauss(10)), strict=True):
+        narrow = narrow + weight / 2 * (centre + node * small).sigmoid()
+    medium = torch.log1p(torch.expm1(2 * between) * (centre - between).sigmoid()) / (2 * between)
+    # softplus x = −log σ(−x); torch's own softplus is x from 20 on
+    far = (F.logsigmoid(large - centre) - F.logsigmoid(-centre - large)) / (2 * large)
+    return torch.where(half <= NARROW, narrow, torch.where(half <= WIDE, medium, far))
+
+
+def _check(logits: Tensor, index: Tensor, feature: Tensor, low: Tensor, high: Tensor) -> None:
+    for name, value in {"logits": logits, "feature": feature, "low": low, "high": high}.items():
+        if not bool(value.isfinite().all()):
+            raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise DataError(f"logits must be of at least 2 classes, got {classes}")
+    wrong = index[(index < 0) | (index >= classes)]
+    if wrong.numel():
+        raise DataError(f"index must be in 0 … {classes - 1}, got {int(wrong.flatten()[0])}")
+    if not bool((low <= high).all()):
+        raise DataError(f"low must be ≤ high, got high − low = {float((high - low).min())}")

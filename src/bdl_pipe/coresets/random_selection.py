@@ -1,0 +1,67 @@
+"""The method ``random_coreset``: real training rows, drawn at random, that are used as VBPC uses its own.
+
+Students are fitted as those of VBPC: fresh trunks trained on the coreset, then the closed-form head. The two methods
+differ in the coreset alone.
+"""
+
+from dataclasses import dataclass
+
+from .. import networks
+from ..artifacts import State
+from ..config import to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, Room
+from ..progress import Report
+from ..seeds import Seed
+from .shared.init import balanced
+from .vbpc.head import HeadConfig
+from .vbpc.posterior import StudentConfig, fit_student
+
+
+@dataclass(frozen=True)
+class RandomCoresetConfig:
+    """``methods.random_coreset``; the attributes are VBPC's.
+
+    Attributes:
+        label_scale: factor of the labels (onehot − 1/k)/√(k/10). VBPC learns its labels' scale, so a
+            fair comparison chooses this one on validation rows (it moves the NLL, hardly the accuracy).
+    """
+
+    ipc: int
+    network: networks.NetworkConfig
+    rho: float
+    gamma: float
+    feature_scale: float
+    label_scale: float
+    student: StudentConfig
+
+    def __post_init__(self) -> None:
+        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
+        require(self.label_scale > 0, "label_scale", "must be > 0", self.label_scale)
+        _ = self.head
+
+    @property
+    def head(self) -> HeadConfig:
+        return HeadConfig(self.rho, self.gamma, self.feature_scale)
+
+
+def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
+    """A random class-balanced coreset, in the form of :func:`~bdl_pipe.coresets.vbpc.method.distil_coreset`."""
+    made = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
+    report(1, 1)
+    return made.state(data, {"coreset": "random_coreset", "ipc": config.ipc, "config": to_mapping(config)})
+
+
+RANDOM_CORESET = Method(
+    name="random_coreset",
+    config=RandomCoresetConfig,
+    tasks=("classification",),
+    rooms={"coreset": Room(select, light=True), "student": Room(fit_student, needs={"coreset": "turn"})},
+    search={
+        "rho": (0.1, 1000.0, "log"),
+        "gamma": (1.0, 10000.0, "log"),
+        "label_scale": (0.1, 100.0, "log"),
+        "student.rate": (1e-5, 1e-2, "log"),
+    },
+)

@@ -1,0 +1,69 @@
+"""The start of a coreset: real training images, equally many of each class, with scaled labels."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...artifacts import State
+from ...data.fitdata import FitData
+from ...errors import DataError
+from ...seeds import Seed
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """Synthetic (or chosen) rows in the transformed space, ordered by class.
+
+    Attributes:
+        images: x̂ [n, channel, height, width] (or [n, feature]).
+        labels: Ŷ [n, k], real-valued.
+        classes: the class that each row started from [n].
+    """
+
+    images: Float[Tensor, "n ..."]
+    labels: Float[Tensor, "n k"]
+    classes: Int[Tensor, " n"]
+
+    def state(self, data: FitData, about: dict[str, object]) -> State:
+        """As an artifact; ``raw`` are the inputs before the transform (intensities in [0, 1], unclipped)."""
+        tensors = {
+            "images": self.images,
+            "labels": self.labels,
+            "classes": self.classes,
+            "raw": data.transform.undo_inputs(self.images),
+        }
+        return State({k: v.detach().cpu().clone() for k, v in tensors.items()}, dict(about))
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Coreset":
+        t = state.tensors
+        return cls(t["images"].to(device), t["labels"].to(device), t["classes"].to(device))
+
+
+def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float = 1.0) -> Float[Tensor, "n k"]:
+    """(onehot − 1/k)/√(k/10) (Zhou et al. 2022), times ``label_scale``."""
+    onehot = F.one_hot(classes, outputs).to(torch.float32)
+    return label_scale * (onehot - 1 / outputs) / math.sqrt(outputs / 10)
+
+
+def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed) -> Coreset:
+    """``ipc`` training rows of each class, drawn without replacement.
+
+    Raises:
+        DataError: a class has fewer than ``ipc`` training rows.
+    """
+    generator, chosen = rng.numpy(), []
+    for number in range(data.outputs):
+        rows = np.flatnonzero(data.train.targets == number)
+        if len(rows) < ipc:
+            raise DataError(f"class {number} has {len(rows)} training rows: ipc must be at most that, got {ipc}")
+        chosen.append(np.sort(generator.choice(rows, ipc, replace=False)))
+    index = np.concatenate(chosen)
+    classes = torch.arange(data.outputs).repeat_interleave(ipc)
+    images = data.transform.inputs(data.train.inputs[index])
+    return Coreset(images, scaled_labels(classes, data.outputs, label_scale), classes)

@@ -1,0 +1,103 @@
+"""The model pool: P networks at different ages, so that a coreset does not fit one feature map.
+
+Each outer step draws one network, updates the coreset through it, and then trains it one step on
+the coreset; after T steps it is drawn anew (Zhou et al. 2022; Lee et al. 2025, algorithm 1). The
+initial ages are staggered, iT/P, or all P networks would expire together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import networks
+from ...data.augment import AugmentConfig
+from ...errors import require
+from ...seeds import Seed
+from ...training import loop
+from .trunk import Trained, fresh, step_on_coreset
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """The model pool.
+
+    Attributes:
+        networks: P, how many.
+        steps: T, the age at which a network is drawn anew.
+        rate: Adam's rate of a network's own step.
+    """
+
+    networks: int
+    steps: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(self.networks > 0, "networks", "must be > 0", self.networks)
+        require(self.steps > 0, "steps", "must be > 0", self.steps)
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+
+
+class ModelPool:
+    """P networks, their Adams, ages and generations; all of it can be stored and restored."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        network: networks.NetworkConfig,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        rng: Seed,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._config, self._network, self._rng, self._device = config, network, rng, device
+        self._input_shape, self._outputs = input_shape, outputs
+        self._generations = [0] * config.networks
+        self._members = [self._fresh(slot) for slot in range(config.networks)]
+        for slot, member in enumerate(self._members):
+            member.steps = slot * config.steps // config.networks
+
+    def draw(self, step: int) -> tuple[int, networks.Network]:
+        """The slot and the network that outer step ``step`` uses."""
+        slot = self._rng.fold("draw", step).integer() % self._config.networks
+        return slot, self._members[slot].network
+
+    def advance(self, slot: int, images: Tensor, labels: Tensor, augmentation: AugmentConfig) -> float:
+        """Train the network of ``slot`` one step on the coreset, or draw it anew at age T; its loss."""
+        member = self._members[slot]
+        address = self._rng.fold("noise", slot, self._generations[slot], member.steps)
+        loss = step_on_coreset(member, images, labels, augmentation, address)
+        if member.steps >= self._config.steps:
+            self._generations[slot] += 1
+            self._members[slot] = self._fresh(slot)
+        return loss
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and Adam states of every slot, ages and generations."""
+        ages = torch.tensor([member.steps for member in self._members])
+        tensors = {"ages": ages, "generations": torch.tensor(self._generations)}
+        for slot, member in enumerate(self._members):
+            tensors |= {f"{slot}.network.{k}": v.detach().clone() for k, v in member.network.state_dict().items()}
+            adam = loop.optimiser_tensors(member.optimiser, f"{slot}.adam")
+            tensors |= {k: v.clone() for k, v in adam.items()}
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        self._generations = tensors["generations"].tolist()
+        for slot in range(self._config.networks):
+            member = self._fresh(slot)
+            prefix = f"{slot}.network."
+            weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            member.network.load_state_dict(weights)
+            loop.restore_optimiser(member.optimiser, tensors, f"{slot}.adam")
+            member.steps = int(tensors["ages"][slot])
+            self._members[slot] = member
+
+    def _fresh(self, slot: int) -> Trained:
+        address = self._rng.fold("network", slot, self._generations[slot])
+        return fresh(
+            self._network, self._input_shape, self._outputs, self._config.rate, rng=address, device=self._device
+        )

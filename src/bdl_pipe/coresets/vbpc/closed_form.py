@@ -1,0 +1,158 @@
+"""The closed form of Variational Bayesian Pseudo-Coresets: a Gaussian posterior of a linear head.
+
+Coreset S = (x̂, Ŷ), Φ = φ(x̂), prior W ~ N(0, ρ⁻¹I), likelihood N(ŷ | Wᵀφ, γ⁻¹I), tempered by β_S.
+With a = γ/(ρβ_S) and A = I + aΦΦᵀ the optimum of eq. 15 is, for each class, N(m, V) with
+
+    m = aΦᵀA⁻¹Ŷ          V = ρ⁻¹(I − aΦᵀA⁻¹Φ)                                       (eq. 21)
+
+and everything below needs one Cholesky factor of A alone (eq. 28–31). Where the coreset has more
+rows than features, A = I + aΦᵀΦ is factored instead; a matrix of features × features exists there only.
+
+Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and appendix A. γ is a
+*precision* throughout (the text below eq. 14 once says otherwise). Deviations: the KL keeps its
+constants, so that it is 0 at Φ = 0 and never negative; of eq. 31 only the diagonal is formed.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...errors import Diverged, require
+from ...predictive import Categorical
+
+MEAN_FIELD: Final = math.pi / 8  # α of eq. 25
+
+
+@dataclass(frozen=True)
+class HeadPosterior:
+    """q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
+
+    Attributes:
+        features: Φ [n, h] where n <= h (dual); None where n > h (primal): the factor knows all of it.
+        mean: m [h, k].
+        factor: lower Cholesky factor of A: [n, n] (dual) or [h, h] (primal).
+        rho: precision of the prior.
+        ratio: a = γ/(ρβ_S).
+    """
+
+    features: Float[Tensor, "n h"] | None
+    mean: Float[Tensor, "h k"]
+    factor: Float[Tensor, "m m"]
+    rho: float
+    ratio: float
+
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q ‖ p] in nats, constants kept (eq. 28–30).
+
+        With V's log-determinant and trace written out, −kh log ρ and −kh cancel exactly:
+        ½(k log det A − k tr(A⁻¹(A − I)) + ρ‖m‖²).
+        """
+        classes = self.mean.shape[1]
+        log_det = 2 * self.factor.diagonal().log().sum()
+        identity = torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
+        inverse_root = torch.linalg.solve_triangular(self.factor, identity, upper=False)  # L⁻¹
+        shrink = len(self.factor) - inverse_root.square().sum()  # tr(A⁻¹(A − I)) = size − tr A⁻¹
+        return 0.5 * (classes * (log_det - shrink) + self.rho * self.mean.square().sum())
+
+    def logit_moments(self, test_features: Float[Tensor, "b h"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
+        """Mean φᵀm of each class's logit and their common variance φᵀVφ (diagonal of eq. 31)."""
+        return test_features @ self.mean, variance(
+            test_features, self.features, self.factor, rho=self.rho, ratio=self.ratio
+        )
+
+    def predict(self, test_features: Float[Tensor, "b h"]) -> Categorical:
+        """softmax(mean / √(1 + π/8 · variance)) (eq. 25), as a predictive of one draw."""
+        return Categorical(class_log_probs(*self.logit_moments(test_features))[None])
+
+
+def solve(
+    features: Float[Tensor, "n h"],
+    labels: Float[Tensor, "n k"],
+    rho: float = 1.0,
+    gamma: float = 100.0,
+    beta: float | None = None,
+) -> HeadPosterior:
+    """The posterior of the head given a coreset (eq. 21).
+
+    Args:
+        features: Φ, the trunk's features of the coreset.
+        labels: Ŷ, real-valued targets, one column a class.
+        rho: precision of the prior, > 0.
+        gamma: *precision* of the coreset's Gaussian likelihood, > 0.
+        beta: β_S, the temper of the coreset's KL; None is the paper's choice, n.
+
+    No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists
+    whatever the rank of Φ, in float32 as long as a‖Φ‖² stays below 1e7.
+
+    Raises:
+        ConfigError: rho, gamma or beta is not > 0.
+        Diverged: the features are not finite, or beyond that range.
+    """
+    temper = float(len(features)) if beta is None else beta
+    for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
+        require(value > 0, name, "must be > 0", value)
+    n, h = features.shape
+    ratio = gamma / (rho * temper)
+    gram = features @ features.T if n <= h else features.T @ features
+    identity = torch.eye(min(n, h), dtype=gram.dtype, device=gram.device)
+    try:
+        factor = torch.linalg.cholesky(identity + ratio * gram)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged("the coreset's features became NaN or too large: lower the learning rate") from error
+    if n <= h:  # m = aΦᵀA⁻¹Ŷ
+        mean = ratio * features.T @ torch.cholesky_solve(labels, factor)
+    else:  # the push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ
+        mean = ratio * torch.cholesky_solve(features.T @ labels, factor)
+    return HeadPosterior(features if n <= h else None, mean, factor, rho, ratio)
+
+
+def variance(
+    test_features: Float[Tensor, "b h"],
+    features: Float[Tensor, "n h"] | None,
+    factor: Float[Tensor, "m m"],
+    *,
+    rho: float,
+    ratio: float,
+) -> Float[Tensor, " b"]:
+    """φᵀVφ of each test row.
+
+    Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that round-off can push below 0: clamped there.
+    Primal (``features`` is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
+    """
+    if features is None:
+        return torch.linalg.solve_triangular(factor, test_features.T, upper=False).square().sum(0) / rho
+    whitened = torch.linalg.solve_triangular(factor, features @ test_features.T, upper=False)  # L⁻¹Φφ [n, b]
+    return (test_features.square().sum(1) - ratio * whitened.square().sum(0)).clamp_min(0) / rho
+
+
+def class_log_probs(mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " b"]) -> Float[Tensor, "b k"]:
+    """log softmax of the mean-field approximation of E[softmax] (eq. 25; Lu et al. 2020)."""
+    return F.log_softmax(mean / torch.sqrt(1 + MEAN_FIELD * logit_variance)[:, None], dim=-1)
+
+
+def dataset_loss(
+    q: HeadPosterior,
+    batch_features: Float[Tensor, "b h"],
+    batch_labels: Int[Tensor, " b"] | Float[Tensor, "b k"],
+    num_train: int = 60_000,
+    beta_dataset: float = 1e-8,
+) -> Float[Tensor, ""]:
+    """The outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
+
+    Args:
+        batch_features: features of training rows; they need no graph.
+        batch_labels: class numbers, or one-hot rows.
+        num_train: n, the number of training rows.
+    """
+    mean, logit_variance = q.logit_moments(batch_features)
+    log_probs = class_log_probs(mean, logit_variance)
+    if batch_labels.ndim == 1:
+        fit = F.nll_loss(log_probs, batch_labels.long())
+    else:
+        fit = -(batch_labels * log_probs).sum() / len(log_probs)
+    return num_train * fit + beta_dataset * q.kl()

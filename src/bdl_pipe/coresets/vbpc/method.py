@@ -1,0 +1,91 @@
+"""The method ``vbpc``: a distilled coreset, and students of the closed form on it (Lee et al. 2025)."""
+
+from dataclasses import dataclass
+
+from ... import networks
+from ...artifacts import State
+from ...config import to_mapping
+from ...data.fitdata import FitData
+from ...errors import require
+from ...method import Inputs, Method, Room
+from ...progress import Report
+from ...seeds import Seed
+from ..shared.init import Coreset, balanced
+from .distil import DistilConfig, distil, stored
+from .head import HeadConfig
+from .posterior import StudentConfig, fit_student
+
+
+@dataclass(frozen=True)
+class VbpcConfig:
+    """``methods.vbpc``.
+
+    Attributes:
+        ipc: coreset rows per class.
+        network: the architecture of the pool's and the student's networks.
+        rho, gamma, feature_scale: see ``HeadConfig``.
+        beta_dataset: β_D, weight of the KL in the outer loss.
+        coreset: how the coreset is distilled.
+        student: how a trunk is trained on it.
+    """
+
+    ipc: int
+    network: networks.NetworkConfig
+    rho: float
+    gamma: float
+    feature_scale: float
+    beta_dataset: float
+    coreset: DistilConfig
+    student: StudentConfig
+
+    def __post_init__(self) -> None:
+        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
+        require(self.beta_dataset >= 0, "beta_dataset", "must be >= 0", self.beta_dataset)
+        _ = self.head
+
+    @property
+    def head(self) -> HeadConfig:
+        return HeadConfig(self.rho, self.gamma, self.feature_scale)
+
+
+def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, report: Report) -> State:
+    """A distilled coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
+    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
+    made = distil(
+        data,
+        start,
+        config.network,
+        config.head,
+        config.beta_dataset,
+        config.coreset,
+        rng=rng.fold("distil"),
+        report=report,
+    )
+    return made.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
+
+
+def coreset_from_checkpoint(
+    checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed
+) -> State:
+    """The coreset as it stands in a checkpoint of :func:`distil_coreset`, for a search that judges it half-way."""
+    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
+    images, labels = stored(checkpoint, config.coreset)
+    return Coreset(images, labels, start.classes).state(data, {"coreset": "vbpc", "ipc": config.ipc})
+
+
+VBPC = Method(
+    name="vbpc",
+    config=VbpcConfig,
+    tasks=("classification",),
+    rooms={
+        "coreset": Room(distil_coreset, peek=from_checkpoint),
+        "student": Room(fit_student, needs={"coreset": "turn"}),
+    },
+    search={
+        "rho": (0.1, 1000.0, "log"),
+        "gamma": (1.0, 10000.0, "log"),
+        "coreset.rate": (1e-3, 1e-1, "log"),
+        "coreset.label_rate": (1e-3, 1.0, "log"),
+        "student.rate": (1e-5, 1e-2, "log"),
+    },
+)

@@ -1,0 +1,143 @@
+"""What predicts from a coreset: a trunk trained on it, and the closed-form posterior of its head.
+
+Lee et al. 2025, algorithm 2: a fresh network, T' Adam steps on S with the Gaussian likelihood, then
+eq. 21 once, then one forward pass a prediction (eq. 25, 31). The state holds what that reads: m, the
+Cholesky factor of A (n̂×n̂) and Φ, never V (h×h); where n̂ > h, m and the factor of A (h×h) alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ... import networks
+from ...artifacts import State
+from ...config import read, to_mapping
+from ...data.augment import AugmentConfig
+from ...data.fitdata import FitData
+from ...errors import require
+from ...method import Inputs
+from ...predictive import Categorical
+from ...progress import Report
+from ...seeds import Seed
+from ...training.loop import optimiser_tensors, restore_optimiser
+from ..shared.init import Coreset
+from ..shared.trunk import Trained, features, fresh, step_on_coreset
+from .closed_form import HeadPosterior
+
+_CHUNK = 250  # inputs per forward pass, whose activations the processor's cache can hold
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """How the trunk is trained on the coreset.
+
+    Attributes:
+        steps: T', Adam steps; 0 leaves the random trunk.
+        rate: Adam's constant rate.
+        augmentation: of the coreset at each step; the closed form sees the coreset as it is.
+    """
+
+    steps: int
+    rate: float
+    augmentation: AugmentConfig
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps", "must be >= 0", self.steps)
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What rebuilds the trunk and reads the head's tensors.
+
+    Attributes:
+        network, input_shape: the trunk.
+        feature_scale, rho, ratio: see ``HeadConfig`` and ``HeadPosterior``.
+    """
+
+    network: networks.NetworkConfig
+    input_shape: tuple[int, ...]
+    feature_scale: float
+    rho: float
+    ratio: float
+
+
+@final
+class VbpcPosterior:
+    """One trunk φ and q(W); predicts in closed form, deterministically."""
+
+    key = "vbpc"
+
+    def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
+        """``trunk``: the ``state_dict`` of the headless network."""
+        self.spec, self.head = spec, head
+        self._network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
+        self._network.load_state_dict(trunk)
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor) -> Tensor:
+        """φ(x) [b, h] of transformed inputs."""
+        parts = inputs.split(_CHUNK)
+        return torch.cat([features(self._network, part, self.spec.feature_scale) for part in parts])
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """Class probabilities of transformed inputs; ``rng`` is not used."""
+        return self.head.predict(self.features(inputs))
+
+    def state(self) -> State:
+        head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}
+        tensors = self._network.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
+        plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
+        return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "VbpcPosterior":
+        spec = read(Spec, state.config["spec"], "spec")
+        tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
+        trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
+        q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
+        return cls(spec, trunk, q)
+
+
+def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+    """One fresh network, trained on the one coreset in ``inputs`` (on ``data.device``), with the closed-form head.
+
+    Only the data's shape and device are used, no row of it. Resumes from ``report.load()`` with the same bits.
+
+    Args:
+        config: a method's, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
+    """
+    (stored,) = inputs["coreset"]
+    coreset, student = Coreset.from_state(stored, data.device), config.student
+    outputs = coreset.labels.shape[1]
+    address = rng.fold("network")
+    trained = fresh(config.network, data.input_shape, outputs, student.rate, rng=address, device=data.device)
+    _restore(trained, report.load())
+    while trained.steps < student.steps:
+        address = rng.fold("step", trained.steps)
+        loss = step_on_coreset(trained, coreset.images, coreset.labels, student.augmentation, address)
+        report(trained.steps, student.steps, {"loss": loss})
+        if report.due():
+            report.save(_checkpoint(trained))
+    with torch.no_grad():
+        q = config.head.solve(trained.network, coreset.images, coreset.labels)
+    spec = Spec(config.network, data.input_shape, config.head.feature_scale, q.rho, q.ratio)
+    weights = trained.network.state_dict()
+    return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q).state()
+
+
+def _checkpoint(trained: Trained) -> State:
+    tensors = {f"network.{k}": v.detach().clone() for k, v in trained.network.state_dict().items()}
+    return State(tensors | optimiser_tensors(trained.optimiser, "adam"), {"steps": trained.steps})
+
+
+def _restore(trained: Trained, last: State | None) -> None:
+    if last is None:
+        return
+    weights = {k.removeprefix("network."): v for k, v in last.tensors.items() if k.startswith("network.")}
+    trained.network.load_state_dict(weights)
+    restore_optimiser(trained.optimiser, last.tensors, "adam")
+    trained.steps = int(last.config["steps"])

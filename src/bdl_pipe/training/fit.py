@@ -1,0 +1,244 @@
+"""Fitting learners, one or many of them as one.
+
+:func:`learn` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
+small ones (the splits of a table) are stacked and trained as one batched model (``members``), because a
+step of a small network is all overhead; each member keeps its own batches, noise, gradient norm and
+number of epochs, so it ends where it would have ended alone, up to rounding.
+
+The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
+rows by the negative log-likelihood; a second, on all rows, runs for as many epochs as scored best
+(Harrison, Willes & Snoek 2024, appendix G.2). Test rows are nowhere in sight.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from .. import distributed
+from ..artifacts import stack, under, unstack
+from ..data.fitdata import FitData
+from ..progress import Phase, Report
+from ..seeds import Seed
+from .learner import LearnConfig, Learned, Learner
+from .loop import Descent, descend
+from .snapshots import Keep, RunningMoments
+from .vmapped import One, Stacked
+
+_SCORED: Final = 1000  # validation rows in one forward pass
+_LAST: Final = Keep()  # the last weights alone
+
+Build = Callable[[FitData, Seed], Learner]
+
+
+def learn(
+    build: Build | Sequence[Build],
+    data: Sequence[FitData],
+    config: LearnConfig,
+    *,
+    rngs: Sequence[Seed],
+    report: Report,
+    keep: Keep = _LAST,
+) -> list[Learned]:
+    """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
+
+    Args:
+        build: a freshly initialised learner for a data set, from the address of its weights; or one for each member.
+        rngs: each member's own address.
+        keep: what is left of the epochs' ends, and how many epochs are run beyond the chosen number.
+
+    Raises:
+        Diverged: a loss became NaN or infinite.
+    """
+    members = range(len(data))
+    builds = [build] * len(data) if callable(build) else list(build)
+    searched = [d.search or d for d in data]
+    choosing = config.choose is not None and all(len(d.validation) > 0 for d in searched)
+    epochs = [config.epochs] * len(data)
+    if choosing:
+        last = distributed.from_first(report.load)
+        if last is not None and last.config["phase"] == "final":
+            epochs = last.tensors["chosen"].tolist()
+        else:
+            search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=Keep(0), scored=True)
+            descend(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
+            epochs = search.best_epochs()
+    carried = {"chosen": torch.tensor(epochs)}
+    epochs = [chosen + keep.after for chosen in epochs]
+    run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
+    done = run.steps if choosing else 0  # a search counts as much as what it is for
+    descend(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
+    return [Learned(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
+
+
+@final
+class _Run(Descent):
+    """The loss of all members; snapshots and scores at the ends of epochs."""
+
+    def __init__(
+        self,
+        builds: Sequence[Build],
+        data: Sequence[FitData],
+        config: LearnConfig,
+        rngs: Sequence[Seed],
+        epochs: Sequence[int],
+        *,
+        keep: Keep,
+        scored: bool,
+    ) -> None:
+        self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
+        device = data[0].device
+        learners = [b(d, r.fold("weights")).to(device) for b, d, r in zip(builds, data, rngs, strict=True)]
+        rows = [d.tensors("train", device) for d in data]
+        count = len(rows[0][0])
+        assert all(len(x) == count for x, _ in rows), "members of one run have equally many rows"
+        self._batch, self._count, self._device = min(config.batch, count), count, device
+        self._steps_per_epoch = count // self._batch
+        self.steps = max(epochs) * self._steps_per_epoch
+        self._parts = keep.ends(self._steps_per_epoch)
+        self._probe = copy.deepcopy(learners[0]).eval()
+        self._held = [d.tensors("validation", device) for d in data] if scored else []
+        one = len(data) == 1
+        self._members = One(learners[0], rows[0], config.augmentation, rngs[0]) if one else Stacked(learners, rows)
+        self.snapshots = [[self._members.get(m)] if keep.start else [] for m in range(len(data))]
+        self.moments = [RunningMoments() for _ in data]
+        self.losses = [0.0] * len(data)
+        self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
+        self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
+        self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
+        self._each = torch.zeros(len(data))
+        self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [member]
+        self._epoch, self._done = -1, 0  # the open epoch; how many have ended
+        self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
+        self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
+        self._score: float | None = None  # the members' mean, once there is one
+
+    def parameters(self) -> list[Tensor]:
+        return list(self._members.named.values())
+
+    def undecayed(self) -> list[Tensor]:
+        return [self._members.named[name] for name in sorted(self._probe.undecayed())]
+
+    def clip(self, largest: float) -> None:
+        self._members.clip(largest)
+
+    def loss(self, step: int) -> Tensor:
+        epoch, position = divmod(step, self._steps_per_epoch)
+        self._open(epoch)
+        rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
+        each = self._members.losses(rows, self._noise_at(position), step)
+        self._each = distributed.mean(each.detach())
+        return each.where(self._going, each.new_zeros(())).sum()  # whose fit has ended stands still
+
+    def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        epoch, position = divmod(step, self._steps_per_epoch)
+        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._each.double().cpu()
+        if part := self._parts.get(position + 1):
+            self._snapshot(epoch, part)
+        if position + 1 == self._steps_per_epoch:
+            self._close(epoch + 1)
+        told = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
+        return told | ({} if self._score is None else {"validation_nll": self._score})
+
+    def finished(self) -> bool:
+        return not self._wanted(self._done).any()
+
+    def best_epochs(self) -> list[int]:
+        """Each member's number of epochs with the best validation score; all of them where none was finite."""
+        return self._best_epoch.tolist()
+
+    def state(self) -> dict[str, Tensor]:
+        found = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
+        for m, past in enumerate(self.snapshots):
+            found |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
+            if self.moments[m].count:
+                found |= {f"moments.{m}.{k}": v for k, v in self.moments[m].state().items()}
+        if self._score is not None:
+            found["score"] = torch.tensor(self._score, dtype=torch.float64)
+        return found | {
+            "sum": self._sum,
+            "best": self._best,
+            "best_epoch": self._best_epoch,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "done": torch.tensor(self._done),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        for m in range(len(self._data)):
+            self._members.put(m, under(f"live.{m}.", state))
+            past = under(f"snapshots.{m}.", state)
+            self.snapshots[m] = unstack(past) if past else []
+            if sums := under(f"moments.{m}.", state):
+                self.moments[m].restore(sums)
+        self._sum, self._best = state["sum"].clone(), state["best"].clone()
+        self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
+        self._score = float(state["score"]) if "score" in state else None
+        self._done = int(state["done"])
+
+    def _open(self, epoch: int) -> None:
+        """Draw the epoch's row orders, each member's from its own address."""
+        if self._epoch == epoch:
+            return
+        self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
+        orders = [torch.randperm(self._count, generator=r.fold("epoch", epoch).generator()) for r in self._rngs]
+        self._orders, self._block = torch.stack(orders).to(self._device), -1
+        done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
+        self._scheduled = {k: v.to(self._device) for k, v in self._probe.scheduled(done).items()}
+
+    def _wanted(self, epoch: int) -> Tensor:
+        """Which members have still to be trained in ``epoch``: not at their last one, nor out of patience; [member]."""
+        choose, wanted = self._config.choose, torch.tensor(self._epochs) > epoch
+        if self._held and choose is not None and choose.patience is not None:
+            wanted &= epoch - self._best_epoch < choose.patience
+        return wanted
+
+    def _noise_at(self, position: int) -> dict[str, Tensor]:
+        """The noise of one step of the open epoch, drawn with that of the steps around it; [member, ...] each."""
+        at_once = self._probe.noise_steps(self._batch) or self._steps_per_epoch
+        block, within = divmod(position, at_once)
+        if block != self._block:
+            steps = min(at_once, self._steps_per_epoch - block * at_once)
+            places = [r.fold("epoch", self._epoch).fold("noise") for r in self._rngs]
+            places = [p.fold(block) for p in places] if block else places
+            noises = stack([self._probe.noise(steps, self._batch, p.generator()) for p in places])
+            self._noise, self._block = {k: v.to(self._device) for k, v in noises.items()}, block
+        members = len(self._rngs)
+        found = {k: v[:, within] for k, v in self._noise.items()}
+        return found | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
+
+    def _snapshot(self, epoch: int, part: int) -> None:
+        """Of each member that wants one, with ``part`` parts of the open epoch done."""
+        self._members.agree()
+        for m, stop in enumerate(self._epochs):
+            if self._keep.snapshot((stop - epoch) * self._keep.parts - part):
+                self.snapshots[m].append(self._members.get(m))
+
+    def _close(self, done: int) -> None:
+        """The end of epoch number ``done``, after its last snapshot: moments, and scores where they are due."""
+        mean = (self._sum / self._steps_per_epoch).tolist()
+        for m, stop in enumerate(self._epochs):
+            if self._keep.counts(stop - done):
+                weights = self._members.get(m)
+                self.moments[m].update({name: weights[name] for name in self._members.named})
+            if done == stop:
+                self.losses[m] = mean[m]
+        self._done, choose = done, self._config.choose
+        if self._held and choose is not None and done % choose.every == 0:
+            scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
+            scores = distributed.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
+            # a score that is no number is not better, nor is one after the member's own search has ended
+            better = (scores < self._best) & self._going.cpu()
+            self._best = torch.where(better, scores, self._best)
+            self._best_epoch = torch.where(better, done, self._best_epoch)
+            self._score = float(scores.mean())
+
+    @torch.no_grad()
+    def _validate(self, member: int) -> float:
+        """Mean negative log-likelihood of the member's validation rows."""
+        self._probe.load_state_dict(self._members.get(member))
+        inputs, targets = self._held[member]
+        rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
+        parts = zip(inputs.split(_SCORED), targets.split(_SCORED), strict=True)
+        return -float(torch.cat([self._probe.validate(x, rng=rng).log_prob(y).double() for x, y in parts]).mean())

@@ -1,0 +1,214 @@
+"""One loop for everything that descends a gradient: schedule, progress, checkpoint, exact resume.
+
+What is descended is a :class:`Descent`: it owns its parameters, draws its own batches from the
+seed address of the step, and says what else a checkpoint must hold. The loop owns the optimiser,
+the learning-rate schedule and the checkpoints. A resumed run continues with the same bits: the
+optimiser's tensors are stored whole and no generator has a state to lose.
+
+In a process group (``parallel``) the ranks' gradients and losses are averaged at every step, and rank 0
+alone reports and saves; all go on from its checkpoint.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import distributed
+from ..artifacts import State
+from ..errors import Diverged, require
+from ..progress import Report
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """An optimiser and its learning-rate schedule.
+
+    Attributes:
+        name: the update rule, torch's.
+        rate: the peak learning rate.
+        schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
+            times ``factor`` from each of ``milestones`` on; ``linear``: constant up to the first of two ``milestones``,
+            on a straight line to ``factor`` times the rate at the second, constant then (Maddox et al. 2019).
+        warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
+        weight_decay: γ, enters the gradient as γw (decoupled for adamw).
+        momentum: for sgd.
+        clip: the largest gradient norm, or null.
+        milestones: shares of all steps, for step each rounded to a whole one (step and linear only).
+        factor: of the rate at each milestone (step), or at the last one (linear).
+    """
+
+    name: Literal["adam", "adamw", "sgd"]
+    rate: float
+    schedule: Literal["constant", "cosine", "one_cycle", "step", "linear"] = "constant"
+    warmup: float = 0.3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(0 < self.warmup < 1, "warmup", "must be in (0, 1)", self.warmup)
+        require(self.weight_decay >= 0, "weight_decay", "must be >= 0", self.weight_decay)
+        require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)", self.momentum)
+        require(self.clip is None or self.clip > 0, "clip", "must be > 0 or null", self.clip)
+        given, edges = list(self.milestones), (0.0, *self.milestones, 1.0)
+        rising = all(before < after for before, after in pairwise(edges))
+        require(rising, "milestones", "must rise, each in (0, 1)", given)
+        require(self.schedule != "step" or given != [], "milestones", "must be given for the schedule step", given)
+        two = self.schedule != "linear" or len(given) == 2
+        require(two, "milestones", "must be two for the schedule linear", given)
+        require(self.factor > 0, "factor", "must be > 0", self.factor)
+
+
+class Descent(ABC):
+    """Something whose loss can be descended."""
+
+    @abstractmethod
+    def parameters(self) -> list[Tensor]:
+        """The leaf tensors that the optimiser moves, in a fixed order."""
+
+    @abstractmethod
+    def loss(self, step: int) -> Tensor:
+        """The scalar loss of step ``step``, with its graph. Its randomness is addressed by ``step``."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that a later step depends on, but the optimiser's."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what ``state`` returned."""
+
+    def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        """Called after the update of step ``step``; what it returns is reported."""
+        return {}
+
+    def undecayed(self) -> list[Tensor]:
+        """Those of ``parameters()`` that weight decay leaves alone."""
+        return []
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients down to the norm ``largest``, where it is above."""
+        torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
+
+    def finished(self) -> bool:
+        """Whether the steps that are left would change nothing of what is wanted."""
+        return False
+
+
+def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) -> None:
+    """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
+
+    Raises:
+        Diverged: the loss or a parameter became NaN or infinite, or a matrix behind the loss has no factor.
+    """
+    optimiser = make_optimiser(task.parameters(), config, task.undecayed())
+    start, first = resume(task, optimiser, report), distributed.world()[0] == 0
+    try:
+        for step in range(start, steps):
+            if task.finished():
+                break
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(config, step, steps)
+            optimiser.zero_grad(set_to_none=True)
+            loss = task.loss(step)
+            mean = distributed.mean(loss.detach())  # of all ranks, so that all stop together
+            if not torch.isfinite(mean):
+                raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
+            loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
+            distributed.average(task.parameters())
+            if config.clip is not None:
+                task.clip(config.clip)
+            optimiser.step()
+            metrics = task.after(step, mean)
+            if first:
+                report(step + 1, steps, metrics)
+            if first and report.due():
+                report.save(checkpoint(task, optimiser, step + 1))
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged(f"a matrix became singular, NaN or infinite at step {step}: lower the learning rate") from error
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in task.parameters()):
+        raise Diverged("a parameter became NaN or infinite in the last step: lower the learning rate")
+
+
+def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
+    """The rate of update ``step`` of ``steps``, a pure function of both."""
+    if config.schedule == "constant":
+        return config.rate
+    if config.schedule == "cosine":
+        return config.rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    if config.schedule == "step":
+        return config.rate * config.factor ** sum(step >= round(share * steps) for share in config.milestones)
+    if config.schedule == "linear":
+        first, second = config.milestones
+        done = min(max((step / steps - first) / (second - first), 0.0), 1.0)
+        return config.rate * (1 + (config.factor - 1) * done)
+    rising = config.warmup * steps
+    if step < rising:
+        return config.rate * (1 / 25 + (1 - 1 / 25) * step / rising)
+    return config.rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
+
+
+def make_optimiser(
+    parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()
+) -> torch.optim.Optimizer:
+    """torch's optimiser over ``parameters``; those in ``undecayed`` have no weight decay."""
+    spared = {id(p) for p in undecayed}
+    groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
+    if spared:
+        groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    # one kernel in place of a dozen for each tensor; it reads a tensor and its gradient straight through
+    straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
+    return rule(groups, lr=config.rate, weight_decay=config.weight_decay, fused=straight)
+
+
+def checkpoint(task: Descent, optimiser: torch.optim.Optimizer, step: int) -> State:
+    """Everything that the steps from ``step`` on depend on."""
+    tensors = {f"task.{k}": v for k, v in task.state().items()}
+    return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
+
+
+def resume(task: Descent, optimiser: torch.optim.Optimizer, report: Report) -> int:
+    """Restore the last checkpoint, if any; the step to go on from."""
+    last = distributed.from_first(report.load)
+    if last is None:
+        return 0
+    task.restore({k.removeprefix("task."): v for k, v in last.tensors.items() if k.startswith("task.")})
+    restore_optimiser(optimiser, last.tensors, "optimiser")
+    return int(last.config["step"])
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: ``prefix.<parameter number>.<name>``."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return {
+        f"{prefix}.{i}.{name}": torch.as_tensor(value)
+        for i, parameter in enumerate(parameters)
+        for name, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str) -> None:
+    """The inverse of :func:`optimiser_tensors`; what is not named is forgotten."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    optimiser.state.clear()
+    for key, value in tensors.items():
+        if key.startswith(prefix + "."):
+            number, name = key.removeprefix(prefix + ".").split(".", 1)
+            parameter = parameters[int(number)]
+            if name == "step":
+                optimiser.state[parameter][name] = value.clone()  # torch keeps Adam's step on the CPU
+            else:  # in the parameter's own memory order, or other bits may follow
+                optimiser.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)

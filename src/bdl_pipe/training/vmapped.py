@@ -1,0 +1,149 @@
+"""The learners of one training run: one that is trained as it is, or many stacked and trained as one batched model."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from .. import distributed
+from ..data.augment import AugmentConfig, augment
+from ..errors import require
+from ..networks import dropout_masks, fastest_order
+from ..seeds import Seed
+from .learner import Learner
+
+Rows = tuple[Tensor, Tensor]  # transformed inputs and targets, [row, ...] each
+
+
+class Members(ABC):
+    """Learners with the rows that each is trained on.
+
+    Attributes:
+        named: the leaf tensors that are trained, by parameter name; of many members [member, ...].
+    """
+
+    named: dict[str, Tensor]
+
+    @abstractmethod
+    def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
+        """The loss of each member on its own batch, [member].
+
+        Args:
+            rows: row numbers [member, batch].
+            noise: as :meth:`Learner.noise` drew it for this step, [member, ...] each.
+            step: the address of augmentation and dropout.
+        """
+
+    @abstractmethod
+    def clip(self, largest: float) -> None:
+        """Scale each member's gradients down to the norm ``largest``, where it is above."""
+
+    @abstractmethod
+    def agree(self) -> None:
+        """Give all ranks of a process group the same running statistics."""
+
+    @abstractmethod
+    def get(self, member: int) -> dict[str, Tensor]:
+        """A copy of one member's ``state_dict``."""
+
+    @abstractmethod
+    def put(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`get` returned."""
+
+
+@final
+class One(Members):
+    """One learner; of a process group each rank has a share of its batches."""
+
+    def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
+        self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
+        self._inputs, self._targets = rows
+        self._order = fastest_order(learner)
+        if self._inputs.ndim == 4:
+            learner.to(memory_format=self._order)  # type: ignore[call-overload]
+        self.named = dict(learner.named_parameters())
+
+    def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
+        # the whole batch, then the share: a row is augmented alike on any number of ranks
+        inputs = distributed.shard(self._pictures(self._inputs.index_select(0, rows[0]), step))
+        targets = distributed.shard(self._targets.index_select(0, rows[0]))
+        with dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0])):
+            own = self._learner.share({k: v[0] for k, v in noise.items()})
+            loss: Tensor = self._learner(inputs, targets, len(self._inputs), own)
+        return loss[None]
+
+    def clip(self, largest: float) -> None:
+        nn.utils.clip_grad_norm_(list(self.named.values()), largest)
+
+    def agree(self) -> None:
+        distributed.broadcast_buffers(self._learner)
+
+    def get(self, member: int) -> dict[str, Tensor]:
+        return {k: _plain(v) for k, v in self._learner.state_dict().items()}
+
+    def put(self, member: int, state: Mapping[str, Tensor]) -> None:
+        self._learner.load_state_dict(state)
+
+    def _pictures(self, inputs: Tensor, step: int) -> Tensor:
+        """Images augmented, in the memory order that convolutions like; tables as they are."""
+        if inputs.ndim != 4:
+            return inputs
+        if self._augmentation is not None:
+            inputs = augment(inputs, self._augmentation, self._rng.fold("augment", step))
+        return inputs.contiguous(memory_format=self._order)
+
+
+@final
+class Stacked(Members):
+    """Several learners stacked along a first dimension; their losses by ``torch.func.vmap``."""
+
+    def __init__(self, learners: Sequence[Learner], rows: Sequence[Rows]) -> None:
+        """Rows are equally many for all.
+
+        Raises:
+            ConfigError: the learners have dropout layers.
+        """
+        rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
+        for module in learners[0].modules():
+            assert not isinstance(module, nn.modules.batchnorm._BatchNorm)
+            require(not isinstance(module, nn.Dropout), "network.dropout", rule)
+        self._inputs, self._targets = (torch.stack(each) for each in zip(*rows, strict=True))
+        self.named, self._buffers = stack_module_state(list(learners))
+        self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
+        self._member = torch.arange(len(learners), device=self._inputs.device)[:, None]
+
+    def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
+        count = self._inputs.shape[1]
+        inputs, targets = self._inputs[self._member, rows], self._targets[self._member, rows]
+        each = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
+        found: Tensor = each(self.named | self._buffers, inputs, targets, dict(noise))
+        return found
+
+    def clip(self, largest: float) -> None:
+        gradients = [p.grad for p in self.named.values() if p.grad is not None]
+        norm = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [member]
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+    def agree(self) -> None:
+        """Nothing to do: no member has running statistics."""
+
+    def get(self, member: int) -> dict[str, Tensor]:
+        stacked = self.named | self._buffers
+        return {k: _plain(stacked[k][member]) for k in self._skeleton.state_dict()}
+
+    @torch.no_grad()
+    def put(self, member: int, state: Mapping[str, Tensor]) -> None:
+        stacked = self.named | self._buffers
+        for name, value in state.items():
+            stacked[name][member].copy_(value)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
+    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)

@@ -1,0 +1,88 @@
+"""A fit that may start where a trajectory ended."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from ..config import read
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs
+from ..networks import Network, NetworkConfig
+from ..posterior import NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+from .fit import learn
+from .learner import LearnConfig, Learned, Learner
+from .snapshots import snapshot
+
+Weights = dict[str, Tensor]
+
+
+def learn_from(
+    build: Callable[[Weights | None, FitData, Seed], Learner],
+    data: Sequence[FitData],
+    inputs: Sequence[Inputs],
+    network: NetworkConfig,
+    config: LearnConfig,
+    *,
+    rngs: Sequence[Seed],
+    report: Report,
+) -> list[Learned]:
+    """As :func:`~bdl_pipe.training.fit.learn`, each member from the last snapshot of its own trajectory, if it has one.
+
+    Args:
+        build: a member's learner, from the weights that it starts from (None: fresh ones).
+        inputs: each member's; of ``trajectory`` one or none.
+        network: that of the learners, which must be that of the trajectories.
+
+    Raises:
+        ConfigError: the trajectory is of another network, or epochs are to be chosen on validation rows,
+            which a trajectory of the final fit has been trained on.
+        Diverged: a loss became NaN or infinite.
+    """
+    starts = [last_snapshot(i, network, config, d) for d, i in zip(data, inputs, strict=True)]
+    return learn([partial(build, start) for start in starts], data, config, rngs=rngs, report=report)
+
+
+def last_snapshot(inputs: Inputs, network: NetworkConfig, learn: LearnConfig, data: FitData) -> Weights | None:
+    """The last snapshot of the one trajectory in ``inputs``, None where there is none.
+
+    Of a head that predicts a mean and a log-variance the rows of the mean alone.
+
+    Raises:
+        ConfigError: as :func:`learn_from`.
+    """
+    found = last_network(inputs, network, learn, data, "learn.choose")
+    if found is None:
+        return None
+    spec, last = found
+    means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
+    return last | means
+
+
+def last_network(
+    inputs: Inputs, network: NetworkConfig, learn: LearnConfig, data: FitData, choose: str
+) -> tuple[NetworkSpec, Weights] | None:
+    """The same with the whole head, and how its outputs are read; ``choose`` is the key of ``learn.choose``.
+
+    Raises:
+        ConfigError: as :func:`learn_from`.
+    """
+    if not inputs.get("trajectory"):
+        return None
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    require(spec.network == network, "network", f"must be the trajectory's ({spec.network})", network)
+    rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
+    require(learn.choose is None, choose, rule, learn.choose)
+    assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
+    return spec, snapshot(trajectory, -1)
+
+
+def begin(network: Network, start: Weights | None) -> Network:
+    """``network``, with the weights of ``start`` where there is one."""
+    if start is not None:
+        network.load_state_dict(start)
+    return network

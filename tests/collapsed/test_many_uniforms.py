@@ -1,0 +1,194 @@
+"""Sums of any number of uniforms: digits in the tails and in the middle, against exact rationals and 400 digits."""
+
+import math
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.collapsed.integrals import few_uniforms, many_uniforms, tilted
+from bdl_pipe.errors import DataError
+from bdl_pipe.seeds import Seed
+
+from .cases import WIDTHS, cases
+from .exact import by_differences, irwin_hall, on_lattice, relative_error
+from .test_triangular_density import tensors
+
+ZERO: Final = torch.zeros((), dtype=torch.float64)
+PLACES: Final = (1e-6, 1e-3, 0.1, 0.3, 0.7, 1.0)  # shares of the way from the edge to the centre
+SPREAD: Final = (  # weights, decades of their half-widths, radius over the widest, place
+    (9, 10, 1.0, 0.3),
+    (9, 4, 1e-3, 1e-6),
+    (16, 10, 1e3, 1e-3),
+    (16, 10, 1e-3, 0.9),
+    (26, 10, 0.1, 0.05),
+    (26, 10, 10.0, 0.999),
+    (26, 10, 1e-3, 0.4),
+    (51, 10, 1.0, 1e-6),
+    (51, 10, 1e-3, 1e-4),
+)
+
+
+def numbers(*address: str | int) -> np.random.Generator:
+    return Seed(0).fold("many", *address).numpy()
+
+
+def at(edge_share: float, half_widths: list[float], radius: float) -> tuple[float, Fraction]:
+    """y of a float, and what it is from the edge, exactly, for a centre of zero."""
+    support = sum((Fraction(h) for h in half_widths), Fraction(radius))
+    y = float(support * (1 - Fraction(edge_share)))
+    return y, support - Fraction(y)
+
+
+def log_density(y: float, half_widths: list[float], radius: float) -> float:
+    return many_uniforms.log_density(double(y), ZERO, double(half_widths), radius).item()
+
+
+def double(values: float | list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def spread(d: int, decades: float, ratio: float, share: float) -> tuple[list[float], float, float, Fraction]:
+    """Half-widths log-uniform over the decades, the radius, y and its distance from the edge."""
+    half_widths = (10 ** -(decades * numbers("spread", d).uniform(size=d))).tolist()
+    radius = ratio * max(half_widths)
+    return half_widths, radius, *at(share, half_widths, radius)
+
+
+def whole_widths(d: int, decades: float) -> tuple[list[int], int]:
+    """Half-widths, and half the radius."""
+    random = numbers("whole", d, str(decades))
+    half_widths = np.rint(10 ** random.uniform(0, decades, d)).astype(int).tolist()
+    return half_widths, int(np.rint(max(half_widths) * 10 ** random.uniform(-2, 1))) or 1
+
+
+@pytest.mark.parametrize("n", [9, 28, 53, 202])
+def test_irwin_hall(n: int) -> None:
+    """n equal widths, down to densities of 1e-390 for n = 53."""
+    for share in PLACES:
+        y, edge = at(share, [1.0] * (n - 2), 2.0)
+        assert relative_error(log_density(y, [1.0] * (n - 2), 2.0), irwin_hall(n, edge)) < 1e-11
+
+
+@pytest.mark.parametrize(("d", "decades"), [(9, 1), (9, 3), (16, 2), (26, 0.5), (26, 2.5), (51, 1), (51, 2), (200, 1)])
+def test_whole_widths(d: int, decades: float) -> None:
+    whole, half_radius = whole_widths(d, decades)
+    widths, radius = [float(w) for w in whole], 2.0 * half_radius
+    for share in PLACES[::2] if d > 26 else PLACES:
+        y, edge = at(share, widths, radius)
+        exact = on_lattice([*whole, half_radius, half_radius], edge)
+        assert relative_error(log_density(y, widths, radius), exact) < 1e-11
+        tail = float(on_lattice([*whole, half_radius, half_radius], edge, tail=True))
+        got = many_uniforms.cdf(double([y, -y]), ZERO, double(widths), radius)
+        assert torch.allclose(got, double([1 - tail, tail]), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", SPREAD)
+def test_widths_over_ten_decades(case: tuple[int, float, float, float]) -> None:
+    half_widths, radius, y, edge = spread(*case)
+    known = by_differences([*half_widths, radius / 2, radius / 2], edge)
+    assert relative_error(log_density(y, half_widths, radius), known) < 1e-11
+
+
+@pytest.mark.parametrize("d", [9, 51, 200])
+def test_the_very_edge(d: int) -> None:
+    """Within every width of the edge the density is e^(n − 1)/(n − 1)!/Π 2w, e to be found without cancellation."""
+    widths = numbers("edge", d).uniform(0.1, 1, d).tolist()
+    exact_enough = plain = 0.0
+    for share in (1e-9, 1e-7, 1e-4):
+        y, edge = at(share, widths, 0.3)
+        n, all_widths = d + 2, [Fraction(w) for w in (*widths, 0.15, 0.15)]
+        known = edge ** (n - 1) / math.factorial(n - 1) / math.prod(2 * w for w in all_widths)
+        got = log_density(y, widths, 0.3)
+        exact_enough = max(exact_enough, relative_error(got, known))
+        rounded = Fraction(sum(widths) + 0.3 - y) / edge
+        plain = max(plain, abs(float(rounded) ** (n - 1) - 1))
+    assert exact_enough < 1e-11
+    assert plain > 1e-8  # the control: the distance in float64
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("d", [0, 1, 3, 8])
+def test_agrees_with_the_tree(d: int, kind: str) -> None:
+    parts = tensors(cases(d, kind, 48))
+    got, known = many_uniforms.log_density(*parts), few_uniforms.log_triangular_density(*parts)
+    assert torch.equal(got.isfinite(), known.isfinite())
+    assert torch.allclose(got, known, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("dominant", [0, 1, 3])
+def test_integrates_to_one_and_to_the_distribution_function(dominant: int) -> None:
+    """By the trapezoidal rule, and by Simpson's between two points, with a few wide widths and many narrow ones."""
+    random = numbers("integral", dominant)
+    widths = double([*random.uniform(0.5, 1, dominant), *random.uniform(0, 0.02, 50)])
+    reach = widths.sum() + 0.1
+    y = torch.linspace(-1, 1, 2001, dtype=torch.float64) * reach
+    density, step = many_uniforms.log_density(y + 3, ZERO + 3, widths, 0.1).exp(), 2 * reach / 2000
+    assert (density.sum() * step).item() == pytest.approx(1, abs=1e-10)
+    simpson = ((density[:-2:2] + 4 * density[1:-1:2] + density[2::2]) * step / 3).cumsum(0)
+    assert torch.allclose(many_uniforms.cdf(y[2::2] + 3, ZERO + 3, widths, 0.1), simpson, rtol=0, atol=1e-7)
+
+
+def test_without_a_tilt_the_tail_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the same series on the imaginary axis has the middle and not the tail."""
+    monkeypatch.setattr(tilted, "_saddle", lambda widths, endless: torch.full_like(endless, tilted.SMALLEST_TILT))
+    errors = []
+    for share in (1.0, 0.02):
+        y, edge = at(share, [1.0] * 51, 2.0)
+        errors.append(relative_error(log_density(y, [1.0] * 51, 2.0), irwin_hall(53, edge)))
+    assert errors[0] < 1e-11
+    assert not errors[1] < 0.1
+
+
+def test_no_factor_is_larger_than_its_bound() -> None:
+    """|E exp(−itV)|² ≤ 1/(1 + vt²) for an exponential truncated anywhere."""
+    random = numbers("bound")
+    width, t = (double((10 ** random.uniform(-3, 3, 20000)).tolist()) for _ in range(2))
+    _, variance = tilted._moments(width, torch.ones_like(t))
+    factor = (1 + (width * t).sin().square() / width.sinh().square()) / (1 + t.square())
+    assert bool((factor * (1 + variance * t.square()) <= 1 + 1e-8).all())
+
+
+def test_zeros_and_the_negligible_change_nothing() -> None:
+    parts = y, centre, widths, radius = tensors(cases(5, "spread", 48))
+    known = many_uniforms.log_density(*parts)
+    for more in (0.0, 1e-300, 1e-40):
+        got = many_uniforms.log_density(y, centre, torch.cat([widths, torch.full((48, 60), more).double()], -1), radius)
+        assert torch.allclose(got, known, rtol=0, atol=1e-11)
+
+
+def test_outside_and_at_the_edge() -> None:
+    y = double([-4.0, -3.0, math.nextafter(-3, 0), 1.0, math.nextafter(5, 0), 5.0, 6.0])
+    widths = double([[0.25] * 12])
+    got, probability = many_uniforms.log_density(y, ZERO + 1, widths, 1.0), many_uniforms.cdf(y, ZERO + 1, widths, 1.0)
+    assert got.isfinite().tolist() == [False, False, True, True, True, False, False]
+    assert bool((got[~got.isfinite()] == -torch.inf).all())
+    assert probability.tolist() == pytest.approx([0, 0, 0, 0.5, 1, 1, 1], abs=1e-11)
+
+
+def test_broadcasts_in_the_widest_dtype() -> None:
+    random = numbers("shape")
+    widths = torch.as_tensor(random.uniform(size=(3, 1, 20)), dtype=torch.float32)
+    y, centre = torch.linspace(-5, 5, 7), torch.as_tensor(random.normal(size=(3, 1)), dtype=torch.float32)
+    got = many_uniforms.log_density(y, centre, widths, 0.5)
+    assert (got.shape, got.dtype) == ((3, 7), torch.float32)
+    one = many_uniforms.log_density(y[2].double(), centre[1, 0].double(), widths[1, 0].double(), 0.5)
+    assert got[1, 2].item() == pytest.approx(one.item(), rel=1e-6)
+    assert many_uniforms.cdf(y[:0], ZERO, widths[0, 0], 0.5).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("y", "widths", "radius", "message"),
+    [
+        (math.nan, [1.0], 1.0, "y must be finite"),
+        (0.0, [-1.0], 1.0, "half_widths must be ≥ 0, got -1"),
+        (0.0, [1.0], 0.0, "radius must be > 0, got 0"),
+    ],
+)
+def test_refuses(y: float, widths: list[float], radius: float, message: str) -> None:
+    for function in (many_uniforms.log_density, many_uniforms.cdf):
+        with pytest.raises(DataError, match=message):
+            function(double(y), ZERO, double(widths), radius)

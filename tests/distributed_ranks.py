@@ -1,0 +1,166 @@
+"""What each of two processes does in test_distributed: importable, so that they can be spawned."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bdl_pipe import distributed
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.progress import Report
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+
+from .cases import CONFIGS
+from .conftest import make_tiny_images
+
+SECTION = {
+    "network": {"name": "mlp", "hidden": [16, 8]},
+    "epochs": 3,
+    "keep": 3,
+    "batch": 32,
+    "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
+    "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
+}
+SHARED = (
+    "d_vbll",
+    "g_vbll",
+    "d_vbll_bnn",
+    "g_vbll_bnn",
+    "bnn",
+    "dropout",
+    "sngp",
+    "ffg_u",
+    "fcg_u",
+    "ensemble_u",
+    "ffg_w",
+)
+LEARN = {
+    "epochs": 3,
+    "batch": 32,
+    "optimiser": {"name": "sgd", "rate": 0.01, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
+}
+STOP = 7  # the step at which the first attempt of the interrupted run is killed
+
+
+class Stopped(Exception):
+    """A kill, as the process that is left sees it."""
+
+
+class Listening(Report):
+    """Keeps what it is told; always due; loads ``last``; stops its run at step ``stop``."""
+
+    def __init__(self, last: State | None = None, stop: int = 0) -> None:
+        self.told: list[tuple[int, float]] = []
+        self.saved, self._last, self._stop = 0, last, stop
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.told.append((step, (metrics or {})["loss"]))
+
+    def due(self) -> bool:
+        return True
+
+    def save(self, state: State) -> None:
+        self.saved, self._last = self.saved + 1, state
+        if self.saved == self._stop:
+            raise Stopped
+
+    def load(self) -> State | None:
+        return self._last
+
+
+def trajectory(data: FitData, report: Report, **changes: object) -> State:
+    config = read(SgdConfig, SECTION | changes, "methods.sgd")
+    return SGD.rooms["trajectory"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=report)
+
+
+def student(name: str, data: FitData) -> State:
+    """A fit of the method ``name``; by plain SGD, since Adam blows up the rounding of a gradient that is almost 0."""
+    section = CONFIGS[name, "classification"]
+    key = "training" if name == "sngp" else "learn"
+    section = section | {key: LEARN, "network": {**section["network"], "norm": "instance"}}  # batch norm would differ
+    config = read(METHODS[name].config, section, f"methods.{name}")
+    return METHODS[name].rooms["student"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
+
+
+def interrupted(data: FitData) -> Report:
+    """A run of one process that ended at step ``STOP``."""
+    report = Listening(stop=STOP)
+    try:
+        trajectory(data, report)
+    except Stopped:
+        return report
+    raise AssertionError("it was not stopped")
+
+
+def run(rank: int, size: int, port: int, folder: str) -> None:
+    """Everything one rank does; what it found goes to ``folder/<rank>.pt``."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    try:
+        torch.save(_findings(rank), Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def _findings(rank: int) -> dict[str, Any]:
+    data, report = make_tiny_images(), Listening()
+    found: dict[str, Any] = {"world": distributed.world(), "shard": distributed.shard(torch.arange(6))}
+    found["tensors"] = trajectory(data, report).tensors
+    found |= {"told": report.told, "saved": report.saved}
+    last = interrupted_alone(data) if rank == 0 else None  # only rank 0 has the checkpoint
+    found["resumed"] = trajectory(data, Listening(last)).tensors
+    found |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
+    found["refused"] = _refusal(data)
+    found["students"] = {name: student(name, data).tensors for name in SHARED}
+    kept, distributed.average = distributed.average, lambda parameters: None
+    found["apart"] = trajectory(data, Listening()).tensors
+    distributed.average = kept
+    return found
+
+
+def interrupted_alone(data: FitData) -> State | None:
+    """The checkpoint of an interrupted run, made as if there were no other rank."""
+    kept, distributed.world = distributed.world, lambda: (0, 1)
+    try:
+        return interrupted(data).load()
+    finally:
+        distributed.world = kept
+
+
+def _averaged(rank: int) -> list[Tensor | None]:
+    """Gradients of two dtypes and an odd memory order, and a parameter without one."""
+    shapes = [(3,), (2, 3, 4, 5), (2, 2)]
+    parameters = [torch.zeros(s, dtype=torch.float64 if s == (2, 2) else torch.float32) for s in shapes]
+    parameters[1] = parameters[1].to(memory_format=torch.channels_last)
+    for number, parameter in enumerate(parameters):
+        values = torch.arange(parameter.numel(), dtype=parameter.dtype).view(parameter.shape)
+        parameter.grad = torch.empty_like(parameter).copy_(values * (1 + 2 * rank) + number)
+    parameters.append(torch.zeros(4))
+    distributed.average(parameters)
+    return [p.grad for p in parameters]
+
+
+def _buffers(rank: int) -> dict[str, Tensor]:
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.fill_(rank + 1.5)
+    norm.num_batches_tracked.fill_(rank + 4)
+    distributed.broadcast_buffers(norm)
+    return dict(norm.named_buffers())
+
+
+def _refusal(data: FitData) -> str:
+    try:
+        trajectory(data, Listening(), batch=33)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,326 @@
+"""Many learners trained as one against each alone; the choice of epochs; exact resumption."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.predictive import Gaussian, Predictive
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.fit import learn
+from bdl_pipe.training.learner import ChooseConfig, LearnConfig, Learned, Learner
+from bdl_pipe.training.loop import OptimiserConfig
+from bdl_pipe.training.snapshots import Keep
+from tests.conftest import make_tiny_images, make_tiny_table
+
+OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=0.5)
+CHOOSE = ChooseConfig(every=2, patience=None)
+RNGS = [Seed(3).fold(m) for m in range(3)]
+
+
+class Noisy(Learner):
+    """A linear model whose weights are shaken while it is trained."""
+
+    def __init__(self, rng: Seed, features: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features, 1, generator=rng.generator()))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return (inputs @ (self.weight + 0.1 * noise["shake"]) + self.bias - targets).square().mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+        mean = (inputs @ self.weight + self.bias)[None]
+        return Gaussian(mean, torch.full_like(mean, 0.5))
+
+    def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"shake": torch.randn(steps, *self.weight.shape, generator=generator)}
+
+    def undecayed(self) -> set[str]:
+        return {"bias"}
+
+
+def table(seed: int, shift: float = 0.0) -> FitData:
+    """80 training rows, 20 validation rows, and a search view of the first 60 training rows and the next 20."""
+    whole = make_tiny_table()
+    random = np.random.default_rng(seed)
+    inputs = whole.train.inputs + random.normal(0, 0.1, whole.train.inputs.shape)
+    targets = whole.train.targets + shift
+    validation = Split(inputs[:0], targets[:0])
+    search = dataclasses.replace(
+        whole, train=Split(inputs[:60], targets[:60]), validation=Split(inputs[60:], targets[60:])
+    )
+    return dataclasses.replace(whole, train=Split(inputs, targets), validation=validation, search=search)
+
+
+def config(epochs: int = 6, choose: ChooseConfig | None = None, optimiser: OptimiserConfig = OPTIMISER) -> LearnConfig:
+    return LearnConfig(epochs, 16, optimiser, choose)
+
+
+def fit(
+    data: list[FitData], rngs: list[Seed], how: LearnConfig, report: Report | None = None, keep: int = 1
+) -> list[Learned]:
+    return learn(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=Keep(keep))
+
+
+def same(one: Learned, other: Learned, **tolerance: float) -> None:
+    assert one.epochs == other.epochs and len(one.snapshots) == len(other.snapshots)
+    for a, b in zip(one.snapshots, other.snapshots, strict=True):
+        for name, value in a.items():
+            torch.testing.assert_close(value, b[name], **(tolerance or {"atol": 0.0, "rtol": 0.0}))
+
+
+@pytest.mark.parametrize("choose", [None, CHOOSE], ids=["fixed", "chosen"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_members_trained_as_one_end_where_each_alone_ends(choose: ChooseConfig | None, name: str) -> None:
+    schedule = "constant" if choose else "cosine"
+    optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, clip=0.5)  # type: ignore[arg-type]
+    data = [table(m, shift=20.0 * m) for m in range(3)]  # so unlike that a shared gradient norm would show
+    how = config(choose=choose, optimiser=optimiser)
+    together = fit(data, RNGS, how, keep=2)
+    for m in range(3):
+        (alone,) = fit([data[m]], [RNGS[m]], how, keep=2)
+        same(together[m], alone, atol=2e-6, rtol=2e-5)
+        assert abs(together[m].loss - alone.loss) < 1e-4 * alone.loss
+
+
+def test_one_learner_is_fitted_as_by_a_plain_loop() -> None:
+    data, rng = table(0), RNGS[0]
+    (fitted,) = fit([data], [rng], config(epochs=3))
+    model = Noisy(rng.fold("weights"))
+    decayed = {"params": [model.weight], "weight_decay": 0.1}
+    optimiser = torch.optim.AdamW([decayed, {"params": [model.bias], "weight_decay": 0.0}], lr=1e-2)
+    inputs, targets = data.tensors("train")
+    for epoch in range(3):
+        at = rng.fold("epoch", epoch)
+        order = torch.randperm(80, generator=at.generator())
+        shakes = torch.randn(5, 4, 1, generator=at.fold("noise").generator())
+        for rows, shake in zip(order.split(16), shakes, strict=True):
+            optimiser.zero_grad()
+            model(inputs[rows], targets[rows], 80, {"shake": shake}).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimiser.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(fitted.state[name], value, atol=1e-7, rtol=1e-6)
+
+
+def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
+    data, rng = table(0), RNGS[0]
+    (chosen,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(every=4, patience=None), optimiser=LOUD))
+    scores = {}
+    for epochs in range(4, 41, 4):
+        (at,) = fit([data.search], [rng.fold("search")], config(epochs=epochs, optimiser=LOUD))
+        model = Noisy(Seed(0)).eval()
+        model.load_state_dict(at.state)
+        inputs, targets = data.search.tensors("validation")
+        scores[epochs] = -model.predict(inputs, rng=Seed(0)).log_prob(targets).mean().item()
+    assert chosen.epochs == min(scores, key=scores.__getitem__)
+    assert chosen.epochs not in (4, 40)  # a choice that shows
+    (again,) = fit([data], [rng], config(epochs=chosen.epochs, optimiser=LOUD))
+    same(chosen, again)  # the second fit sees all rows, from its own first weights
+
+
+@pytest.mark.parametrize("patience", [4, 8, 20])
+def test_patience_ends_the_search_and_not_before(patience: int) -> None:
+    data, rng, told = table(0), RNGS[0], Scores()
+    fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, None), optimiser=LOUD), told)
+    best = 4
+    for epoch in range(4, 41, 4):  # the rule, spelled out on the scores of the whole search
+        if told.scores[epoch] < told.scores[best]:
+            best = epoch
+        if epoch - best >= patience:
+            break
+    patient = Scores()
+    (fitted,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, patience), optimiser=LOUD), patient)
+    assert fitted.epochs == best
+    assert patient.steps == epoch * 3 + best * 5  # the search ends with an epoch, of 3 steps; the final fit's have 5
+
+
+def test_a_member_out_of_patience_chooses_the_same_epoch_beside_others_as_alone() -> None:
+    data, how = [table(m, shift=7.0 * m) for m in range(3)], PATIENT
+    together = fit(data, RNGS, how)
+    alone = [fit([d], [r], how)[0] for d, r in zip(data, RNGS, strict=True)]
+    run = max(m.epochs for m in alone) + 4  # epochs until the last of them is out of patience
+    best = [m.epochs for m in fit(data, RNGS, config(run, ChooseConfig(1, None), how.optimiser))]
+    assert best != [m.epochs for m in alone] and run < 40  # or this test would say nothing
+    assert [m.epochs for m in together] == [m.epochs for m in alone]
+    for one, other in zip(together, alone, strict=True):
+        same(one, other, atol=2e-6, rtol=2e-5)
+
+
+class Climbing(Learner):
+    """A weight that rises by ``slope`` in every step, best at ``goal``, and cannot go beyond 10."""
+
+    def __init__(self, slope: float, goal: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.register_buffer("about", torch.tensor([slope, goal]))
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return torch.where(self.weight > 10, torch.nan, -self.about[0] * self.weight)
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+        mean = (self.weight - self.about[1]).expand(1, len(inputs), 1)
+        return Gaussian(mean, torch.ones_like(mean))
+
+
+def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
+    """Alone the first stops long before its loss is no number; beside the second it would go on until it is."""
+    how = config(100, ChooseConfig(1, 3), OptimiserConfig("sgd", 0.1))
+    builds = [lambda d, rng, s=slope, g=goal: Climbing(s, g) for slope, goal in ((1.0, 1.0), (0.2, 4.0))]
+    data = [table(m) for m in range(2)]
+    alone = [learn(b, [d], how, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)]
+    together = learn(builds, data, how, rngs=RNGS[:2], report=Silent())
+    assert [m.epochs for m in together] == [m.epochs for m in alone]
+    first, second = (alone[1].epochs * 5 * rise for rise in (0.1, 0.02))  # how far each would come, in 5 steps an epoch
+    assert first > 10 > second
+    for one, other in zip(together, alone, strict=True):
+        same(one, other, atol=2e-6, rtol=2e-5)
+
+
+def test_each_member_stops_at_its_own_epoch() -> None:
+    data = [table(m, shift=7.0 * m) for m in range(3)]
+    how = config(epochs=30, choose=ChooseConfig(2, None), optimiser=LOUD)
+    together = fit(data, RNGS, how)
+    assert len({m.epochs for m in together}) > 1  # or this test would say nothing
+    for m in range(3):
+        same(together[m], fit([data[m]], [RNGS[m]], how)[0], atol=2e-6, rtol=2e-5)
+
+
+def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
+    data = table(0)
+    assert data.search is not None
+    shaken = Split(data.search.validation.inputs, data.search.validation.targets + 1e-9)
+    other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=shaken))
+    same(fit([data], RNGS[:1], config(choose=CHOOSE))[0], fit([other], RNGS[:1], config(choose=CHOOSE))[0])
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
+    data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
+    stop_anywhere(data, rngs, config(epochs=5, choose=CHOOSE))
+
+
+def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
+    data = [table(m, shift=7.0 * m) for m in range(3)]
+    epochs = [m.epochs for m in stop_anywhere(data, RNGS, PATIENT)]
+    assert min(epochs) + 4 < max(epochs) < PATIENT.epochs - 4  # each search ended by patience, at different epochs
+
+
+def stop_anywhere(data: list[FitData], rngs: list[Seed], how: LearnConfig) -> list[Learned]:
+    """Hold a fit that was resumed from each of its steps to the fit itself; that fit."""
+    calm = Stopper(None)
+    whole = fit(data, rngs, how, calm, keep=3)
+    for stop in range(1, calm.asked + 1):
+        cut = Stopper(stop)
+        with pytest.raises(InterruptedError):
+            fit(data, rngs, how, cut, keep=3)
+        rest = Stopper(None, cut.kept)
+        resumed = fit(data, rngs, how, rest, keep=3)
+        assert stop + rest.asked == calm.asked
+        for one, other in zip(whole, resumed, strict=True):
+            same(one, other)
+            assert one.loss == other.loss
+    return whole
+
+
+class Certain(Predictive):
+    """Every target had probability 1."""
+
+    mean = variance = torch.zeros(0)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        return torch.zeros(len(targets))
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> Predictive:
+        return self
+
+
+def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
+    class Sure(Noisy):
+        def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+            return Certain()
+
+    def told(report: Report) -> Report:
+        learn(lambda _, rng: Sure(rng), [table(0)], config(choose=CHOOSE), rngs=RNGS[:1], report=report)
+        return report
+
+    assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
+    for stop, first in ((2, 2), (8, 3)):  # of 3 steps an epoch: before and after the first score
+        cut = Stopper(stop)
+        with pytest.raises(InterruptedError):
+            told(cut)
+        assert told(Scores(cut.kept)).scores == dict.fromkeys(range(first, 7), 0.0)
+
+
+def test_running_statistics_of_batch_norm_are_kept() -> None:
+    class Classes(Learner):
+        def __init__(self, rng: Seed) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 3)
+            with torch.no_grad():
+                self.head.weight.normal_(0, 0.1, generator=rng.generator())
+
+        def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(self.head(self.norm(inputs).flatten(1)), targets)
+
+        def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+            raise NotImplementedError
+
+    (made,) = learn(lambda _, rng: Classes(rng), [make_tiny_images()], config(2), rngs=RNGS[:1], report=Silent())
+    assert int(made.state["norm.num_batches_tracked"]) == 20
+
+
+LOUD = OptimiserConfig("adamw", 1.0)
+PATIENT = config(epochs=40, choose=ChooseConfig(every=1, patience=4), optimiser=OptimiserConfig("adamw", 0.3))
+
+
+class Scores(Report):
+    """The validation scores of the search by epoch, and the number of steps, from a checkpoint on."""
+
+    def __init__(self, kept: bytes | None = None) -> None:
+        self.scores: dict[int, float] = {}
+        self.steps = 0
+        self._kept = kept
+
+    def load(self) -> State | None:
+        return None if self._kept is None else from_bytes(self._kept)
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        assert metrics is not None and 0 < step <= total
+        self.steps += 1
+        if "validation_nll" in metrics and metrics["epoch"].is_integer():
+            self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
+
+
+class Stopper(Report):
+    """Saves and raises at one of the moments when it is asked whether a checkpoint is due."""
+
+    def __init__(self, stop_at: int | None, kept: bytes | None = None) -> None:
+        self.asked, self._stop_at, self.kept = 0, stop_at, kept
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        pass
+
+    def due(self) -> bool:
+        self.asked += 1
+        return self.asked == self._stop_at
+
+    def save(self, state: State) -> None:
+        self.kept = to_bytes(state)
+        raise InterruptedError
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
+
+
+def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant where epochs are chosen"):
+        config(choose=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))

@@ -1,0 +1,353 @@
+"""The loop: schedules against torch's own, updates against torch's own, exact resumption."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.config import read
+from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.loop import Descent, OptimiserConfig, descend, learning_rate, make_optimiser
+
+STEPS = 40
+OPTIMISERS = [
+    OptimiserConfig("adam", 0.1, "one_cycle", 0.3, weight_decay=0.01),
+    OptimiserConfig("adamw", 0.1, "cosine", weight_decay=0.1),
+    OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, clip=0.5),
+    OptimiserConfig("sgd", 0.01),
+    OptimiserConfig("adam", 0.1, "step", milestones=(0.3, 0.8)),
+    OptimiserConfig("sgd", 0.05, "linear", milestones=(0.25, 0.75), factor=0.2, momentum=0.5),
+]
+optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
+
+
+class Regression(Descent):
+    """Least squares with noise in every step; a scalar and a channels-last parameter are among those moved."""
+
+    def __init__(self) -> None:
+        start = torch.linspace(-1, 1, 2 * 3 * 2 * 2).reshape(2, 3, 2, 2)
+        self.weight = start.contiguous(memory_format=torch.channels_last).requires_grad_()
+        self.bias = torch.zeros(()).requires_grad_()
+        self.seen = torch.zeros(())
+
+    def parameters(self) -> list[Tensor]:
+        return [self.weight, self.bias]
+
+    def loss(self, step: int) -> Tensor:
+        x = torch.randn(3, 2, 2, generator=Seed(0).fold("step", step).generator())
+        return ((self.weight * x).sum((1, 2, 3)) + self.bias - 1).square().mean()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weight": self.weight.detach(), "bias": self.bias.detach(), "seen": self.seen}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.weight.copy_(state["weight"])
+            self.bias.copy_(state["bias"])
+        self.seen = state["seen"].clone()
+
+    def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        self.seen = self.seen + loss
+        return {"loss": float(loss)}
+
+
+class StopAt(Report):
+    """Saves after step ``step`` and stops there; loads ``kept``."""
+
+    def __init__(self, step: int = 0, kept: bytes | None = None) -> None:
+        self._step, self.kept, self.done = step, kept, 0
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.done = step
+
+    def due(self) -> bool:
+        return self.done == self._step
+
+    def save(self, state: State) -> None:
+        self.kept = to_bytes(state)
+        raise InterruptedError
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
+
+
+@optimisers
+@pytest.mark.parametrize("stop", [1, 13, STEPS - 1, STEPS])
+def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int) -> None:
+    whole, half, rest = Regression(), Regression(), Regression()
+    descend(whole, config, STEPS, Silent())
+    report = StopAt(stop)
+    with pytest.raises(InterruptedError):
+        descend(half, config, STEPS, report)
+    descend(rest, config, STEPS, StopAt(kept=report.kept))
+    assert all(torch.equal(v, rest.state()[k]) for k, v in whole.state().items())
+    if stop < STEPS:
+        assert not torch.equal(half.weight, whole.weight)
+
+
+def test_an_optimiser_that_forgets_gives_other_bits() -> None:
+    """The control: without the optimiser's tensors the same check fails."""
+    config = OPTIMISERS[0]
+    whole, rest = Regression(), Regression()
+    descend(whole, config, STEPS, Silent())
+    report = StopAt(13)
+    with pytest.raises(InterruptedError):
+        descend(Regression(), config, STEPS, report)
+    state = from_bytes(report.kept)
+    kept = {k: v for k, v in state.tensors.items() if k.startswith("task.")}
+    assert len(kept) < len(state.tensors)
+    descend(rest, config, STEPS, StopAt(kept=to_bytes(State(kept, state.config))))
+    assert not torch.equal(whole.weight, rest.weight)
+
+
+@pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
+def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConfig) -> None:
+    from bdl_pipe.training.loop import checkpoint, resume
+
+    task = Regression()
+    optimiser = make_optimiser(task.parameters(), config)
+    task.loss(0).backward()
+    optimiser.step()
+    blob = to_bytes(checkpoint(task, optimiser, 1))
+    other = Regression()
+    fresh = make_optimiser(other.parameters(), config)
+    assert resume(other, fresh, StopAt(kept=blob)) == 1
+    for old, new in zip(task.parameters(), other.parameters(), strict=True):
+        assert optimiser.state[old].keys() == fresh.state[new].keys()
+        for name, value in optimiser.state[old].items():
+            if value is not None:
+                assert torch.equal(value, fresh.state[new][name])
+                assert value.stride() == fresh.state[new][name].stride()
+
+
+@optimisers
+def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -> None:
+    ours, theirs = Regression(), Regression()
+    descend(ours, config, STEPS, Silent())
+    optimiser = make_optimiser(theirs.parameters(), config)
+    schedule = torchs_schedule(optimiser, config, STEPS)
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        theirs.loss(step).backward()
+        if config.clip is not None:
+            norm = torch.stack([p.grad.square().sum() for p in theirs.parameters()]).sum().sqrt()
+            for p in theirs.parameters():
+                p.grad *= min(1.0, config.clip / (norm.item() + 1e-6))
+        optimiser.step()
+        schedule.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-5, rtol=1e-4)
+
+
+def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, steps: int):
+    if config.schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    if config.schedule == "constant":
+        return torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+    if config.schedule == "step":
+        at = [round(share * steps) for share in config.milestones]
+        return torch.optim.lr_scheduler.MultiStepLR(optimiser, at, config.factor)
+    if config.schedule == "linear":
+        start, end = (round(share * steps) for share in config.milestones)
+        flat = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+        down = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, config.factor, end - start)
+        return torch.optim.lr_scheduler.SequentialLR(optimiser, [flat, down], [start])
+    rising = round(config.warmup * steps)
+    up = torch.optim.lr_scheduler.LinearLR(optimiser, 1 / 25, 1.0, rising)
+    down = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps - rising)
+    return torch.optim.lr_scheduler.SequentialLR(optimiser, [up, down], [rising])
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*", "ignore:.*lr_scheduler.step.*")
+@pytest.mark.parametrize("name", ["constant", "cosine", "one_cycle"])
+@pytest.mark.parametrize("warmup", [0.1, 0.3, 0.5])
+def test_rates_are_torchs(name: str, warmup: float) -> None:
+    config, steps = OptimiserConfig("sgd", 0.6, name, warmup), 200  # type: ignore[arg-type]
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.6)
+    schedule = torchs_schedule(optimiser, config, steps)
+    theirs = []
+    for _ in range(steps):
+        theirs.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    ours = [learning_rate(config, step, steps) for step in range(steps)]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_rate_falls_at_its_milestones_as_torchs_does() -> None:
+    """The schedules of Ritter et al. 2021 (J.2): 60, 120 and 160 of 200 epochs, and 200 of 300, each of 10 steps."""
+    for epochs, at, shares in ((200, [60, 120, 160], (0.3, 0.6, 0.8)), (300, [200], (0.66666667,))):
+        config, steps = OptimiserConfig("sgd", 0.1, "step", milestones=shares), 10 * epochs
+        optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, at, 0.1)
+        for epoch in range(epochs):
+            rates = [learning_rate(config, step, steps) for step in range(10 * epoch, 10 * epoch + 10)]
+            np.testing.assert_allclose(rates, optimiser.param_groups[0]["lr"], rtol=1e-12)
+            optimiser.step()
+            schedule.step()
+        assert learning_rate(config, steps - 1, steps) == pytest.approx(0.1 * 0.1 ** len(at))
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*", "ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("milestones", [(0.25, 0.5), (0.05, 0.95), (0.5, 0.505)])
+@pytest.mark.parametrize("factor", [0.01, 0.9])
+def test_a_straight_line_between_two_milestones_is_torchs(milestones: tuple[float, float], factor: float) -> None:
+    config, steps = OptimiserConfig("sgd", 0.6, "linear", milestones=milestones, factor=factor), 200
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.6)
+    schedule = torchs_schedule(optimiser, config, steps)
+    for step in range(steps):
+        assert learning_rate(config, step, steps) == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-9), step
+        optimiser.step()
+        schedule.step()
+
+
+def test_the_rates_of_weight_averaging_by_hand() -> None:
+    """Maddox et al. 2019: 300 epochs, averaged after 161; whole for half of those, a line to .2 at nine tenths."""
+    config = OptimiserConfig("sgd", 0.05, "linear", milestones=(80.5 / 300, 144.9 / 300), factor=0.2)
+    rates = {0: 0.05, 80: 0.05, 81: 0.05 - 0.04 * 0.5 / 64.4, 112.7: 0.03, 144: 0.01 + 0.04 * 0.9 / 64.4, 145: 0.01}
+    for epoch, rate in (rates | {161: 0.01, 299: 0.01}).items():
+        assert learning_rate(config, round(10 * epoch), 3000) == pytest.approx(rate, rel=1e-9), epoch
+
+
+def test_one_cycle_starts_and_peaks_where_torchs_one_cycle_does() -> None:
+    config, steps = OptimiserConfig("sgd", 0.6, "one_cycle", 0.3), 1000
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.6)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.6, total_steps=steps, cycle_momentum=False)
+    theirs = []
+    for step in range(steps):
+        theirs.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        if step < steps - 1:
+            schedule.step()
+    ours = np.array([learning_rate(config, step, steps) for step in range(steps)])
+    assert ours[0] == pytest.approx(theirs[0])
+    np.testing.assert_allclose(ours[300:], theirs[300:], atol=0.6 * 0.005)  # theirs ends one step earlier
+    assert ours.max() == pytest.approx(0.6)
+    assert ours[-1] < 0.6 * 1e-4
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    with pytest.raises(Diverged, match=r"^the loss became (nan|inf) at step \d+: lower the learning rate$"):
+        descend(Regression(), OptimiserConfig("sgd", 1e6), 100, Silent())
+
+
+class Cliff(Regression):
+    """A loss whose slope at one step is infinite, or whose matrix has no factor there."""
+
+    def __init__(self, step: int, factor: bool) -> None:
+        super().__init__()
+        self._step, self._factor = step, factor
+
+    def loss(self, step: int) -> Tensor:
+        loss = super().loss(step)
+        if step != self._step:
+            return loss
+        if self._factor:
+            return loss + torch.linalg.cholesky(self.bias * torch.ones(2, 2) - torch.eye(2)).sum()
+        return loss + (self.bias - self.bias.detach()).sqrt()
+
+
+class BesideAnother(Regression):
+    """A loss through a leaf that is not descended, and that leaves one of those that are out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.unused = torch.ones(()).requires_grad_(), torch.ones(2).requires_grad_()
+
+    def parameters(self) -> list[Tensor]:
+        return [*super().parameters(), self.unused]
+
+    def loss(self, step: int) -> Tensor:
+        return self.other * super().loss(step)
+
+
+@optimisers
+def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
+    alone, beside = Regression(), BesideAnother()
+    for task in (alone, beside):
+        descend(task, config, STEPS, Silent())
+    assert beside.other.grad is None
+    assert torch.equal(beside.unused.detach(), torch.ones(2))
+    assert torch.equal(beside.weight, alone.weight)
+    assert torch.equal(beside.bias, alone.bias)
+
+
+def test_a_matrix_without_a_factor_is_divergence() -> None:
+    with pytest.raises(
+        Diverged, match=r"^a matrix became singular, NaN or infinite at step 3: lower the learning rate"
+    ):
+        descend(Cliff(3, factor=True), OPTIMISERS[3], 5, Silent())
+
+
+def test_a_last_step_that_leaves_no_numbers_is_divergence() -> None:
+    with pytest.raises(Diverged, match=r"^a parameter became NaN or infinite in the last step"):
+        descend(Cliff(4, factor=False), OPTIMISERS[3], 5, Silent())
+
+
+def test_every_step_is_reported_once() -> None:
+    steps = []
+
+    class Listener(Report):
+        def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+            steps.append((step, total, *(metrics or {})))
+
+    descend(Regression(), OPTIMISERS[3], 4, Listener())
+    assert steps == [(1, 4, "loss"), (2, 4, "loss"), (3, 4, "loss"), (4, 4, "loss")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("name", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
+        ("rate", 0, "must be > 0, got 0.0"),
+        ("schedule", "square", "must be one of constant, cosine, one_cycle, step, linear, got 'square'"),
+        ("warmup", 0, "must be in (0, 1), got 0.0"),
+        ("warmup", 1, "must be in (0, 1), got 1.0"),
+        ("weight_decay", -1, "must be >= 0, got -1.0"),
+        ("momentum", 1, "must be in [0, 1), got 1.0"),
+        ("clip", 0, "must be > 0 or null, got 0.0"),
+        ("milestones", [0.5, 0.5], "must rise, each in (0, 1), got [0.5, 0.5]"),
+        ("milestones", [0.0], "must rise, each in (0, 1), got [0.0]"),
+        ("milestones", [0.5, 1], "must rise, each in (0, 1), got [0.5, 1.0]"),
+        ("factor", 0, "must be > 0, got 0.0"),
+    ],
+)
+def test_rules(key: str, value: object, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(OptimiserConfig, {"name": "adam", "rate": 1.0, key: value}, "o")
+    assert str(caught.value) == f"o.{key} {rule}"
+
+
+def test_a_schedule_of_steps_has_milestones() -> None:
+    with pytest.raises(ConfigError, match=r"^o.milestones must be given for the schedule step, got \[\]$"):
+        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "step"}, "o")
+
+
+@pytest.mark.parametrize("milestones", [[], [0.5], [0.2, 0.5, 0.9]])
+def test_a_line_has_two_ends(milestones: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"^o.milestones must be two for the schedule linear, got \["):
+        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "linear", "milestones": milestones}, "o")
+
+
+def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:
+    """The fused kernel reads memory straight through: autograd must hand it gradients in the weights' order."""
+    config = OptimiserConfig("adamw", rate=0.1, weight_decay=0.1)
+    factor = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    ours, theirs, wrong = (start.clone().requires_grad_() for _ in range(3))
+    fused, plain = make_optimiser([ours], config), torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.1, fused=False)
+    assert fused.param_groups[0]["fused"], "contiguous weights on a CPU"
+    careless = make_optimiser([wrong], config)
+    for _ in range(3):
+        for weights, optimiser in ((ours, fused), (theirs, plain)):
+            optimiser.zero_grad()
+            (weights.T * factor).square().sum().backward()
+            optimiser.step()
+        wrong.grad = (2 * wrong.detach().T * factor.square()).contiguous().T  # strides (1, 6), past autograd
+        careless.step()
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(wrong, theirs)

@@ -1,0 +1,60 @@
+"""What a fit may start from, and what it may not."""
+
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import MlpConfig, build
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.learner import LearnConfig
+from bdl_pipe.training.loop import OptimiserConfig
+from bdl_pipe.training.warm_start import begin, last_snapshot
+from tests.baselines.cases import trajectory
+from tests.cases import CASES, CONFIGS, Case
+from tests.conftest import make_tiny_images, make_tiny_table
+
+NETWORK = MlpConfig("mlp", (6, 5))
+LEARN = LearnConfig(4, 32, OptimiserConfig("adam", 1e-2))
+
+
+def test_no_trajectory_is_no_start() -> None:
+    for inputs in ({}, {"trajectory": []}):
+        assert last_snapshot(inputs, NETWORK, LEARN, make_tiny_table()) is None
+    fresh, kept = (build(NETWORK, (4,), 1, rng=Seed(0)) for _ in range(2))
+    for name, value in begin(kept, None).state_dict().items():
+        assert torch.equal(value, fresh.state_dict()[name])
+
+
+@pytest.mark.parametrize("data", [make_tiny_images(), make_tiny_table()], ids=["classes", "numbers"])
+def test_the_start_is_the_last_snapshot_without_log_variances(data: FitData) -> None:
+    path = trajectory(NETWORK, data)
+    start = last_snapshot({"trajectory": [path]}, NETWORK, LEARN, data)
+    begun = begin(build(NETWORK, data.input_shape, data.outputs, rng=Seed(0)), start).state_dict()
+    for name, snapshots in path.tensors.items():
+        last = snapshots[-1, : data.outputs] if name.startswith("head.") else snapshots[-1]
+        assert torch.equal(begun[name], last)
+        assert "bias" in name or not torch.equal(snapshots[0], snapshots[1])  # or the first would do
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.room.optional], ids=str)
+def test_what_no_method_starts_from(case: Case) -> None:
+    method, section = METHODS[case.method], CONFIGS[case.method, case.task]
+    data = make_tiny_images() if case.task == "classification" else make_tiny_table()
+
+    def make(network: object, choose: object) -> State:
+        constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "learn" not in section else {}
+        learn = section.get("learn", section | constant) | {"choose": choose}
+        whole = section | {"learn": learn} if "learn" in section else learn
+        config = read(method.config, whole | {"network": network}, "methods.x")
+        return case.room.make(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
+
+    path = trajectory(MlpConfig("mlp", (6,)), data)
+    with pytest.raises(ConfigError, match=r"^network must be the trajectory's .*\(6,\).*, got .*\(6, 5\)"):
+        make({"name": "mlp", "hidden": [6, 5]}, None)
+    with pytest.raises(ConfigError, match=r"^(learn\.)?choose must be null where a trajectory is the start"):
+        make({"name": "mlp", "hidden": [6]}, {"every": 1, "patience": None})
