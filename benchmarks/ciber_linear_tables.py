@@ -143,7 +143,7 @@ def main() -> None:
     torch.set_num_threads(1)
     start, rng = time.process_time(), Seed(options.seed).fold("ciber linear")
     problems = settings(options.trials, rng)
-    for way, of in (("each", each_trial), ("pooled", averaged_trials)):
+    for way, of in (("one_to_one", each_trial), ("pooled", averaged_trials)):
         spread = spread_of(PAPER_MC, of, 2_000, rng)
         made = {f"{way}: d = {d}": isotropic(d, spread, max(SIZES), options.trials, rng) for d in (1, 2, 5)}
         problems |= {f"{name}, spread {spread:.2f}": problem for name, problem in made.items()}

@@ -1,7 +1,7 @@
 """CIBER for classes: what a prediction costs beyond the snapshots' trunks and last layers.
 
 For each form, 10,000 images × 28 snapshots × 10 classes by default: the weights with the largest range·|feature| are
-chosen for each image, snapshot and class, their averages taken, put within the bounds and divided by their sum.
+chosen for each image, snapshot and class, their averages fan_in, put within the bounds and divided by their sum.
 Features are rectified normal numbers; weights normal about those of a network, so that all have a range.
 
     python benchmarks/ciber_predict.py --threads 2

@@ -95,7 +95,7 @@ def log_likelihood(found: Tensor, y: Tensor) -> Tensor:
     return Normal(found, math.sqrt(NOISE_VARIANCE), validate_args=False).log_prob(y).sum(-1)
 
 
-def descend(
+def run_steps(
     losses: Sequence[nn.Module], x: Tensor, y: Tensor, noises: Noises, steps: int, rate: float, decayed: int | None
 ) -> None:
     """Fit the parameters of ``losses``, in place, as one batched model; ``decayed``: when the rate falls to a tenth."""
@@ -160,19 +160,19 @@ def fit(
     draws: int,
     falls: bool | None = None,
 ) -> list[Bayesian]:
-    """Fitted networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
+    """Predictor networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
     nets = [bayesian(kind, rng) for rng in rngs]
     decayed = steps * DECAYED // STEPS if (kind in DECAYING if falls is None else falls) else None
-    descend([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
+    run_steps([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
     return nets
 
 
 def fit_points(x: Tensor, y: Tensor, rngs: Sequence[Seed], *, steps: int, rate: float) -> list[list[nn.Module]]:
-    """Fitted networks, :data:`MEMBERS` a seed."""
+    """Predictor networks, :data:`MEMBERS` a seed."""
     ensembles: list[list[nn.Module]] = [[network(rng.fold("member", m)) for m in range(MEMBERS)] for rng in rngs]
     every = [Point(net) for nets in ensembles for net in nets]
     nothing: Noises = iter(dict, None)
-    descend(every, x.float(), y.float(), nothing, steps, rate, None)
+    run_steps(every, x.float(), y.float(), nothing, steps, rate, None)
     return ensembles
 
 

@@ -13,4 +13,4 @@ def main(args: Namespace) -> None:
     params = load()
     for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
-    print(f"ok: {len(params.datasets)} data sets, {len(params.rows)} rows")
+    print(f"ok: {len(params.datasets)} data sets, {len(params.runs)} runs")

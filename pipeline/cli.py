@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,predict,ui}``.
+"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,upgrade,predict,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--all", action="store_true", help="list the others, too")
     run = verbs.add_parser("run", help="run one stage (or all) here, without DVC")
     run.add_argument("stage", choices=(*STAGES, "all"))
-    run.add_argument("key", nargs="?", help="a row of the stage's section, or a data set")
+    run.add_argument("key", nargs="?", help="a run of the stage's section, or a data set")
     run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
     paper = verbs.add_parser("paper", help="run a paper's table under its protocol, and print ours beside the paper's")
     paper.add_argument("table", metavar="PAPER:TABLE", help="such as vbll:table2; its numbers: params/paper/")
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("method")
     tune.add_argument("--dataset", required=True)
     tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
-    tune.add_argument("--run", help="the row of runs whose branch is searched; default: the first of this method")
+    tune.add_argument("--run", help="the run whose branch is searched; default: the first of this method")
     tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
     tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")
     tune.add_argument("--apply", action="store_true", help="merge the winner into params.yaml")
@@ -61,16 +61,20 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
     study.add_argument("--resume", action="store_true", help="go on with a study that was stopped")
     predict = verbs.add_parser("predict", help="predict new rows with a fitted posterior")
-    predict.add_argument("run", help="a row of runs")
+    predict.add_argument("run", help="a key of runs")
     predict.add_argument("--input", required=True, type=Path, metavar="FILE")
     predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
     predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
-    predict.add_argument("--member", type=int, default=0, help="of a run with several members")
+    predict.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
     predict.add_argument(
         "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
     )
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
+    upgrade = verbs.add_parser(
+        "upgrade", help="give old keys of params files their present names; nothing else changes"
+    )
+    upgrade.add_argument("files", nargs="*", type=Path, metavar="FILE.yaml", help="default: params.yaml")
     ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
     ui.add_argument("--host", default="127.0.0.1")
     ui.add_argument("--port", type=_positive, default=5000)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
-from bdl_pipe.registry import load_fitted, stored_address
+from bdl_pipe.registry import load_predictor, stored_address
 
 from . import papers
 from .core import places
@@ -27,12 +27,12 @@ def main(args: argparse.Namespace) -> int:
     device = Settings.read().device
     require_device(device)
     student = _student(args.run, args.paper)
-    fitted = load_fitted(student, args.split, args.member, device)
+    fitted = load_predictor(student, args.split, args.seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     given, output = Path(args.input), Path(args.output)
     inputs = new_inputs(given, schema)
     names = _names(given, len(inputs))
-    batches = fitted.batches(inputs, rng=stored_address(student, args.split, args.member), device=device)
+    batches = fitted.batches(inputs, rng=stored_address(student, args.split, args.seed), device=device)
     predictions = summary.table(batches, schema["classes"] or schema["targets"])
     table = {"row" if names is None else "file": names or np.arange(len(inputs)), **predictions}
     _write(output, table)

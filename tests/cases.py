@@ -1,19 +1,19 @@
 """The smallest configs that every registered method can be made with, for the conformance test.
 
 A new method adds its config for each of its tasks to ``CONFIGS``; if it is made from another
-method's artifact, that method to ``UPSTREAM``; if a room of it draws nothing, the room to ``FIXED``.
+method's artifact, that method to ``UPSTREAM``; if a stage of it draws nothing, the stage to ``FIXED``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bdl_pipe.method import Room
+from bdl_pipe.method import StageSpec
 from bdl_pipe.registry import METHODS
 
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
 MLP = {"name": "mlp", "hidden": [8]}
-ADAM = {"name": "adam", "rate": 1.0e-2, "schedule": "one_cycle"}
+ADAM = {"name": "adam", "lr": 1.0e-2, "schedule": "one_cycle"}
 
 SGLD = {
     "target": {
@@ -47,7 +47,7 @@ SUBSPACE = {
     "batch_norm_batch": 32,
 }
 PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
-PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "rate": 1.0e-2}}
+PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "lr": 1.0e-2}}
 LAPLACE = {
     "layers": "all",
     "prior_precision": None,
@@ -69,7 +69,7 @@ SNGP = {
 }
 HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
 NOISE = {"choose": "all", "operations": {"noise": 0.1}}
-ON_CORESET = {"student": {"steps": 4, "rate": 1.0e-3, "augmentation": NOISE}}
+ON_CORESET = {"student": {"steps": 4, "lr": 1.0e-3, "augmentation": NOISE}}
 VBPC = {
     **HEAD,
     **ON_CORESET,
@@ -77,15 +77,15 @@ VBPC = {
     "coreset": {
         "steps": 8,
         "batch": 16,
-        "rate": 1.0e-2,
-        "label_rate": 1.0e-1,
+        "lr": 1.0e-2,
+        "label_lr": 1.0e-1,
         "label_scale": 1.0,
-        "pool": {"networks": 2, "steps": 3, "rate": 1.0e-3},
+        "pool": {"networks": 2, "steps": 3, "lr": 1.0e-3},
         "augmentation": NOISE,
     },
 }
-STEADY = {"name": "adam", "rate": 1.0e-2}
-LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "choose": {"every": 2, "patience": None}}
+STEADY = {"name": "adam", "lr": 1.0e-2}
+LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "early_stopping": {"every": 2, "patience": None}}
 GAUSSIAN = {
     "covariance": "dense",
     "rank": None,
@@ -105,19 +105,25 @@ GENERATIVE = {
 FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
 BNN = {
     "network": MLP,
-    "learn": {**LEARN, "choose": None},
+    "training": {**LEARN, "early_stopping": None},
     "stochastic": "all",
     "initial_sd": 0.05,
     "draws": 3,
     "validation_draws": 2,
 }
-DROPOUT = {"network": MLP, "learn": {**LEARN, "choose": None}, "rate": 0.2, "draws": 3, "validation_draws": 2}
+DROPOUT = {
+    "network": MLP,
+    "training": {**LEARN, "early_stopping": None},
+    "rate": 0.2,
+    "draws": 3,
+    "validation_draws": 2,
+}
 
 GBLL = {
     "network": MLP,
     "epochs": 6,
-    "optimiser": {**STEADY, "clip": 1.0},
-    "choose": {"every": 2, "patience": None},
+    "optimiser": {**STEADY, "grad_clip_norm": 1.0},
+    "early_stopping": {"every": 2, "patience": None},
     "prior_variance": 1.0,
     "noise_variance": 0.1,
 }
@@ -126,21 +132,21 @@ LATENT = {"derivative_variance": 1.0, "weight": 0.1, "derivative_rows": 20}
 
 RANDOM = {
     "network": MLP,
-    "learn": LEARN,
+    "training": LEARN,
     "weights": {"kind": "ffg_u", "rows": 6, "cols": 5},
     "draws": 4,
     "validation_draws": 2,
     "annealing": {"start": 1.0, "end": 3.0},
 }
-RANDOM_IMAGES = {**RANDOM, "network": CONVNET, "learn": {**LEARN, "choose": None}}
+RANDOM_IMAGES = {**RANDOM, "network": CONVNET, "training": {**LEARN, "early_stopping": None}}
 CAPPED = {"sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
-    ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "keep": 2, "batch": 32, "optimiser": ADAM},
+    ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "snapshots": 2, "batch": 32, "optimiser": ADAM},
     ("sgd", "regression"): {
         "network": MLP,
         "epochs": 3,
-        "keep": 2,
+        "snapshots": 2,
         "batch": 32,
         "optimiser": ADAM,
         "moments": {"count": 3, "every": 1},
@@ -158,7 +164,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgld", "regression"): SGLD,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
-    ("gp", "regression"): {"ard": True, "steps": 12, "rate": 0.1},
+    ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
     ("swa", "classification"): {"batch_norm_rows": 64, "batch_norm_batch": 32},
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
@@ -176,25 +182,29 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sngp", "regression"): SNGP,
     ("gbll", "regression"): GBLL,
     ("ldgbll", "regression"): {**GBLL, **LATENT, "network": LEAKY},
-    ("map_blr", "regression"): {"network": MLP, "learn": LEARN, "noise_variance": 0.1},
+    ("map_blr", "regression"): {"network": MLP, "training": LEARN, "noise_variance": 0.1},
     ("vbpc", "classification"): VBPC,
-    ("vbll", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN},
-    ("vbll_bnn", "regression"): {"network": MLP, "learn": LEARN, "layer": GAUSSIAN, "features": FEATURES},
+    ("vbll", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN},
+    ("vbll_bnn", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN, "features": FEATURES},
     ("d_vbll", "classification"): {
         "network": CONVNET,
-        "learn": {**LEARN, "choose": None},
+        "training": {**LEARN, "early_stopping": None},
         "layer": {**GAUSSIAN, "covariance": "lowrank", "rank": 2, "predictive": "sampled", "draws": 3},
     },
     ("d_vbll_bnn", "classification"): {
         "network": CONVNET,
-        "learn": {**LEARN, "choose": None},
+        "training": {**LEARN, "early_stopping": None},
         "layer": {**GAUSSIAN, "covariance": "diagonal"},
         "features": FEATURES,
     },
-    ("g_vbll", "classification"): {"network": CONVNET, "learn": {**LEARN, "choose": None}, "layer": GENERATIVE},
+    ("g_vbll", "classification"): {
+        "network": CONVNET,
+        "training": {**LEARN, "early_stopping": None},
+        "layer": GENERATIVE,
+    },
     ("g_vbll_bnn", "classification"): {
         "network": CONVNET,
-        "learn": {**LEARN, "choose": None},
+        "training": {**LEARN, "early_stopping": None},
         "layer": {**GENERATIVE, "refit": False},
         "features": FEATURES,
     },
@@ -211,13 +221,17 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
         "weights": {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1},
     },
     ("ffg_w", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "ffg_w", **CAPPED}},
-    ("ffg_w", "regression"): {**RANDOM, "learn": {**LEARN, "choose": None}, "weights": {"kind": "ffg_w", **CAPPED}},
+    ("ffg_w", "regression"): {
+        **RANDOM,
+        "training": {**LEARN, "early_stopping": None},
+        "weights": {"kind": "ffg_w", **CAPPED},
+    },
     ("fcg_w", "classification"): {
         **RANDOM_IMAGES,
         "weights": {"kind": "fcg_w"},
         "layers": {"trunk*": {"kind": "ffg_w"}},
     },
-    ("fcg_w", "regression"): {**RANDOM, "learn": {**LEARN, "choose": None}, "weights": {"kind": "fcg_w"}},
+    ("fcg_w", "regression"): {**RANDOM, "training": {**LEARN, "early_stopping": None}, "weights": {"kind": "fcg_w"}},
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
 }
 
@@ -231,7 +245,7 @@ FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgl
 
 @dataclass(frozen=True)
 class Case:
-    """One method in one room on one task."""
+    """One method in one stage on one task."""
 
     method: str
     kind: str
@@ -241,16 +255,16 @@ class Case:
         return f"{self.method}-{self.kind}-{self.task}"
 
     @property
-    def room(self) -> Room:
-        return METHODS[self.method].rooms[self.kind]  # type: ignore[index]
+    def stage(self) -> StageSpec:
+        return METHODS[self.method].stages[self.kind]  # type: ignore[index]
 
     @property
     def random(self) -> bool:
         return (self.method, self.kind) not in FIXED
 
     def upstream(self, kind: str) -> "Case":
-        own = kind in METHODS[self.method].rooms
+        own = kind in METHODS[self.method].stages
         return Case(self.method if own else UPSTREAM[kind], kind, self.task)
 
 
-CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.rooms for task in method.tasks]
+CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]

@@ -25,9 +25,9 @@ from .conftest import make_tiny_images
 SECTION = {
     "network": {"name": "mlp", "hidden": [16, 8]},
     "epochs": 3,
-    "keep": 3,
+    "snapshots": 3,
     "batch": 32,
-    "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
+    "optimiser": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "grad_clip_norm": 0.5, "schedule": "cosine"},
     "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
 }
 SHARED = (
@@ -46,7 +46,7 @@ SHARED = (
 LEARN = {
     "epochs": 3,
     "batch": 32,
-    "optimiser": {"name": "sgd", "rate": 0.01, "momentum": 0.9, "clip": 0.5, "schedule": "cosine"},
+    "optimiser": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "grad_clip_norm": 0.5, "schedule": "cosine"},
 }
 STOP = 7  # the step at which the first attempt of the interrupted run is killed
 
@@ -79,7 +79,7 @@ class Listening(Report):
 
 def trajectory(data: FitData, report: Report, **changes: object) -> State:
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    return SGD.rooms["trajectory"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=report)
+    return SGD.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=report)
 
 
 def student(name: str, data: FitData) -> State:
@@ -88,7 +88,7 @@ def student(name: str, data: FitData) -> State:
     key = "training" if name == "sngp" else "learn"
     section = section | {key: LEARN, "network": {**section["network"], "norm": "instance"}}  # batch norm would differ
     config = read(METHODS[name].config, section, f"methods.{name}")
-    return METHODS[name].rooms["student"].make(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
+    return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
 
 
 def interrupted(data: FitData) -> Report:

@@ -24,7 +24,7 @@ STATE = State(
         "turned": torch.arange(6).reshape(2, 3).T,
         "none": torch.zeros(0, 4),
     },
-    {"rate": 0.1, "nested": {"list": [1, "é"]}},
+    {"lr": 0.1, "nested": {"list": [1, "é"]}},
 )
 
 

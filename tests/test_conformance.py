@@ -1,4 +1,4 @@
-"""Every registered method, in every room, on every task, through the protocol on tiny data."""
+"""Every registered method, in every stage, on every task, through the protocol on tiny data."""
 
 import functools
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from bdl_pipe.artifacts import State, from_bytes, read_state, to_bytes, write_st
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.method import Method, taken
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.method import Method, fan_in
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
@@ -68,11 +68,11 @@ def config_of(case: Case) -> object:
 
 @functools.cache
 def inputs_of(case: Case) -> dict[str, list[State]]:
-    if case.room.optional:  # from its data alone; starts are tested where they are
+    if case.stage.input_optional:  # from its data alone; starts are tested where they are
         return {}
     return {
-        kind: [made(case.upstream(kind), member) for member in taken(takes, 0, 2)]
-        for kind, takes in case.room.needs.items()
+        kind: [made(case.upstream(kind), member) for member in fan_in(takes, 0, 2)]
+        for kind, takes in case.stage.needs.items()
     }
 
 
@@ -82,7 +82,7 @@ def made(case: Case, member: int = 0) -> State:
 
 
 def make(case: Case, rng: Seed, report: Report) -> State:
-    return case.room.make(data_of(case.task), inputs_of(case), config_of(case), rng=rng, report=report)
+    return case.stage.fit_one(data_of(case.task), inputs_of(case), config_of(case), rng=rng, report=report)
 
 
 def same(a: State, b: State) -> bool:
@@ -130,7 +130,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> N
     undisturbed = Recorder()
     make(case, rng, undisturbed)
     if undisturbed.asked == 0:
-        assert not case.random or case.room.light, "a fit that draws and is not over at once must be resumable"
+        assert not case.random or case.stage.in_driver, "a fit that draws and is not over at once must be resumable"
         return
     stops = np.random.default_rng(0).integers(1, undisturbed.asked + 1, 2)
     for stop in {1, undisturbed.asked, *map(int, stops)}:
@@ -142,18 +142,18 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> N
         assert resumed.asked <= undisturbed.asked - stop, "the resumed run started over"
 
 
-TABLES = [c for c in CASES if c.room.together is not None and c.task == "regression"]  # images: alone
+TABLES = [c for c in CASES if c.stage.fit_many is not None and c.task == "regression"]  # images: alone
 
 
 @pytest.mark.parametrize("case", TABLES, ids=str)
 def test_members_made_together_are_those_made_alone(case: Case) -> None:
     rngs = [Seed(ROOT).fold("member", m) for m in range(2)]
     config, inputs = config_of(case), inputs_of(case)
-    assert case.room.together is not None
+    assert case.stage.fit_many is not None
     data = [table(m) for m in range(2)]
-    both = case.room.together(data, [inputs] * 2, config, rngs=rngs, report=Recorder())
+    both = case.stage.fit_many(data, [inputs] * 2, config, rngs=rngs, report=Recorder())
     for state, rows, rng in zip(both, data, rngs, strict=True):
-        alone = case.room.make(rows, inputs, config, rng=rng, report=Recorder())
+        alone = case.stage.fit_one(rows, inputs, config, rng=rng, report=Recorder())
         assert state.config.keys() == alone.config.keys() and state.config["spec"] == alone.config["spec"]
         for name, value in alone.tensors.items():
             torch.testing.assert_close(state.tensors[name], value, atol=1e-4, rtol=1e-3)
@@ -196,7 +196,7 @@ def test_predictives_are_distributions(case: Case) -> None:
 @students
 def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
     data = data_of(case.task)
-    fitted = Fitted(posterior_of(made(case)), data.transform, data.classes)
+    fitted = Predictor(posterior_of(made(case)), data.transform, data.classes)
     predictive = fitted.predict(data.validation.inputs, rng=Seed(1))
     inner = fitted.posterior.predict(data.tensors("validation")[0], rng=Seed(1))
     expected = inner.mean

@@ -38,7 +38,7 @@ def test_without_a_group_nothing_happens(tiny_images: FitData) -> None:
     distributed.average([parameter])
     distributed.broadcast_buffers(nn.BatchNorm2d(2))
     assert distributed.world() == (0, 1) and torch.equal(distributed.shard(rows), rows)
-    assert torch.equal(parameter.grad, torch.ones(3)) and distributed.from_first(lambda: None) is None
+    assert torch.equal(parameter.grad, torch.ones(3)) and distributed.broadcast_from_rank0(lambda: None) is None
 
 
 def test_ranks_and_shares(found: list[dict[str, Any]]) -> None:
@@ -72,7 +72,7 @@ def test_two_ranks_fit_the_posterior_of_one_process(
         torch.testing.assert_close(one, value, atol=1e-6 * scale, rtol=1e-6)
         moved = max(moved, float((one.double() - value.double()).abs().max()))
     assert moved > 0, "the halves of a batch are not added in the order of the whole: nothing was shared"
-    assert METHODS[name].rooms["student"].shares
+    assert METHODS[name].stages["student"].shares
 
 
 def test_only_rank_0_reports_and_saves_and_tells_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:

@@ -136,8 +136,8 @@ def test_the_new_method_is_a_method(tiny_images: FitData, monkeypatch: pytest.Mo
     assert isinstance(snapshots, Method)
     sgd = registry.METHODS["sgd"]
     config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
-    trajectory = sgd.rooms["trajectory"].make(tiny_images, {}, config, rng=Seed(0), report=Silent())
-    made = snapshots.rooms["student"].make(
+    trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    made = snapshots.stages["student"].fit_one(
         tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
     )
     inputs, targets = tiny_images.tensors("validation")

@@ -16,7 +16,7 @@ from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 
@@ -71,14 +71,14 @@ class Recording:
         return cls([])
 
 
-def classes(draws: int, rows: int = 61) -> tuple[Fitted, Split, np.ndarray]:
+def classes(draws: int, rows: int = 61) -> tuple[Predictor, Split, np.ndarray]:
     """A posterior, a split, and the mixture's probabilities in float64 by numpy."""
     random = Seed(7).numpy()
     weights, inputs = random.normal(size=(draws, 2, 3)), random.normal(size=(rows, 2))
     outputs = np.exp(np.einsum("bf,sfo->sbo", inputs, weights))
     probs = (outputs / outputs.sum(-1, keepdims=True)).mean(0)
     split = Split(inputs, random.integers(3, size=rows))
-    return Fitted(Linear(torch.tensor(weights)), PLAIN), split, probs
+    return Predictor(Linear(torch.tensor(weights)), PLAIN), split, probs
 
 
 def test_classes_on_test_rows() -> None:
@@ -138,7 +138,7 @@ def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out(
     """Two draws, each sure of another class for all rows; all labels are that of the first."""
     weights = torch.tensor([[[4.0, 0.0, 0.0], [0, 0, 0]], [[0.0, 4.0, 0.0], [0, 0, 0]]])
     split = Split(np.ones((40, 2)), np.zeros(40, dtype=int))
-    found = evaluation.score_clean(Fitted(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
+    found = evaluation.score_clean(Predictor(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
     sure, other = math.exp(4) / (math.exp(4) + 2), 1 / (math.exp(4) + 2)
     joint = (sure**2 + other**2) / 2
     assert found["joint_nll"][0] == pytest.approx(-math.log(joint), rel=1e-5)
@@ -148,7 +148,7 @@ def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out(
 def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
     recording = Recording([])
     split = Split(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
-    evaluation.score_clean(Fitted(recording, PLAIN), split, SETTINGS, Seed(3))
+    evaluation.score_clean(Predictor(recording, PLAIN), split, SETTINGS, Seed(3))
     assert [len(rows) for rows, _ in recording.asked] == [5, 6, 6]
     assert [row for rows, _ in recording.asked for row in rows] == split.inputs[:, 0].tolist()
     assert len({seed for _, seed in recording.asked}) == 1
@@ -157,7 +157,7 @@ def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crum
 def test_shifted_rows_have_the_clean_scores_where_nothing_is_shifted() -> None:
     fitted, split, _ = classes(draws=4)
     clean = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).metrics
-    shifted = evaluation.score_shifted(fitted, split, SETTINGS, Seed(1))
+    shifted = evaluation.score_classification(fitted, split, SETTINGS, Seed(1))
     assert shifted == {name: clean[name] for name in ("accuracy", "nll", "brier", "ece")}
 
 
@@ -178,7 +178,7 @@ def test_other_data_are_told_by_each_score_that_exists() -> None:
 def test_a_density_of_features_is_a_score_of_its_own(draws: int) -> None:
     """Far rows in a direction that one class owns: no score of the labels tells them, the density does."""
     fitted, split, _ = classes(draws)
-    dense = Fitted(Dense(fitted.posterior.weights), PLAIN)
+    dense = Predictor(Dense(fitted.posterior.weights), PLAIN)
     plain = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     result = evaluation.score_clean(dense, split, SETTINGS, Seed(0))
     assert result.metrics == plain.metrics  # nothing else changes
@@ -201,7 +201,7 @@ def test_regression_is_scored_in_original_units() -> None:
     inputs, weights = random.normal(size=(30, 2)), random.normal(size=(3, 2, 1))
     targets = 50 + 10 * random.normal(size=(30, 1))
     shift, scale = torch.tensor([50.0]), torch.tensor([10.0])
-    fitted = Fitted(
+    fitted = Predictor(
         Linear(torch.tensor(weights), gaussian=True),
         Transform("table", torch.zeros(2), torch.ones(2), shift=shift, scale=scale),
     )
@@ -236,7 +236,7 @@ def test_cost_counts_what_is_stored() -> None:
 
 def test_predictions_that_are_not_finite_are_refused() -> None:
     _, split, _ = classes(draws=1)
-    broken = Fitted(Linear(torch.full((1, 2, 3), torch.nan)), PLAIN)
+    broken = Predictor(Linear(torch.full((1, 2, 3), torch.nan)), PLAIN)
     with pytest.raises(Diverged, match="must be finite"):
         evaluation.score_clean(broken, split, SETTINGS, Seed(0))
 

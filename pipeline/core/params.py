@@ -20,7 +20,9 @@ from bdl_pipe.data.partners import ood_source, transfer_source
 from bdl_pipe.errors import ConfigError, DataError, brief, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import read_text
-from bdl_pipe.method import Kind, Method, Room
+from bdl_pipe.method import Kind, Method, StageSpec
+
+from . import old_keys
 
 SECTIONS: Final[Mapping[str, str]] = {
     "trajectory": "trajectories",
@@ -34,28 +36,28 @@ _SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of a M
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A row as it is written.
+class RunSpec:
+    """A run as it is written.
 
     Attributes:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
-        members: how many are made for each split of the data.
-        input: ``prepare/<data set>``, ``<stage kind>/<row>`` of a row above, or ``inputs/<key>``, several of these:
+        seeds: how many are made for each split of the data.
+        input: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or ``inputs/<key>``, several of these:
             what it is made from.
-        override: numbers of this row in place of the method's.
+        override: numbers of this run in place of the method's.
         setting: the column of the comparison that tells runs of one method apart (runs only).
     """
 
     dataset: str
     method: str
-    members: int
+    seeds: int
     input: str
     override: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
 
     def __post_init__(self) -> None:
-        require(self.members >= 1, "members", "must be >= 1", self.members)
+        require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
         rule = "must be words of letters, digits and . _ - + = % ( ), one space between them"
         require(_SETTING.fullmatch(self.setting) is not None, "setting", rule, self.setting)
 
@@ -75,23 +77,23 @@ class ReportConfig:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row with everything that follows from it.
+class Run:
+    """A run with everything that follows from it.
 
     Attributes:
-        sources: the rows whose artifacts it is made from, beside its data: stage kind -> key.
+        sources: the runs whose artifacts it is made from, beside its data: stage kind -> key.
     """
 
     kind: Kind
     key: str
-    entry: Entry
+    spec: RunSpec
     method: Method
     config: Any
     sources: Mapping[Kind, str]
 
     @property
-    def room(self) -> Room:
-        return self.method.rooms[self.kind]
+    def stage(self) -> StageSpec:
+        return self.method.stages[self.kind]
 
 
 @dataclass(frozen=True)
@@ -99,30 +101,30 @@ class Params:
     """params.yaml, typed.
 
     Attributes:
-        inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<row>``.
+        inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<run>``.
     """
 
     seed: int
     datasets: Mapping[str, DatasetConfig]
     inputs: Mapping[str, Mapping[Kind, str]]
-    rows: Mapping[tuple[str, str], Row]
+    runs: Mapping[tuple[str, str], Run]
     evaluate: EvaluateConfig
     report: ReportConfig
     raw: Mapping[str, Any]
 
-    def row(self, kind: str, key: str) -> Row:
-        if (kind, key) not in self.rows:
-            known = [k for other, k in self.rows if other == kind]
-            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a row{nearest(key, known)}")
-        return self.rows[kind, key]
+    def run(self, kind: str, key: str) -> Run:
+        if (kind, key) not in self.runs:
+            known = [k for other, k in self.runs if other == kind]
+            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, known)}")
+        return self.runs[kind, key]
 
-    def of(self, kind: str) -> list[Row]:
-        return [row for row in self.rows.values() if row.kind == kind]
+    def of(self, kind: str) -> list[Run]:
+        return [run for run in self.runs.values() if run.kind == kind]
 
-    def lineage(self, row: Row) -> list[Row]:
-        """All rows that one is made from, each after those that it is made from itself; the row is the last."""
-        above = [self.lineage(self.row(kind, key)) for kind, key in row.sources.items()]
-        return [*{(r.kind, r.key): r for rows in above for r in rows}.values(), row]
+    def lineage(self, run: Run) -> list[Run]:
+        """All runs that one is made from, each after those that it is made from itself; the run is the last."""
+        above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
+        return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
 
 def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
@@ -144,6 +146,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     registry = _library() if registry is None else registry
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections, optional=("inputs",))
+    old_keys.refuse(raw)
     seed = raw["seed"]
     require(type(seed) is int and seed >= 0, "seed", "must be a whole number >= 0", seed)
     datasets = {k: config.read(DatasetConfig, v, f"datasets.{k}") for k, v in _section(raw, "datasets").items()}
@@ -156,14 +159,14 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         require(name in registry, f"methods.{name}", f"is not a method{nearest(name, registry)}")
         config.read(registry[name].config, section, f"methods.{name}")
     bundles = {key: _bundle(key, value) for key, value in _section(raw, "inputs").items()} if "inputs" in raw else {}
-    rows: dict[tuple[str, str], Row] = {}
+    runs: dict[tuple[str, str], Run] = {}
     for kind in FIT_KINDS:
         for key, value in _section(raw, SECTIONS[kind]).items():
-            rows[kind, key] = _row(kind, key, value, raw, rows, registry, datasets, bundles)
+            runs[kind, key] = _row(kind, key, value, raw, runs, registry, datasets, bundles)
     for key, bundle in bundles.items():
-        _check_bundle(key, bundle, rows)
+        _check_bundle(key, bundle, runs)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
-    return Params(seed, datasets, bundles, rows, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+    return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
 
 
 def _library() -> Mapping[str, Method]:
@@ -217,90 +220,96 @@ def _row(
     key: str,
     value: Any,
     raw: Mapping[str, Any],
-    above: Mapping[tuple[str, str], Row],
+    above: Mapping[tuple[str, str], Run],
     registry: Mapping[str, Method],
     datasets: Mapping[str, DatasetConfig],
     bundles: Mapping[str, Mapping[Kind, str]],
-) -> Row:
+) -> Run:
     path = f"{SECTIONS[kind]}.{key}"
-    entry = config.read(Entry, value, path)
-    require(kind == "student" or not entry.setting, f"{path}.setting", "is for runs only", entry.setting)
-    require(kind != "student" or entry.setting != "", f"{path}.setting", "is missing")
-    _known(entry.dataset, datasets, f"{path}.dataset", "a data set")
-    _known(entry.method, registry, f"{path}.method", "a method")
+    spec = config.read(RunSpec, value, path)
+    require(kind == "student" or not spec.setting, f"{path}.setting", "is for runs only", spec.setting)
+    require(kind != "student" or spec.setting != "", f"{path}.setting", "is missing")
+    _known(spec.dataset, datasets, f"{path}.dataset", "a data set")
+    _known(spec.method, registry, f"{path}.method", "a method")
     methods = _section(raw, "methods")
-    _known(entry.method, methods, f"{path}.method", "a section of methods")
-    method = registry[entry.method]
-    rooms = ", ".join(method.rooms)
-    require(kind in method.rooms, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {rooms}")
-    task = datasets[entry.dataset].task
-    require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {entry.dataset})", method.name)
-    merged = config.merge(methods[entry.method], entry.override)
-    numbers: Any = config.read(method.config, merged, f"methods.{entry.method}")
-    row = Row(kind, key, entry, method, numbers, _sources(entry, method.rooms[kind], path, bundles))
-    _check_sources(row, path, above)
-    return row
+    _known(spec.method, methods, f"{path}.method", "a section of methods")
+    method = registry[spec.method]
+    stages = ", ".join(method.stages)
+    require(
+        kind in method.stages, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {stages}"
+    )
+    task = datasets[spec.dataset].task
+    require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {spec.dataset})", method.name)
+    merged = config.merge(methods[spec.method], spec.override)
+    numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
+    run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
+    _check_sources(run, path, above)
+    return run
 
 
 def _bundle(key: str, value: Any) -> dict[Kind, str]:
-    """An entry of ``inputs``: stage kind -> ``<stage kind>/<row>``."""
+    """An spec of ``inputs``: stage kind -> ``<stage kind>/<run>``."""
     path = f"inputs.{key}"
-    require(isinstance(value, dict) and len(value) > 1, path, "must be two artifacts or more (kind: kind/row)", value)
+    require(isinstance(value, dict) and len(value) > 1, path, "must be two artifacts or more (kind: kind/run)", value)
     for kind, name in value.items():
         require(kind in FIT_KINDS, f"{path}.{kind}", f"must be a stage kind{nearest(kind, FIT_KINDS)}")
         shape = isinstance(name, str) and name.startswith(f"{kind}/") and _KEY.fullmatch(name.removeprefix(f"{kind}/"))
-        require(bool(shape), f"{path}.{kind}", f"must be {kind}/<row>", name)
+        require(bool(shape), f"{path}.{kind}", f"must be {kind}/<run>", name)
     return value
 
 
-def _check_bundle(key: str, bundle: Mapping[Kind, str], rows: Mapping[tuple[str, str], Row]) -> None:
-    """Its rows are there, and of one data set."""
-    found = {}
+def _check_bundle(key: str, bundle: Mapping[Kind, str], runs: Mapping[tuple[str, str], Run]) -> None:
+    """Its runs are there, and of one data set."""
+    datasets_of = {}
     for kind, name in bundle.items():
-        known = [k for other, k in rows if other == kind]
-        row = name.removeprefix(f"{kind}/")
-        require(row in known, f"inputs.{key}.{kind}", f"must be a row of {SECTIONS[kind]}{nearest(row, known)}", name)
-        found[name] = rows[kind, row].entry.dataset
-    require(len(set(found.values())) == 1, f"inputs.{key}", "must be of one data set", found)
+        known = [k for other, k in runs if other == kind]
+        source = name.removeprefix(f"{kind}/")
+        require(
+            source in known, f"inputs.{key}.{kind}", f"must be a run of {SECTIONS[kind]}{nearest(source, known)}", name
+        )
+        datasets_of[name] = runs[kind, source].spec.dataset
+    require(len(set(datasets_of.values())) == 1, f"inputs.{key}", "must be of one data set", datasets_of)
 
 
-def _sources(entry: Entry, room: Room, path: str, bundles: Mapping[str, Mapping[Kind, str]]) -> Mapping[Kind, str]:
-    """The rows that an entry names as its input: of all kinds that its room needs, of some where it may choose."""
-    needs, data = room.needs, f"prepare/{entry.dataset}"
+def _sources(
+    spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
+) -> Mapping[Kind, str]:
+    """The runs that an spec names as its input: of all kinds that its stage needs, of some where it may choose."""
+    needs, data = stage.needs, f"prepare/{spec.dataset}"
     several = f"inputs/<key> with {' and '.join(needs)}"
-    meant = [f"{kind}/<row>" for kind in needs] if room.optional or len(needs) == 1 else [several] * bool(needs)
-    meant += [data] * (room.optional or not needs)
+    meant = [f"{kind}/<run>" for kind in needs] if stage.input_optional or len(needs) == 1 else [several] * bool(needs)
+    meant += [data] * (stage.input_optional or not needs)
     place, rule = f"{path}.input", f"must be {' or '.join(meant)}"
-    if entry.input == data:
-        require(room.optional or not needs, place, rule, entry.input)
+    if spec.input == data:
+        require(stage.input_optional or not needs, place, rule, spec.input)
         return {}
-    kind, _, key = entry.input.partition("/")
+    kind, _, key = spec.input.partition("/")
     if kind == "inputs" and len(needs) > 1:
         _known(key, bundles, place, "a key of inputs")
-        found = {of: name.removeprefix(f"{of}/") for of, name in bundles[key].items()}
-        named = f"{entry.input}: {', '.join(found)}"
+        keys = {of: name.removeprefix(f"{of}/") for of, name in bundles[key].items()}
+        named = f"{spec.input}: {', '.join(keys)}"
     else:
-        found, named = {of: key for of in needs if of == kind and _KEY.fullmatch(key)}, entry.input
-    right = found.keys() <= needs.keys() if room.optional else found.keys() == needs.keys()
-    require(right and len(found) > 0, place, rule, named)
-    return found
+        keys, named = {of: key for of in needs if of == kind and _KEY.fullmatch(key)}, spec.input
+    right = keys.keys() <= needs.keys() if stage.input_optional else keys.keys() == needs.keys()
+    require(right and len(keys) > 0, place, rule, named)
+    return keys
 
 
-def _check_sources(row: Row, path: str, above: Mapping[tuple[str, str], Row]) -> None:
-    """They are rows above it, of its data, with members enough, and its numbers fit theirs."""
+def _check_sources(run: Run, path: str, above: Mapping[tuple[str, str], Run]) -> None:
+    """They are runs above it, of its data, with seeds enough, and its numbers fit theirs."""
     place, configs = f"{path}.input", {}
-    for kind, key in row.sources.items():
+    for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
-        require(key in known, place, f"must be a row above{nearest(key, known)}", name)
+        require(key in known, place, f"must be a run above{nearest(key, known)}", name)
         source = above[kind, key]
-        same = source.entry.dataset == row.entry.dataset
-        require(same, place, f"must be of the data set {row.entry.dataset}", f"{name}: {source.entry.dataset}")
-        enough = row.room.needs[kind] != "each" or row.entry.members <= source.entry.members
-        require(enough, f"{path}.members", f"must be <= {source.entry.members}, those of its input", row.entry.members)
+        same = source.spec.dataset == run.spec.dataset
+        require(same, place, f"must be of the data set {run.spec.dataset}", f"{name}: {source.spec.dataset}")
+        enough = run.stage.needs[kind] != "one_to_one" or run.spec.seeds <= source.spec.seeds
+        require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, those of its input", run.spec.seeds)
         configs[kind] = source.config
-    if row.room.fits is not None:
+    if run.stage.validate_sources is not None:
         try:
-            row.room.fits(row.config, configs)
+            run.stage.validate_sources(run.config, configs)
         except ConfigError as error:
             raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 
@@ -310,7 +319,7 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """What DVC does not watch, one line each: files of users outside ``data/``; rows that another one names."""
+    """What DVC does not watch, one line each: files of users outside ``data/``; runs that another one names."""
     lines = []
     for key, dataset in params.datasets.items():
         if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):

@@ -1,7 +1,7 @@
 """Which code a stage's result depends on: a hash of the files that its bytes follow from.
 
 From the module of the stage kind and that of the method, every import is followed, also those inside functions.
-Two kinds of module are not: the registry, a table of names of which a result depends on its own entry alone, and the
+Two kinds of module are not: the registry, a table of names of which a result depends on its own spec alone, and the
 rest of ``pipeline``, which carries, shows and tracks, and shapes no byte (tests/pipeline/test_code.py holds this
 against another tool's import graph). Only the standard library is needed: a stage that always runs comes here.
 """
@@ -45,9 +45,9 @@ def digest(kind: str, method: str | None = None) -> str:
         kind: a stage kind.
         method: a name of the registry, for kinds that a method has a part in.
     """
-    entry = [] if method is None else [_methods()[method]]
+    spec = [] if method is None else [_methods()[method]]
     whole = hashlib.sha256()
-    for module in sorted(closure([BODIES[kind], *entry])):
+    for module in sorted(closure([BODIES[kind], *spec])):
         whole.update(module.encode() + b"\0" + _hash(path_of(module)))
     return whole.hexdigest()[:16]
 

@@ -115,7 +115,7 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
     if not names:
         return None
     problem = _commit(_grouped(names, fresh, plan))
-    if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an entry
+    if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an spec
         os.replace(LOCK, _BROKEN)
         problem = _commit(_grouped([*fresh, _SOURCES], fresh, plan))
     if problem is None:
@@ -144,15 +144,15 @@ def _commit(names: Sequence[str]) -> str | None:
     return f"dvc commit: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
 
 
-def _knows(entry: Mapping[str, Any] | None, stage: Stage) -> bool:
-    """Whether an entry of the lock is of this result: the file of what it was made from is the same, and so is what
+def _knows(spec: Mapping[str, Any] | None, stage: Stage) -> bool:
+    """Whether an spec of the lock is of this result: the file of what it was made from is the same, and so is what
     DVC compares, the names of what the stage reads and the numbers."""
-    if entry is None:
+    if spec is None:
         return False
     identity = places.identity(stage.kind, stage.key)
-    outs = {out["path"]: out.get("md5") for out in entry.get("outs", ())}
-    deps = {dep["path"] for dep in entry.get("deps", ())}
-    numbers = {key: value for section in entry.get("params", {}).values() for key, value in section.items()}
+    outs = {out["path"]: out.get("md5") for out in spec.get("outs", ())}
+    deps = {dep["path"] for dep in spec.get("deps", ())}
+    numbers = {key: value for section in spec.get("params", {}).values() for key, value in section.items()}
     return (
         outs.get(str(identity)) == _md5(identity)
         and deps == {str(path) for path in stage.reads}
@@ -160,10 +160,10 @@ def _knows(entry: Mapping[str, Any] | None, stage: Stage) -> bool:
     )
 
 
-def _knows_sources(entry: Mapping[str, Any] | None) -> bool:
-    if entry is None:
+def _knows_sources(spec: Mapping[str, Any] | None) -> bool:
+    if spec is None:
         return False
-    return any(out.get("md5") == _md5(places.sources()) for out in entry.get("outs", ()))
+    return any(out.get("md5") == _md5(places.sources()) for out in spec.get("outs", ()))
 
 
 def _code() -> str:

@@ -13,7 +13,7 @@ from bdl_pipe.artifacts import MANIFEST
 from bdl_pipe.errors import UserError
 
 from ..core import places
-from ..core.params import FIT_KINDS, SECTIONS, Params, Row
+from ..core.params import FIT_KINDS, SECTIONS, Params, Run
 from . import code, sources
 
 
@@ -54,9 +54,9 @@ Plan = Mapping[str, Stage]  # name -> stage, each after all that it needs
 def plan(params: Params) -> Plan:
     """Every stage of ``params``, each after all that it needs."""
     stages = [_prepare(key, params) for key in params.datasets]
-    stages += [_fit(row, params) for kind in FIT_KINDS for row in params.of(kind)]
+    stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
-    stages += [_evaluate(row, params) for row in params.of("student")]
+    stages += [_evaluate(run, params) for run in params.of("student")]
     stages.append(_report(params))
     named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
 
@@ -83,8 +83,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
         return _prepare(key, params)
     if kind == "inputs":
         return _inputs(key, params)
-    row = params.row("student" if kind == "evaluate" else kind, key)
-    return _evaluate(row, params) if kind == "evaluate" else _fit(row, params)
+    run = params.run("student" if kind == "evaluate" else kind, key)
+    return _evaluate(run, params) if kind == "evaluate" else _fit(run, params)
 
 
 def matching(targets: Collection[str], plan: Plan) -> Plan:
@@ -141,7 +141,7 @@ def _prepare(key: str, params: Params) -> Stage:
 
 def _inputs(key: str, params: Params) -> Stage:
     if key not in params.inputs:
-        raise UserError(f"inputs.{key} is not an entry (known: {', '.join(params.inputs) or 'none'})")
+        raise UserError(f"inputs.{key} is not an spec (known: {', '.join(params.inputs) or 'none'})")
     names = params.inputs[key].values()
     return Stage(
         kind="inputs",
@@ -154,46 +154,46 @@ def _inputs(key: str, params: Params) -> Stage:
     )
 
 
-def _fit(row: Row, params: Params) -> Stage:
-    entry = row.entry
-    kind, _, key = entry.input.partition("/")
-    reads = (places.artifact("prepare", entry.dataset) / MANIFEST, places.artifact(kind, key))
-    needs = {f"prepare@{entry.dataset}", f"{kind}@{key}"}
+def _fit(run: Run, params: Params) -> Stage:
+    spec = run.spec
+    kind, _, key = spec.input.partition("/")
+    reads = (places.artifact("prepare", spec.dataset) / MANIFEST, places.artifact(kind, key))
+    needs = {f"prepare@{spec.dataset}", f"{kind}@{key}"}
     return Stage(
-        kind=row.kind,
-        key=row.key,
+        kind=run.kind,
+        key=run.key,
         needs=frozenset(needs),
         reads=reads,
-        makes=(places.artifact(row.kind, row.key), places.record(row.kind, row.key)),
-        params=_numbers(row, params) | {f"methods.{entry.method}": params.raw["methods"][entry.method]},
-        digests={f"code.fit.{entry.method}": code.digest(row.kind, entry.method)},
+        makes=(places.artifact(run.kind, run.key), places.record(run.kind, run.key)),
+        params=_numbers(run, params) | {f"methods.{spec.method}": params.raw["methods"][spec.method]},
+        digests={f"code.fit.{spec.method}": code.digest(run.kind, spec.method)},
     )
 
 
-def _evaluate(row: Row, params: Params) -> Stage:
-    entry = row.entry
+def _evaluate(run: Run, params: Params) -> Stage:
+    spec = run.spec
     return Stage(
         kind="evaluate",
-        key=row.key,
-        needs=frozenset({f"prepare@{entry.dataset}", f"student@{row.key}"}),
+        key=run.key,
+        needs=frozenset({f"prepare@{spec.dataset}", f"student@{run.key}"}),
         reads=(
-            places.artifact("holdout", entry.dataset),
-            places.artifact("student", row.key),
-            places.record("student", row.key),
+            places.artifact("holdout", spec.dataset),
+            places.artifact("student", run.key),
+            places.record("student", run.key),
         ),
-        makes=(places.artifact("evaluate", row.key),),
-        params=_numbers(row, params) | {"evaluate": params.raw["evaluate"]},
-        digests={f"code.evaluate.{entry.method}": code.digest("evaluate", entry.method)},
+        makes=(places.artifact("evaluate", run.key),),
+        params=_numbers(run, params) | {"evaluate": params.raw["evaluate"]},
+        digests={f"code.evaluate.{spec.method}": code.digest("evaluate", spec.method)},
     )
 
 
-def _numbers(row: Row, params: Params) -> dict[str, Any]:
+def _numbers(run: Run, params: Params) -> dict[str, Any]:
     """What a stage of a row depends on, but for its method's section."""
-    section, dataset = SECTIONS[row.kind], row.entry.dataset
+    section, dataset = SECTIONS[run.kind], run.spec.dataset
     return {
         "seed": params.seed,
         f"datasets.{dataset}.splits": params.raw["datasets"][dataset]["splits"],
-        f"{section}.{row.key}": params.raw[section][row.key],
+        f"{section}.{run.key}": params.raw[section][run.key],
     }
 
 
@@ -202,8 +202,8 @@ def _report(params: Params) -> Stage:
     return Stage(
         kind="report",
         key="",
-        needs=frozenset(f"evaluate@{row.key}" for row in runs),
-        reads=tuple(places.artifact("evaluate", row.key) for row in runs),
+        needs=frozenset(f"evaluate@{run.key}" for run in runs),
+        reads=tuple(places.artifact("evaluate", run.key) for run in runs),
         makes=tuple(places.REPORT / name for name in places.REPORT_FILES),
         params={"seed": params.seed, **{name: params.raw[name] for name in ("report", "runs", "coresets")}},
         digests={"code.report": code.digest("report")},

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from ..core import places
-from ..core.params import Params, Row
+from ..core.params import Params, Run
 from ..report import means
 from ..report.means import Mean
 from . import PaperTable, Printed
@@ -70,9 +70,9 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
     for method, printed in table.figures[dataset].items():
         matching = [row for row in runs if stands_for(row, method, table)]
         used |= {row.key for row in matching}
-        unrun: list[Row | None] = [None]
+        unrun: list[Run | None] = [None]
         for row in matching or unrun:
-            name = f"{method} ({row.entry.setting})" if row and len(matching) > 1 else method
+            name = f"{method} ({row.spec.setting})" if row and len(matching) > 1 else method
             lines.append(_line(table, name, method, row, printed, metrics, params, evaluated))
     for row in runs:
         if row.key not in used:
@@ -80,27 +80,27 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
     return lines
 
 
-def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Row]:
+def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Run]:
     """The runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
-    runs = [row for row in params.of("student") if row.entry.dataset == table.names.datasets[dataset]]
+    runs = [row for row in params.of("student") if row.spec.dataset == table.names.datasets[dataset]]
     return [r for r in runs if _of(r, table.figures[dataset], table) or not _of(r, table.others, table)]
 
 
-def _of(row: Row, methods: Iterable[str], table: PaperTable) -> bool:
+def _of(row: Run, methods: Iterable[str], table: PaperTable) -> bool:
     return any(stands_for(row, method, table) for method in methods)
 
 
-def stands_for(row: Row, method: str, table: PaperTable) -> bool:
+def stands_for(row: Run, method: str, table: PaperTable) -> bool:
     """Whether a run is ours for ``method`` of the paper."""
     ours = table.names.methods[method]
-    return row.method.name == ours.method and ours.setting in ("", row.entry.setting)
+    return row.method.name == ours.method and ours.setting in ("", row.spec.setting)
 
 
 def _line(
     table: PaperTable,
     name: str,
     method: str | None,
-    row: Row | None,
+    row: Run | None,
     printed: Mapping[str, Printed],
     metrics: list[str],
     params: Params,
@@ -109,14 +109,14 @@ def _line(
     """Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
     ran = row is not None and row.key in evaluated
     scores = _scores(row.key) if row is not None and ran else []
-    fold = means.fold(params.datasets[row.entry.dataset].splits, row.entry.members) if row is not None else 1
+    fold = means.fold(params.datasets[row.spec.dataset].splits, row.spec.seeds) if row is not None else 1
     cells = {}
     for metric in metrics:
         shown = ran and (method is None or metric in printed)
         ours = mean(scores, *table.score(metric, method), fold, table.scale(metric)) if shown else None
         cells[metric] = Cell(ours, printed.get(metric))
     cost = mean(scores, "cost", "fit_seconds", fold)
-    key, setting = (row.key, row.entry.setting) if row is not None else (None, "")
+    key, setting = (row.key, row.spec.setting) if row is not None else (None, "")
     return Line(name, key, setting, ran, cells, cost.value if cost else None)
 
 
@@ -133,6 +133,6 @@ def _scores(run: str) -> list[dict[str, Any]]:
     return pq.read_table(places.artifact("evaluate", run) / "scores.parquet").to_pylist()
 
 
-def _name(row: Row, runs: list[Row]) -> str:
+def _name(row: Run, runs: list[Run]) -> str:
     several = len([r for r in runs if r.method.name == row.method.name]) > 1
-    return f"{row.method.name} ({row.entry.setting})" if several else row.method.name
+    return f"{row.method.name} ({row.spec.setting})" if several else row.method.name

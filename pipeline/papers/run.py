@@ -20,9 +20,10 @@ from bdl_pipe.files import write_bytes
 
 from .. import papers
 from ..core import places
-from ..core.params import FIT_KINDS, Params, Row, load, nearest
+from ..core.params import FIT_KINDS, Params, Run, load, nearest
 from ..core.settings import Settings
-from ..graph import client, run
+from ..graph import client
+from ..graph import run as runner
 from ..graph.plan import Plan, matching, plan
 from ..stages import records
 from ..tracking import provenance
@@ -46,7 +47,7 @@ class Request:
     table: PaperTable
     params: Params
     datasets: tuple[str, ...]
-    runs: tuple[Row, ...]
+    runs: tuple[Run, ...]
     splits: int | None
     path: Path
 
@@ -75,11 +76,11 @@ def main(args: Namespace) -> None:
     console = Console()
     with places.rooted(asked.root):
         _bring(asked, args.executor)
-        why = run.stale(plan(asked.params))
+        why = runner.stale(plan(asked.params))
         for dataset in asked.datasets:
             rows = compare.runs_of(asked.table, dataset, asked.params)
-            there = [row for row in rows if f"evaluate@{row.key}" not in why]
-            lines = compare.compare(asked.table, dataset, asked.params, {row.key for row in there})
+            there = [run for run in rows if f"evaluate@{run.key}" not in why]
+            lines = compare.compare(asked.table, dataset, asked.params, {run.key for run in there})
             show.terminal(asked.table, dataset, lines, console)
             for path in _write(asked, dataset, lines, _facts(asked, dataset, there, settings)):
                 console.print(f"written: {path}", highlight=False, soft_wrap=True)
@@ -106,7 +107,7 @@ def read(table: str, datasets: str | None, methods: str | None, splits: int | No
     if splits:
         params = _with_splits(params, splits)
     chosen = _datasets(paper, params, datasets, path)
-    runs = [row for name in chosen for row in compare.runs_of(paper, name, params)]
+    runs = [run for name in chosen for run in compare.runs_of(paper, name, params)]
     return Request(paper, params, tuple(chosen), tuple(_methods(paper, runs, methods, path)), splits, path)
 
 
@@ -122,28 +123,28 @@ def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) 
         if not found:
             raise UserError(f"--dataset {given}: is not a data set of {paper}{nearest(given, ours)}")
         if found[0] not in there:
-            raise UserError(f"--dataset {given}: has no row in {path} (it has: {', '.join(there) or 'none'})")
+            raise UserError(f"--dataset {given}: has no run in {path} (it has: {', '.join(there) or 'none'})")
         chosen += found
     return list(dict.fromkeys(chosen))
 
 
-def _methods(paper: PaperTable, runs: Sequence[Row], names: str | None, path: Path) -> list[Row]:
+def _methods(paper: PaperTable, runs: Sequence[Run], names: str | None, path: Path) -> list[Run]:
     """The runs of the methods that were named (by the paper's name or ours), or all."""
     if names is None:
         return list(runs)
-    theirs = {name.lower(): name for row in paper.figures.values() for name in row}
-    known = [*theirs.values(), *dict.fromkeys(row.method.name for row in runs)]
-    chosen: dict[str, Row] = {}
+    theirs = {name.lower(): name for figures in paper.figures.values() for name in figures}
+    known = [*theirs.values(), *dict.fromkeys(run.method.name for run in runs)]
+    chosen: dict[str, Run] = {}
     for given in _split(names, "--method"):
         name = theirs.get(given.lower())
         found = [r for r in runs if r.method.name == given.lower() or (name and compare.stands_for(r, name, paper))]
         if not found and name is None:
             raise UserError(f"--method {given}: is not a method of {paper} or of {path}{nearest(given, known)}")
         if not found:
-            have = ", ".join(dict.fromkeys(row.method.name for row in runs))
+            have = ", ".join(dict.fromkeys(run.method.name for run in runs))
             raise UserError(f"--method {given}: has no run in {path} (it has: {have or 'none'})")
-        chosen |= {row.key: row for row in found}
-    return [row for row in runs if row.key in chosen]
+        chosen |= {run.key: run for run in found}
+    return [run for run in runs if run.key in chosen]
 
 
 def _split(names: str, option: str) -> list[str]:
@@ -162,13 +163,13 @@ def _with_splits(params: Params, splits: int) -> Params:
 
 def _bring(asked: Request, executor: str | None) -> None:
     stages = _stages(asked.params, asked.runs)
-    if not run.stale(stages):
+    if not runner.stale(stages):
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
     with _tracked(asked):
         try:
-            outcome = run.bring_all(
-                stages, asked.params, jobs=run.JOBS, executor=executor, own=True, root=str(asked.root)
+            outcome = runner.bring_all(
+                stages, asked.params, jobs=runner.JOBS, executor=executor, own=True, root=str(asked.root)
             )
         except client.Lost as error:
             raise UserError(str(error)) from None
@@ -178,9 +179,9 @@ def _bring(asked: Request, executor: str | None) -> None:
     print(f"{ran} stages run, {len(stages) - ran} up to date", file=sys.stderr, flush=True)
 
 
-def _stages(params: Params, runs: Sequence[Row]) -> Plan:
+def _stages(params: Params, runs: Sequence[Run]) -> Plan:
     """The stages of ``runs``, and of all that they are made from."""
-    return matching([f"evaluate@{row.key}" for row in runs], plan(params))
+    return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 @contextmanager
@@ -200,9 +201,9 @@ def _tracked(asked: Request) -> Iterator[None]:
         experiments.end_parent(parent, status)
 
 
-def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Settings) -> dict[str, Any]:
+def _facts(asked: Request, dataset: str, there: Sequence[Run], settings: Settings) -> dict[str, Any]:
     """Where the figures come from; the same for equal results, whenever they are written."""
-    made = [records.read("student", row.key) for row in there]
+    made = [records.read("student", run.key) for run in there]
     prepared = places.artifact("prepare", asked.table.names.datasets[dataset]) / artifacts.MANIFEST
     again = f"python -m pipeline paper {asked.table} --dataset {dataset}"
     return {
@@ -218,7 +219,7 @@ def _facts(asked: Request, dataset: str, there: Sequence[Row], settings: Setting
     }
 
 
-def _seconds(params: Params, there: Sequence[Row]) -> Iterator[float]:
+def _seconds(params: Params, there: Sequence[Run]) -> Iterator[float]:
     """Of every stage that fits, once."""
     for stage in _stages(params, there).values() if there else ():
         if stage.kind in FIT_KINDS:

@@ -68,8 +68,8 @@ def show_runs(fresh: Collection[str], missing: Mapping[str, str], params: "Param
     from ..stages.report import run_info
     from . import columns, partial
 
-    rows = [row for row in params.of("student") if row.key in fresh]
-    tables, lost = partial([run_info(row, params) for row in rows])
+    runs = [run for run in params.of("student") if run.key in fresh]
+    tables, lost = partial([run_info(run, params) for run in runs])
     if tables and not console.is_terminal:
         console.print(columns.markdown(tables), markup=False, highlight=False, soft_wrap=True)
     for table in tables if console.is_terminal else ():

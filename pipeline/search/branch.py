@@ -1,4 +1,4 @@
-"""What searches and studies share: which rows are made, on which rows of data, from what, and how one goes on.
+"""What searches and studies share: which runs are made, on which rows of data, from what, and how one goes on.
 
 Every trial fits on the training rows alone, and so does what the method is made from: a teacher of a final
 fit has seen validation rows, so another one is made here, once.
@@ -20,11 +20,11 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Method, taken
+from bdl_pipe.method import Method, fan_in
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params, Row, nearest
+from ..core.params import Params, Run, nearest
 from ..core.settings import Settings
 from ..graph import body
 from ..graph.plan import one
@@ -37,16 +37,16 @@ RECORD: Final = "search.json"
 
 @dataclass(frozen=True)
 class Branch:
-    """A run and all that it is made from, parted at the first row of the method that is searched.
+    """A run and all that it is made from, parted at the first run of the method that is searched.
 
     Attributes:
-        upstream: rows that are made once before the trials, in order.
-        chain: rows that every trial makes: that one and what is made from it.
+        upstream: runs that are made once before the trials, in order.
+        chain: runs that every trial makes: that one and what is made from it.
     """
 
     method: Method
     dataset: str
-    upstream: tuple[Row, ...]
+    upstream: tuple[Run, ...]
     chain: Chain
 
     @property
@@ -54,13 +54,13 @@ class Branch:
         return f"{self.method.name}-{self.dataset}"
 
     @property
-    def run(self) -> Row:
-        return self.chain.rows[-1]
+    def run(self) -> Run:
+        return self.chain.runs[-1]
 
     def facts(self) -> list[Any]:
         """What every trial's score depends on, but the searched numbers, the data and the code."""
-        rows = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.rows)]
-        return [rows, self.chain.seed]
+        runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
+        return [runs, self.chain.seed]
 
     @property
     def tags(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class Branch:
         return {"method": self.method.name, "dataset": self.dataset}
 
 
-def branch_of(params: Params, method: str, dataset: str, run: str | None, verb: str, settings: Settings) -> Branch:
-    """The rows of ``run``, or of the first run on ``dataset`` that ``method`` is in.
+def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: str, settings: Settings) -> Branch:
+    """The runs that make ``key`` of ``runs``, or of the first run on ``dataset`` that ``method`` is in.
 
     Args:
         verb: who asks; the seeds' addresses differ by it.
@@ -77,17 +77,17 @@ def branch_of(params: Params, method: str, dataset: str, run: str | None, verb: 
     Raises:
         UserError: there is no such method, data set or run.
     """
-    methods = {row.method.name: row.method for row in params.rows.values()}
+    methods = {run.method.name: run.method for run in params.runs.values()}
     if dataset not in params.datasets:
         raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
     if method not in methods:
-        raise UserError(f"{method}: is not a method of any row{nearest(method, methods)}")
-    rows = _rows(params, method, dataset, run)
-    chain = [next(row for row in rows if row.method.name == method)]
-    for row in rows[rows.index(chain[0]) + 1 :]:
-        if any((other.kind, other.key) in row.sources.items() for other in chain):
-            chain.append(row)
-    upstream = tuple(row for row in rows if row not in chain)
+        raise UserError(f"{method}: is not a method of any run{nearest(method, methods)}")
+    lineage = _lineage(params, method, dataset, key)
+    chain = [next(run for run in lineage if run.method.name == method)]
+    for run in lineage[lineage.index(chain[0]) + 1 :]:
+        if any((other.kind, other.key) in run.sources.items() for other in chain):
+            chain.append(run)
+    upstream = tuple(run for run in lineage if run not in chain)
     return Branch(methods[method], dataset, upstream, Chain(tuple(chain), method, params.seed, settings.threads, verb))
 
 
@@ -152,38 +152,38 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
     executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
     prepared = places.artifact("prepare", branch.dataset)
     counts = _members_needed(branch)
-    for row in branch.upstream:
-        lineage = [fit.facts(above, params) for above in params.lineage(row)[:-1]]
-        about = {"for": verb, "made from": lineage, **fit.facts(row, params)}
-        store = Store(places.checkpoints(verb, f"{row.kind}-{row.key}"), fit.identity(about, settings, [prepared]))
+    for run in branch.upstream:
+        lineage = [fit.facts(above, params) for above in params.lineage(run)[:-1]]
+        about = {"for": verb, "made from": lineage, **fit.facts(run, params)}
+        store = Store(places.checkpoints(verb, f"{run.kind}-{run.key}"), fit.identity(about, settings, [prepared]))
         store.open()
-        sources = {kind: made[kind, key] for kind, key in row.sources.items()}
+        sources = {kind: made[kind, key] for kind, key in run.sources.items()}
         shared: dict[str, Any] = {"data": data}
         shared |= {f"{kind}-{i}": state for kind, states in sources.items() for i, state in enumerate(states)}
         tasks = []
-        for member in range(counts[row.kind, row.key]):
+        for member in range(counts[run.kind, run.key]):
             inputs = {
-                kind: tuple(f"{kind}-{i}" for i in taken(row.room.needs[kind], member, len(states)))
+                kind: tuple(f"{kind}-{i}" for i in fan_in(run.stage.needs[kind], member, len(states)))
                 for kind, states in sources.items()
             }
-            rng = Seed(params.seed).fold(verb, row.kind, row.key, 0, member)
-            payload = fit.Member(row.room.make, row.config, "data", inputs, rng)
+            rng = Seed(params.seed).fold(verb, run.kind, run.key, 0, member)
+            payload = fit.SeedTask(run.stage.fit_one, run.config, "data", inputs, rng)
             tasks.append(Task(str(member), payload, ("data", *itertools.chain(*inputs.values()))))
-        with Display(f"{row.kind} {row.key}, on training rows alone") as display:
+        with Display(f"{run.kind} {run.key}, on training rows alone") as display:
             done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
-        made[row.kind, row.key] = [d.result for d in done]
+        made[run.kind, run.key] = [d.result for d in done]
     return made
 
 
 def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
-    """How many members of each upstream row a trial, which is of one member, is made from."""
-    counts: dict[tuple[str, str], int] = {(row.kind, row.key): 1 for row in (*branch.upstream, *branch.chain.rows)}
-    for row in (*branch.chain.rows[::-1], *branch.upstream[::-1]):
-        for kind, key in row.sources.items():
+    """How many seeds of each upstream run a trial, which is of one seed, is made from."""
+    counts: dict[tuple[str, str], int] = {(run.kind, run.key): 1 for run in (*branch.upstream, *branch.chain.runs)}
+    for run in (*branch.chain.runs[::-1], *branch.upstream[::-1]):
+        for kind, key in run.sources.items():
             if (source := next((r for r in branch.upstream if (r.kind, r.key) == (kind, key)), None)) is not None:
-                takes = row.room.needs[kind]
-                most = source.entry.members if takes == "all" else counts[row.kind, row.key]
-                counts[kind, key] = min(source.entry.members, max(counts[kind, key], most))
+                rule = run.stage.needs[kind]
+                most = source.spec.seeds if rule == "all" else counts[run.kind, run.key]
+                counts[kind, key] = min(source.spec.seeds, max(counts[kind, key], most))
     return counts
 
 
@@ -211,12 +211,12 @@ def tracked(
             os.environ[experiments.PARENT] = outer
 
 
-def _rows(params: Params, method: str, dataset: str, run: str | None) -> tuple[Row, ...]:
+def _lineage(params: Params, method: str, dataset: str, key: str | None) -> tuple[Run, ...]:
     """All that a run is made from, and the run itself, each after what it is made from."""
-    runs = [params.row("student", run)] if run else [r for r in params.of("student") if r.entry.dataset == dataset]
-    for row in runs:
-        rows = params.lineage(row)
-        if row.entry.dataset == dataset and method in [r.method.name for r in rows]:
-            return tuple(rows)
-    where = f"run {run}" if run else f"any run on {dataset}"
-    raise UserError(f"{method}: is not in {where}; add a row to runs in params.yaml")
+    runs = [params.run("student", key)] if key else [r for r in params.of("student") if r.spec.dataset == dataset]
+    for run in runs:
+        lineage = params.lineage(run)
+        if run.spec.dataset == dataset and method in [r.method.name for r in lineage]:
+            return tuple(lineage)
+    where = f"run {key}" if key else f"any run on {dataset}"
+    raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")

@@ -16,21 +16,21 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
-from bdl_pipe.method import taken
-from bdl_pipe.posterior import Fitted, prediction_address
+from bdl_pipe.method import fan_in
+from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core.executors.worker import Channel, TaskReport
-from ..core.params import Row
+from ..core.params import Run
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
 SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
-Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, row) -> its members
+Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its members
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Chain:
         verb: ``tune`` or ``study``; with ``member`` a part of the seeds' addresses.
     """
 
-    rows: tuple[Row, ...]
+    runs: tuple[Run, ...]
     method: str
     seed: int
     threads: int = 1
@@ -53,41 +53,41 @@ class Chain:
 
     def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
         """Each row's config, with the sampled numbers in those of the searched method."""
-        return [self._config(row, nested(sampled) if row.method.name == self.method else {}) for row in self.rows]
+        return [self._config(run, nested(sampled) if run.method.name == self.method else {}) for run in self.runs]
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
         """What the first row makes of the training rows and of what it is made from in ``upstream``."""
-        first = self.rows[0]
-        return first.room.make(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
+        first = self.runs[0]
+        return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """From what the first row made to the fitted posterior."""
-        made, states = first, {**upstream, (self.rows[0].kind, self.rows[0].key): [first]}
-        for row, numbers in zip(self.rows[1:], configs[1:], strict=True):
-            made = row.room.make(data, inputs_of(row, states), numbers, rng=self.address(row), report=Silent())
-            states[row.kind, row.key] = [made]
+        made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
+        for run, numbers in zip(self.runs[1:], configs[1:], strict=True):
+            made = run.stage.fit_one(data, inputs_of(run, states), numbers, rng=self.address(run), report=Silent())
+            states[run.kind, run.key] = [made]
         return made
 
-    def address(self, row: Row) -> Seed:
+    def address(self, run: Run) -> Seed:
         """The same in every trial of a member: they differ by their numbers alone."""
-        return Seed(self.seed).fold(self.verb, row.kind, row.key, 0, self.member)
+        return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.member)
 
     @property
     def predictions(self) -> Seed:
         """The address of the run's predictions."""
-        return prediction_address(self.seed, self.rows[-1].key, 0, self.member)
+        return prediction_address(self.seed, self.runs[-1].key, 0, self.member)
 
-    def _config(self, row: Row, overlay: Mapping[str, Any]) -> Any:
-        merged = config.merge(config.to_mapping(row.config), overlay)
-        return config.read(row.method.config, merged, f"methods.{row.method.name}")
+    def _config(self, run: Run, overlay: Mapping[str, Any]) -> Any:
+        merged = config.merge(config.to_mapping(run.config), overlay)
+        return config.read(run.method.config, merged, f"methods.{run.method.name}")
 
 
-def inputs_of(row: Row, made: Upstream) -> dict[str, list[State]]:
+def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
     """What the first member of a row takes of what was made."""
     inputs = dict[str, list[State]]()
-    for kind, key in row.sources.items():
+    for kind, key in run.sources.items():
         states = made[kind, key]
-        inputs[kind] = [states[number] for number in taken(row.room.needs[kind], 0, len(states))]
+        inputs[kind] = [states[number] for number in fan_in(run.stage.needs[kind], 0, len(states))]
     return inputs
 
 
@@ -130,16 +130,16 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
 
     torch.set_num_threads(chain.threads)
     configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
-    first = chain.rows[0]
+    first = chain.runs[0]
 
     def score(checkpoint: State) -> dict[str, float]:
-        assert first.room.peek is not None
+        assert first.stage.from_checkpoint is not None
         inputs = inputs_of(first, upstream)
-        made = first.room.peek(checkpoint, data, inputs, configs[0], rng=chain.address(first))
+        made = first.stage.from_checkpoint(checkpoint, data, inputs, configs[0], rng=chain.address(first))
         return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
 
     try:
-        made = chain.make(data, upstream, configs, Milestones(score if first.room.peek else None, channel))
+        made = chain.make(data, upstream, configs, Milestones(score if first.stage.from_checkpoint else None, channel))
         nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
     except Diverged:
         nll = DIVERGED
@@ -152,7 +152,7 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
     Raises:
         Diverged: a prediction is not finite.
     """
-    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
+    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
     total, validation = 0.0, data.validation
     for rows, predictive in fitted.batches(validation.inputs, rng=rng, device=data.device):
         targets = torch.tensor(validation.targets[rows], device=data.device)

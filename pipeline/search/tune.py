@@ -73,20 +73,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan(params: Params, method: str, dataset: str, samples: int, run: str | None, settings: Settings) -> Search:
-    """Which rows a search of ``method`` on ``dataset`` makes: those of ``run``, or of the first run that it is in.
+def plan(params: Params, method: str, dataset: str, samples: int, key: str | None, settings: Settings) -> Search:
+    """Which runs a search of ``method`` on ``dataset`` makes: those of the run ``key``, or of the first run that it is in.
 
     Raises:
         UserError: there is no such method, data set or run, or nothing to search.
     """
-    methods = {row.method.name: row.method for row in params.rows.values()}
+    methods = {run.method.name: run.method for run in params.runs.values()}
     if dataset in params.datasets and method in methods and not methods[method].search:
         known = ", ".join(sorted(name for name, m in methods.items() if m.search))
         raise UserError(f"{method}: declares nothing to search (methods that do: {known or 'none'})")
-    branch = branch_of(params, method, dataset, run, "tune", settings)
+    branch = branch_of(params, method, dataset, key, "tune", settings)
     space = branch.method.search
-    row = next(row for row in branch.chain.rows if row.method.name == method)
-    present = {key: _at(config.to_mapping(row.config), key) for key in space}
+    searched = next(run for run in branch.chain.runs if run.method.name == method)
+    present = {key: _at(config.to_mapping(searched.config), key) for key in space}
     return Search(branch.method, dataset, branch.upstream, branch.chain, samples, space, present)
 
 
@@ -116,9 +116,9 @@ def conclude(search: Search, scores: Sequence[ray_tune.Score]) -> Path:
 def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
     """The searched rows' overrides: other rows and data sets keep their numbers."""
     overlay: dict[str, Any] = {}
-    for row in search.chain.rows:
-        if row.method.name == search.method.name:
-            overlay.setdefault(SECTIONS[row.kind], {})[row.key] = {"override": nested(winner)}
+    for run in search.chain.runs:
+        if run.method.name == search.method.name:
+            overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
     return overlay
 
 

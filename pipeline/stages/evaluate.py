@@ -16,7 +16,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared, store
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
-from bdl_pipe.posterior import Fitted, prediction_address
+from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
@@ -24,7 +24,7 @@ from bdl_pipe.seeds import Seed
 from ..core import places
 from ..core.executors import Executor, Task
 from ..core.executors.display import Display
-from ..core.params import Params, Row
+from ..core.params import Params, Run
 from ..core.settings import Settings
 from . import fit, records
 
@@ -55,26 +55,26 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
     from ..tracking import experiments
 
-    row = params.row("student", key)
+    run = params.run("student", key)
     place = places.artifact("evaluate", key)
-    shared, tasks = _plan(row, params, settings)
-    deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", row.entry.dataset))]
+    shared, tasks = _plan(run, params, settings)
+    deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", run.spec.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
-    about_run = fit.tags(row, params)
+    about_run = fit.tags(run, params)
     numbers = {
         **{name: about_run[name] for name in ("dataset", "method", "setting")},
-        **fit.facts(row, params)["config"],
+        **fit.facts(run, params)["config"],
     }
     with experiments.stage_run("evaluate", key, about_run, numbers, deps) as tracked:
         with Display(f"evaluate {key}") as display:
             done = executor.map(answer, tasks, shared=shared, display=display, light=None)
         answers = [(task.payload, made.result) for task, made in zip(tasks, done, strict=True)]
-        rows = list(_rows(row, answers, params))
+        rows = list(_rows(run, answers, params))
         places.sweep(place)
         with artifacts.publish(place, "evaluate", about=about) as folder:
             table = pa.Table.from_pylist(rows)
             pq.write_table(table, folder / "scores.parquet")
-            for name, parts in _tables(row, answers, params).items():
+            for name, parts in _tables(run, answers, params).items():
                 pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
         tracked.metrics(experiments.final_scores(rows))
 
@@ -88,7 +88,7 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
         for severity, file in shared[f"corrupted-{question.corruption}"].items():
             where = f"corrupted:{question.corruption}:{severity}"
             rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").split
-            found[where] = evaluation.score_shifted(fitted, rows, config, rng, device)
+            found[where] = evaluation.score_classification(fitted, rows, config, rng, device)
         return Answer(found, {})
     test = shared[f"test-{question.split}"]
     clean = evaluation.score_clean(fitted, test, config, rng, device)
@@ -96,7 +96,7 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
     for name, other in shared["ood"].items():
         found[f"ood:{name}"] = evaluation.score_ood(fitted, other.inputs, clean.in_scores, config, rng, device)
     for name, other in shared["transfer"].items():
-        found[f"transfer:{name}"] = evaluation.score_shifted(fitted, other, config, rng, device)
+        found[f"transfer:{name}"] = evaluation.score_classification(fitted, other, config, rng, device)
     found["cost"] = evaluation.measure_cost(fitted, test.inputs, config, rng, device)
     tables = {"predictions": clean.predictions}
     if clean.calibration is not None:
@@ -111,18 +111,18 @@ def seed_of(split: int, member: int, splits: int, members: int) -> int:
     return split if members == 1 else split * 1000 + member
 
 
-def _fitted(state: State, transform: State, device: str) -> Fitted:
+def _fitted(state: State, transform: State, device: str) -> Predictor:
     posterior = POSTERIORS[state.config["posterior"]].from_state(state, device)
-    return Fitted(posterior, Transform.from_state(transform))
+    return Predictor(posterior, Transform.from_state(transform))
 
 
-def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
+def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
     """The shared data, with files in place of the corrupted rows: each is read by the task that scores it."""
-    student = artifacts.load(places.artifact("student", row.key), "student")
+    student = artifacts.load(places.artifact("student", run.key), "student")
     shared: dict[str, Any] = {}
     tasks = []
-    splits = range(params.datasets[row.entry.dataset].splits)
-    holdouts = prepared.load_holdouts(places.artifact("holdout", row.entry.dataset), splits)
+    splits = range(params.datasets[run.spec.dataset].splits)
+    holdouts = prepared.load_holdouts(places.artifact("holdout", run.spec.dataset), splits)
     jobs = holdouts[0].corruptions()
     corruptions = dict.fromkeys(job.name for job in jobs)
     sizes = {name: sum(len(holdouts[0].corrupted(*job)) for job in jobs if job.name == name) for name in corruptions}
@@ -134,10 +134,10 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
         shared[f"transform-{split}"] = student.state(f"transform-{split}")
-        for member in range(row.entry.members):
+        for member in range(run.spec.seeds):
             state = f"state-{split}-{member}"
             shared[state] = student.state(f"{split}-{member}")
-            rng = prediction_address(params.seed, row.key, split, member)
+            rng = prediction_address(params.seed, run.key, split, member)
             for corruption in (None, *corruptions):
                 question = Question(split, member, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
@@ -147,24 +147,24 @@ def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any],
     return shared, tasks
 
 
-def _seed(question: Question, row: Row, params: Params) -> int:
-    return seed_of(question.split, question.member, params.datasets[row.entry.dataset].splits, row.entry.members)
+def _seed(question: Question, run: Run, params: Params) -> int:
+    return seed_of(question.split, question.member, params.datasets[run.spec.dataset].splits, run.spec.seeds)
 
 
-def _rows(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> Iterator[dict[str, Any]]:
+def _rows(run: Run, answers: list[tuple[Question, Answer]], params: Params) -> Iterator[dict[str, Any]]:
     """The tidy rows: one figure each; the costs of the fit come from the student's provenance."""
-    record = records.read("student", row.key)
+    record = records.read("student", run.key)
     for question, found in answers:
-        seed = _seed(question, row, params)
+        seed = _seed(question, run, params)
         scores = dict(found.scores)
         if question.corruption is None:
             scores["cost"] = scores["cost"] | _fit_cost(record, f"{question.split}-{question.member}")
         for split, metrics in scores.items():
             for metric, (value, n) in metrics.items():
                 facts = (
-                    row.entry.dataset,
-                    row.method.name,
-                    row.entry.setting,
+                    run.spec.dataset,
+                    run.method.name,
+                    run.spec.setting,
                     seed,
                     split,
                     metric,
@@ -181,11 +181,11 @@ def _fit_cost(record: Mapping[str, Any], member: str) -> Scores:
     return {"fit_seconds": (record["total_seconds"][member], 1), "peak_bytes": (float(record["peak_bytes"][member]), 1)}
 
 
-def _tables(row: Row, answers: list[tuple[Question, Answer]], params: Params) -> dict[str, list[pa.Table]]:
+def _tables(run: Run, answers: list[tuple[Question, Answer]], params: Params) -> dict[str, list[pa.Table]]:
     """The members' tables, each with its ``seed`` as the first column."""
     parts: dict[str, list[pa.Table]] = {}
     for question, found in answers:
         for name, table in found.tables.items():
-            seed = pa.array([_seed(question, row, params)] * len(table), pa.int64())
+            seed = pa.array([_seed(question, run, params)] * len(table), pa.int64())
             parts.setdefault(name, []).append(table.add_column(0, "seed", seed))
     return parts

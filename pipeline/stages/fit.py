@@ -17,7 +17,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Kind, Make, MakeTogether, taken
+from bdl_pipe.method import Fit, FitMany, Kind, fan_in
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
@@ -25,19 +25,19 @@ from ..core import places
 from ..core.executors import Done, Executor, Task
 from ..core.executors.display import Display
 from ..core.executors.store import Store
-from ..core.params import Params, Row
+from ..core.params import Params, Run
 from ..core.settings import Settings
 from . import records
 
-TOGETHER: Final = 10  # members of one task, where they are made together; a result's bits depend on it
+GROUP_SIZE: Final = 10  # members of one task, where they are made together; a result's bits depend on it
 FEW_ROWS: Final = 20_000  # of all members of a single task together: it is done here, not by a worker
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class SeedTask:
     """The payload of a task: everything about one member but the shared data."""
 
-    make: Make
+    fit: Fit
     config: Any
     data: str  # key of the shared FitData
     inputs: Mapping[Kind, tuple[str, ...]]  # stage kind -> keys of the shared states
@@ -45,39 +45,39 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class GroupTask:
     """The payload of a task that makes several members together."""
 
     names: tuple[str, ...]
-    members: tuple[Member, ...]
-    together: MakeTogether
+    members: tuple[SeedTask, ...]
+    fit_many: FitMany
 
 
 def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
-    """Make the artifact of one row.
+    """Fit the artifact of one run.
 
     Raises:
         UserError: an input is missing or damaged, or the executor cannot run the work.
     """
     from ..tracking.experiments import stage_run
 
-    row = params.row(kind, key)
-    about = facts(row, params)
-    shared, tasks = _plan(row, params, settings)
-    deps = [str(path) for path in inputs_of(row)]
-    above = records.above(row)
-    store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(row)))
+    run = params.run(kind, key)
+    about = facts(run, params)
+    shared, tasks = _plan(run, params, settings)
+    deps = [str(path) for path in inputs_of(run)]
+    above = records.above(run)
+    store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(run)))
     store.open()
-    with stage_run(kind, key, tags(row, params), about["config"], deps) as tracked:
+    with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
             done = executor.map(
-                make, tasks, shared=shared, display=display, store=store, light=_light(row, tasks, shared)
+                make, tasks, shared=shared, display=display, store=store, light=_light(run, tasks, shared)
             )
         named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
-        _publish(place, row, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
-        metrics, warnings = _summarise(row, named, shared)
-        records.write(row, named, settings, metrics, warnings, above)
+        _publish(place, run, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
+        metrics, warnings = _summarise(run, named, shared)
+        records.write(run, named, settings, metrics, warnings, above)
         store.clear()
         tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
         for text in warnings:
@@ -86,51 +86,51 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
             tracked.model(place)
 
 
-def make(payload: Member | Group, shared: Mapping[str, Any], report: Report) -> State:
+def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Report) -> State:
     """The work of a task; a group's states are packed into one."""
-    if isinstance(payload, Group):
+    if isinstance(payload, GroupTask):
         data, inputs = [shared[m.data] for m in payload.members], [_inputs(m, shared) for m in payload.members]
         rngs = [m.rng for m in payload.members]
-        return artifacts.pack(payload.together(data, inputs, payload.members[0].config, rngs=rngs, report=report))
-    return payload.make(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
+        return artifacts.pack(payload.fit_many(data, inputs, payload.members[0].config, rngs=rngs, report=report))
+    return payload.fit(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
 
 
-def _inputs(member: Member, shared: Mapping[str, Any]) -> dict[str, list[State]]:
+def _inputs(member: SeedTask, shared: Mapping[str, Any]) -> dict[str, list[State]]:
     return {kind: [shared[name] for name in names] for kind, names in member.inputs.items()}
 
 
 def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
     """The members that a task made, each with its share of the seconds."""
-    if not isinstance(task.payload, Group):
+    if not isinstance(task.payload, GroupTask):
         return [(task.name, made)]
     states, names = artifacts.unpack(made.result), task.payload.names
     share = made.seconds / len(names)
     return [(n, Done(s, share, made.peak_bytes)) for n, s in zip(names, states, strict=True)]
 
 
-def facts(row: Row, params: Params) -> dict[str, Any]:
+def facts(run: Run, params: Params) -> dict[str, Any]:
     """What an artifact is made from, as far as params.yaml says it; the same in equal runs."""
-    several = {kind: f"{kind}/{key}" for kind, key in row.sources.items()}
+    several = {kind: f"{kind}/{key}" for kind, key in run.sources.items()}
     return {
-        "dataset": row.entry.dataset,
-        "method": row.method.name,
-        "members": row.entry.members,
-        "input": several if len(several) > 1 else row.entry.input,
+        "dataset": run.spec.dataset,
+        "method": run.method.name,
+        "members": run.spec.seeds,
+        "input": several if len(several) > 1 else run.spec.input,
         "seed": params.seed,
-        "config": config.to_mapping(row.config),
+        "config": config.to_mapping(run.config),
     }
 
 
-def tags(row: Row, params: Params) -> dict[str, Any]:
+def tags(run: Run, params: Params) -> dict[str, Any]:
     """What tracked runs are filtered by."""
-    entry = row.entry
-    return {"dataset": entry.dataset, "method": entry.method, "setting": entry.setting, "seed": params.seed}
+    spec = run.spec
+    return {"dataset": spec.dataset, "method": spec.method, "setting": spec.setting, "seed": params.seed}
 
 
-def inputs_of(row: Row) -> list[Path]:
+def inputs_of(run: Run) -> list[Path]:
     """The artifacts that a row reads: its data and its inputs."""
-    above = [places.artifact(kind, key) for kind, key in row.sources.items()]
-    return [places.artifact("prepare", row.entry.dataset), *above]
+    above = [places.artifact(kind, key) for kind, key in run.sources.items()]
+    return [places.artifact("prepare", run.spec.dataset), *above]
 
 
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
@@ -150,84 +150,84 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _plan(row: Row, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
+def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
     """The shared data and the tasks, one for each member of each split."""
-    place = places.artifact("prepare", row.entry.dataset)
+    place = places.artifact("prepare", run.spec.dataset)
     shared: dict[str, Any] = {}
     tasks = []
-    above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in row.sources.items()}
-    root = Seed(params.seed).fold(row.kind, row.key)
-    splits = range(params.datasets[row.entry.dataset].splits)
+    above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in run.sources.items()}
+    root = Seed(params.seed).fold(run.kind, run.key)
+    splits = range(params.datasets[run.spec.dataset].splits)
     for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
         data = f"data-{split}"
         shared[data] = rows.on(settings.device)
         states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
         for named in states.values():
             shared |= named
-        for member in range(row.entry.members):
+        for member in range(run.spec.seeds):
             inputs = {
-                kind: tuple(list(named)[number] for number in taken(row.room.needs[kind], member, len(named)))
+                kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], member, len(named)))
                 for kind, named in states.items()
             }
-            payload = Member(row.room.make, row.config, data, inputs, root.fold(split, member))
+            payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, member))
             needs = (data, *itertools.chain(*inputs.values()))
-            tasks.append(Task(f"{split}-{member}", payload, needs, row.room.shares))
+            tasks.append(Task(f"{split}-{member}", payload, needs, run.stage.data_parallel))
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
-    alike = "student" not in row.sources  # members made from posteriors may be of different shapes
-    if row.room.together is not None and alike and tables and len(tasks) > 1:
-        tasks = _grouped(tasks, row.room.together)
+    alike = "student" not in run.sources  # members made from posteriors may be of different shapes
+    if run.stage.fit_many is not None and alike and tables and len(tasks) > 1:
+        tasks = _grouped(tasks, run.stage.fit_many)
     return shared, tasks
 
 
-def _grouped(tasks: list[Task], together: MakeTogether) -> list[Task]:
-    """The same members in tasks of ``TOGETHER``."""
+def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
+    """The same members in tasks of ``GROUP_SIZE``."""
     grouped = []
-    for start in range(0, len(tasks), TOGETHER):
-        part = tasks[start : start + TOGETHER]
-        payload = Group(tuple(t.name for t in part), tuple(t.payload for t in part), together)
+    for start in range(0, len(tasks), GROUP_SIZE):
+        part = tasks[start : start + GROUP_SIZE]
+        payload = GroupTask(tuple(t.name for t in part), tuple(t.payload for t in part), fit_many)
         needs = tuple(dict.fromkeys(need for t in part for need in t.needs))
         grouped.append(Task(f"{part[0].name}_to_{part[-1].name}", payload, needs))
     return grouped
 
 
-def _light(row: Row, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
+def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
     """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
-    if row.room.light or len(tasks) > 1 or not isinstance(tasks[0].payload, Group):
-        return row.room.light
+    if run.stage.in_driver or len(tasks) > 1 or not isinstance(tasks[0].payload, GroupTask):
+        return run.stage.in_driver
     return sum(len(shared[m.data].train) for m in tasks[0].payload.members) <= FEW_ROWS
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
     """The members of one split of an input, in their order; their tensors are read where the work is done."""
-    names = [f"{split}-{member}" for member in range(above.manifest["about"]["members"])]
+    names = [f"{split}-{member}" for member in range(above.manifest["about"]["seeds"])]
     return {f"{kind}-{name}": above.open(name) for name in names}
 
 
 def _publish(
-    place: Path, row: Row, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
+    place: Path, run: Run, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
 ) -> None:
     places.sweep(place)
-    with artifacts.publish(place, row.kind, about={**about, "run": row.key}) as folder:
+    with artifacts.publish(place, run.kind, about={**about, "run": run.key}) as folder:
         for name, made in done.items():
             artifacts.write_state(folder / name, made.result)
-        if row.kind == "student":
+        if run.kind == "student":
             for key, fit_data in data.items():
                 split = key.removeprefix("data-")
                 artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
-            schema = prepared.load_schema(places.artifact("prepare", row.entry.dataset))
+            schema = prepared.load_schema(places.artifact("prepare", run.spec.dataset))
             write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
 
 
-def _summarise(row: Row, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
+def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Scores of the members together, over splits: the mean, and each kind of warning once."""
-    if row.room.summarise is None:
+    if run.stage.summarise is None:
         return {}, []
     sums: dict[str, list[float]] = {}
     warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
     splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
     for split in splits:
         states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
-        metrics, texts = row.room.summarise(states, shared[f"data-{split}"], row.config)
+        metrics, texts = run.stage.summarise(states, shared[f"data-{split}"], run.config)
         for text in texts:
             warnings.setdefault(text.split()[0], []).append(text)
         for name, value in metrics.items():

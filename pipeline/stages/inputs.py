@@ -1,6 +1,6 @@
 """The stage ``inputs``: artifacts that are read together, under one name.
 
-DVC's ``foreach`` cannot list a varying number of dependencies for each row, so a row has one ``input``, and several
+DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a row has one ``input``, and several
 artifacts are one by this stage: its own artifact holds the hash of each, and nothing of them is copied.
 """
 
@@ -17,10 +17,10 @@ def bundle(key: str, params: Params) -> None:
     """Make ``work/inputs/<key>``.
 
     Raises:
-        UserError: there is no such entry, or one of its artifacts is not there.
+        UserError: there is no such spec, or one of its artifacts is not there.
     """
     if key not in params.inputs:
-        raise ConfigError(f"inputs.{key}", f"is not an entry{nearest(key, params.inputs)}")
+        raise ConfigError(f"inputs.{key}", f"is not an spec{nearest(key, params.inputs)}")
     hashes = {}
     for kind, name in params.inputs[key].items():
         place = places.artifact(kind, name.partition("/")[2])

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Kind, taken
+from bdl_pipe.method import Kind, fan_in
 
 from ..core import places
 from ..core.executors import Done
-from ..core.params import Row
+from ..core.params import Run
 from ..core.settings import Settings
 from ..tracking import provenance
 
@@ -24,7 +24,7 @@ _BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
 
 
 def write(
-    row: Row,
+    run: Run,
     done: Mapping[str, Done],
     settings: Settings,
     metrics: Mapping[str, float],
@@ -34,7 +34,7 @@ def write(
     """Write ``<artifact>.run.json``; what a member was made from counts into its total seconds, each thing once."""
     import torch
 
-    made_from = {name: _made_from(row, name, above) for name in done}
+    made_from = {name: _made_from(run, name, above) for name in done}
     written = {
         "seconds": {name: made.seconds for name, made in done.items()},
         "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
@@ -47,7 +47,7 @@ def write(
         "metrics": dict(metrics),
         "warnings": list(warnings),
     }
-    write_bytes(places.record(row.kind, row.key), json.dumps(written, sort_keys=True, indent=1).encode())
+    write_bytes(places.record(run.kind, run.key), json.dumps(written, sort_keys=True, indent=1).encode())
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
@@ -66,16 +66,16 @@ def read(kind: str, key: str) -> dict[str, Any]:
     return _with(_BY_MEMBER, record, kind, key)
 
 
-def above(row: Row) -> Above:
-    """The records of what a row is made from, by stage kind; {} where there is none.
+def above(run: Run) -> Above:
+    """The records of what a run is made from, by stage kind; {} where there is none.
 
     They are read though they are no dependencies of the stage: no result depends on them.
 
     Raises:
         ArtifactError: as :func:`read`, or one is of an older version.
     """
-    found = {kind: read(kind, key) for kind, key in row.sources.items()}
-    return {kind: record and _with(("made_from",), record, kind, row.sources[kind]) for kind, record in found.items()}
+    found = {kind: read(kind, key) for kind, key in run.sources.items()}
+    return {kind: record and _with(("made_from",), record, kind, run.sources[kind]) for kind, record in found.items()}
 
 
 def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
@@ -88,14 +88,14 @@ def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, A
     return found
 
 
-def _made_from(row: Row, name: str, above: Above) -> dict[str, float]:
+def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
     """All that a member was made from, of all stages, ``<stage kind>/<row>/<member>`` -> its own seconds."""
     split, _, member = name.partition("-")
     found: dict[str, float] = {}
-    for kind, key in row.sources.items():
+    for kind, key in run.sources.items():
         seconds = above[kind].get("seconds", {})
         count = sum(other.startswith(f"{split}-") for other in seconds)
-        for number in taken(row.room.needs[kind], int(member), count) if count else ():
+        for number in fan_in(run.stage.needs[kind], int(member), count) if count else ():
             used = f"{split}-{number}"
             found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
     return found

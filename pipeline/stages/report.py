@@ -8,7 +8,7 @@ from bdl_pipe import artifacts
 
 from .. import report
 from ..core import places
-from ..core.params import Params, Row
+from ..core.params import Params, Run
 from ..core.settings import Settings
 from ..report import means
 from ..tracking import provenance
@@ -31,34 +31,34 @@ def compare(params: Params) -> str | None:
 
 
 def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
-    used = {row.sources.get("coreset") for row in params.of("student")}  # DVC watches them by their students
-    coresets = [_coreset(row) for row in params.of("coreset") if row.key in used]
-    return [run_info(row, params) for row in params.of("student")], coresets
+    used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
+    coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
+    return [run_info(run, params) for run in params.of("student")], coresets
 
 
-def run_info(row: Row, params: Params) -> report.RunInfo:
+def run_info(run: Run, params: Params) -> report.RunInfo:
     """Where the results of a row of ``runs`` lie."""
     return report.RunInfo(
-        key=row.key,
-        dataset=row.entry.dataset,
-        method=row.method.name,
-        setting=row.entry.setting,
-        evaluate=places.artifact("evaluate", row.key),
-        record=places.record("student", row.key),
-        upstream=tuple(places.record(kind, key) for kind, key in row.sources.items()),
-        fold=means.fold(params.datasets[row.entry.dataset].splits, row.entry.members),
+        key=run.key,
+        dataset=run.spec.dataset,
+        method=run.method.name,
+        setting=run.spec.setting,
+        evaluate=places.artifact("evaluate", run.key),
+        record=places.record("student", run.key),
+        upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
+        fold=means.fold(params.datasets[run.spec.dataset].splits, run.spec.seeds),
     )
 
 
-def _coreset(row: Row) -> report.CoresetInfo:
-    schema = places.artifact("prepare", row.entry.dataset) / "schema.json"
+def _coreset(run: Run) -> report.CoresetInfo:
+    schema = places.artifact("prepare", run.spec.dataset) / "schema.json"
     classes = tuple(json.loads(schema.read_text())["classes"]) if schema.is_file() else ()
-    return report.CoresetInfo(row.key, row.entry.dataset, row.method.name, places.artifact("coreset", row.key), classes)
+    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, places.artifact("coreset", run.key), classes)
 
 
 def _facts(params: Params, settings: Settings) -> dict[str, Any]:
     """Where the figures come from, as the page shows it."""
-    made = [records.read(row.kind, row.key) for row in params.rows.values()]
+    made = [records.read(run.kind, run.key) for run in params.runs.values()]
     fitted = sum(sum(record.get("seconds", {}).values()) for record in made)
     return {
         "commit": provenance.commit(),

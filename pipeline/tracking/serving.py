@@ -13,7 +13,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
-from bdl_pipe.registry import load_fitted, stored_address
+from bdl_pipe.registry import load_predictor, stored_address
 
 
 class FittedPosterior(PythonModel):
@@ -22,7 +22,7 @@ class FittedPosterior(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         student = Path(context.artifacts["student"])
         self.schema = json.loads((student / "schema.json").read_text())
-        self.fitted, self.rng = load_fitted(student), stored_address(student)
+        self.fitted, self.rng = load_predictor(student), stored_address(student)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """``model_input`` is an array for images: MLflow takes no union here, and warns without a hint."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bdl_pipe import config
 
 from .. import report
-from ..core.params import Params, Row
+from ..core.params import Params, Run
 from ..report import columns, images, plots, svg, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table
@@ -31,13 +31,13 @@ def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.C
         shown, drawing = columns.columns(table, dataset), _Drawing(table, dataset, runs_here, look, params)
         scores = provenance.digest(table.scores[table.scores.dataset == dataset].to_csv())
         for run in runs_here:
-            row = params.row("student", run.key)
-            coreset = pictures.get(row.sources.get("coreset", ""))
+            checked = params.run("student", run.key)
+            coreset = pictures.get(checked.sources.get("coreset", ""))
             compared.append(
                 Compared(
                     key=run.key,
                     name=f"{dataset} {drawing.names[run.key]}",
-                    params=_about(table, run, row, params),
+                    params=_about(table, run, checked, params),
                     metrics=_metrics(table, run, shown),
                     about=_note(table, run, shown),
                     files=partial(drawing.files, run, coreset),
@@ -76,22 +76,22 @@ def _rounded(value: float) -> float:
     return value if value == int(value) else float(f"{value:.5g}")
 
 
-def _about(table: Table, run: RunInfo, row: Row, params: Params) -> dict[str, str]:
+def _about(table: Table, run: RunInfo, checked: Run, params: Params) -> dict[str, str]:
     record = records.read("student", run.key)
     return {
         "dataset": run.dataset,
         "method": run.method,
         "setting": run.setting,
-        "network": _network(row, params),
+        "network": _network(checked, params),
         "seeds": str(columns.seeds(table, run.key)),
         "commit": str(record.get("commit", ""))[:12],
         "device": str(record.get("device", "")),
     }
 
 
-def _network(row: Row, params: Params) -> str:
+def _network(checked: Run, params: Params) -> str:
     """The network of the run, or of the nearest row that it is made from."""
-    for above in reversed(params.lineage(row)):
+    for above in reversed(params.lineage(checked)):
         network = config.to_mapping(above.config).get("network")
         if isinstance(network, Mapping):
             rest = ", ".join(f"{key} {_short(value)}" for key, value in network.items() if key != "name")

@@ -73,7 +73,7 @@ def broadcast_buffers(module: nn.Module) -> None:
         _scatter(flat, bucket)
 
 
-def from_first(load: Callable[[], State | None]) -> State | None:
+def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
     """What ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
     rank, size = world()
     if size == 1:

@@ -1,7 +1,7 @@
 """Scores of a fitted posterior: on test rows, on shifted rows, against other data, and its cost.
 
-Pure functions of a :class:`~bdl_pipe.posterior.Fitted` and a split; who runs them, and in how many
-processes, is not their business. Rows are predicted by ``Fitted.batches``, of ``EvaluateConfig.batch``.
+Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and a split; who runs them, and in how many
+processes, is not their business. Rows are predicted by ``Predictor.batches``, of ``EvaluateConfig.batch``.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .data.fitdata import Split
 from .data.transform import Transform
 from .errors import require
 from .metrics import cost
-from .posterior import Fitted
+from .posterior import Predictor
 from .predictive import Categorical, Continuous, Predictive
 from .seeds import Seed
 
@@ -79,7 +79,7 @@ class _Collected:
 
 
 def score_clean(
-    fitted: Fitted, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> CleanResult:
     """Everything about one posterior on the test rows.
 
@@ -98,7 +98,7 @@ def score_clean(
     seen = _Collected()
     for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
         targets = torch.tensor(split.targets[rows], device=device)
-        for name, values in familiarity(predictive).items():
+        for name, values in ood_scores(predictive).items():
             seen.known.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
             _classes(seen, predictive, targets, config)
@@ -114,8 +114,8 @@ def score_clean(
     return CleanResult(scores, _table(split, seen), calibration, known)
 
 
-def score_shifted(
-    fitted: Fitted, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+def score_classification(
+    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
     """``accuracy nll brier ece`` of a posterior of classes on shifted rows: under one corruption, or of another set.
 
@@ -131,7 +131,7 @@ def score_shifted(
 
 
 def score_ood(
-    fitted: Fitted,
+    fitted: Predictor,
     inputs: np.ndarray,
     in_scores: dict[str, np.ndarray],
     config: EvaluateConfig,
@@ -144,7 +144,7 @@ def score_ood(
     ``_mutual_information`` (classes, several draws), ``_feature_density`` and ``_refit_density`` (classes,
     where the method has them) or ``_variance`` (regression); n counts both sets.
     """
-    parts = [familiarity(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
+    parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
     found: Scores = {}
     for name, known in in_scores.items():
         other = np.concatenate([part[name] for part in parts])
@@ -154,7 +154,7 @@ def score_ood(
     return found
 
 
-def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
+def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
     """Scores [batch] that are high where an input looks like the training data.
 
     ``max_prob`` and, with more than one draw, ``mutual_information`` (negated), and, where the
@@ -174,7 +174,7 @@ def familiarity(predictive: Predictive) -> dict[str, np.ndarray]:
 
 
 def measure_cost(
-    fitted: Fitted,
+    fitted: Predictor,
     inputs: np.ndarray,
     config: EvaluateConfig,
     rng: Seed,

@@ -7,31 +7,32 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from .artifacts import State
 from .data.fitdata import FitData
+from .errors import require
 from .progress import Report
 from .seeds import Seed
 
 Kind = Literal["trajectory", "teacher", "coreset", "student"]
 Task = Literal["classification", "regression"]
-Takes = Literal["each", "turn", "all"]
-Inputs = Mapping[str, Sequence[State]]  # stage kind -> the members that are taken, in order; tensors are read on demand
+FanIn = Literal["one_to_one", "cyclic", "all"]
+Inputs = Mapping[str, Sequence[State]]  # stage kind -> the states that are taken, in order; tensors are read on demand
 
 
 @runtime_checkable
-class Make(Protocol):
-    """Makes one member of a stage's artifact: a trajectory, a chain, a coreset, a fitted posterior.
+class Fit(Protocol):
+    """Fits one seed of a stage's artifact: a trajectory, a chain, a coreset, a posterior.
 
-    ``config`` is the method's config; ``inputs`` are the members of the artifacts that it needs;
-    ``rng`` is this member's own address. A student's state is a posterior's (``config["posterior"]``
-    names its class in ``registry.POSTERIORS``).
+    ``config`` is the method's config; ``inputs`` are the states of the artifacts that it needs; ``rng`` is this seed's
+    own address. A student's state is a posterior's (``config["posterior"]`` names its class in
+    ``registry.POSTERIORS``).
     """
 
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
 
 
 @runtime_checkable
-class MakeTogether(Protocol):
-    """Makes several members at once, each as :class:`Make` would, up to rounding: member i from ``data[i]``,
-    ``inputs[i]`` and ``rngs[i]``. All data are of one shape and equally many rows."""
+class FitMany(Protocol):
+    """Fits several seeds at once, each as :class:`Fit` would, up to rounding: seed i from ``data[i]``, ``inputs[i]`` and
+    ``rngs[i]``. All data are of one shape and equally many rows."""
 
     def __call__(
         self, data: Sequence[FitData], inputs: Sequence[Inputs], config: Any, *, rngs: Sequence[Seed], report: Report
@@ -39,79 +40,85 @@ class MakeTogether(Protocol):
 
 
 @runtime_checkable
-class Peek(Protocol):
-    """Reads what a make saved by ``report.save`` as a result; the arguments are that make's."""
+class FromCheckpoint(Protocol):
+    """Reads what a fit saved by ``report.save`` as a result; the arguments are that fit's."""
 
     def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a method does in one stage kind.
+class StageSpec:
+    """What a method does in one stage kind. It has ``fit`` or ``fit_many``, not both.
 
     Attributes:
-        make: makes one member.
-        needs: the stage kinds whose artifacts it is made from, beside the data: all of these; and which members of each
-            it takes (:func:`taken`).
-        summarise: scores of all members together (R-hat of chains, …), for tracking and warnings:
-            (members' states, data, config) -> (metrics, warnings).
-        peek: a checkpoint of ``make`` -> what ``make`` would return had it stopped there; with it a
-            search can give up a bad trial early.
-        together: makes many small members at once, where that is much faster; used for tables, where members are not
-            made from posteriors, whose shapes may differ.
-        optional: a member may be made from some of ``needs``, or from the data alone: they are places to start from.
-        shares: several processes may make one member together, each with a share of every batch
-            (``parallel``); without, each member is made by one.
-        fits: checks a config against those of the artifacts that it is made from, by stage kind; raises ConfigError
-            with the key in its own config, or ``input``.
-        light: a member takes less time than a worker process takes to start: do not start one.
+        fit: fits one seed.
+        fit_many: fits several small ones at once, where that is much faster; used for tables, where they are not made
+            from posteriors, whose shapes may differ. One alone is fitted by it, too.
+        needs: the stage kinds whose artifacts it is made from, beside the data: all of these; and which states of each
+            a seed takes (:func:`fan_in`).
+        input_optional: it may be made from some of ``needs``, or from the data alone: they are places to start from.
+        data_parallel: several processes may fit one seed together, each with a share of every batch
+            (:mod:`bdl_pipe.distributed`); without, each seed is fitted by one.
+        in_driver: a seed takes less time than a worker process takes to start: do not start one.
+        from_checkpoint: a checkpoint of the fit -> what it would return had it stopped there; with it a search can give
+            up a bad trial early.
+        validate_sources: checks a config against those of the artifacts that it is made from, by stage kind; raises
+            ConfigError with the key in its own config, or ``input``.
+        summarise: scores of all seeds together (R-hat of chains, …), for tracking and warnings:
+            (states, data, config) -> (metrics, warnings).
     """
 
-    make: Make
-    needs: Mapping[Kind, Takes] = field(default_factory=dict)
+    fit: Fit | None = None
+    fit_many: FitMany | None = None
+    needs: Mapping[Kind, FanIn] = field(default_factory=dict)
+    input_optional: bool = False
+    data_parallel: bool = False
+    in_driver: bool = False
+    from_checkpoint: FromCheckpoint | None = None
+    validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None
     summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
-    peek: Peek | None = None
-    light: bool = False
-    together: MakeTogether | None = None
-    optional: bool = False
-    shares: bool = False
-    fits: Callable[[Any, Mapping[Kind, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        require((self.fit is None) != (self.fit_many is None), "stages", "must have fit or fit_many, and not both")
+
+    @property
+    def fit_one(self) -> Fit:
+        """The function that fits one seed, whichever of the two there is."""
+        if self.fit_many is None:
+            assert self.fit is not None
+            return self.fit
+        return partial(_one_of_many, self.fit_many)
 
 
-def taken(takes: Takes, member: int, count: int) -> Sequence[int]:
-    """Which of an artifact's ``count`` members one is made from.
+def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
+    """Which of an artifact's ``count`` states seed ``number`` is made from.
 
-    ``each``: the one of its own number; ``turn``: the same, from the first again after the last; ``all``.
+    ``one_to_one``: the one of its own number; ``cyclic``: the same, from the first again after the last; ``all``.
     """
-    if takes == "all":
+    if rule == "all":
         return range(count)
-    return [member if takes == "each" else member % count]
+    return [number if rule == "one_to_one" else number % count]
 
 
-def alone(together: MakeTogether) -> Make:
-    """Makes one member by a function that makes several."""
-    return partial(_alone, together)
-
-
-def _alone(together: MakeTogether, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
-    (state,) = together([data], [inputs], config, rngs=[rng], report=report)
+def _one_of_many(fit_many: FitMany, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+    (state,) = fit_many([data], [inputs], config, rngs=[rng], report=report)
     return state
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the registry.
+    """An entry of the registry.
 
     Attributes:
         name: its key under ``methods`` in params.yaml, and in every table.
         config: the frozen dataclass that reads ``methods.<name>``.
         tasks: what it can predict.
-        rooms: stage kind -> what it does there.
+        stages: stage kind -> what it does there.
         search: dotted config keys that Ray Tune may vary -> (low, high, "log" or "linear").
     """
 
     name: str
     config: type
     tasks: tuple[Task, ...]
-    rooms: Mapping[Kind, Room]
+    stages: Mapping[Kind, StageSpec]
     search: Mapping[str, tuple[float, float, Literal["log", "linear"]]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The protocol of a fitted posterior, and the posterior that is a set of networks.
 
 A posterior's state is named tensors plus a JSON-able config; it is read back on any device, with no
-training data at hand. Regression posteriors answer in *standardised* units: ``Fitted`` undoes that.
+training data at hand. Regression posteriors answer in *standardised* units: ``Predictor`` undoes that.
 """
 
 from collections.abc import Iterator
@@ -125,7 +125,7 @@ class NetworkDraws:
 
 
 @final
-class Fitted:
+class Predictor:
     """A posterior with the transform of its data: raw inputs in, original units out."""
 
     def __init__(self, posterior: Posterior, transform: Transform, classes: tuple[str, ...] = ()) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does with
 
     from .artifacts import State
     from .method import Method
-    from .posterior import Fitted, Posterior
+    from .posterior import Posterior, Predictor
     from .seeds import Seed
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def stored_address(path: Path, split: int = 0, member: int = 0) -> "Seed":
     return prediction_address(about["seed"], about["run"], split, member)
 
 
-def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> "Fitted":
+def load_predictor(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> "Predictor":
     """The fitted posterior in a student artifact: raw inputs in, original units out.
 
     Raises:
@@ -128,7 +128,7 @@ def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu"
     """
     from . import artifacts
     from .data.transform import Transform
-    from .posterior import Fitted
+    from .posterior import Predictor
 
     artifact = artifacts.load(path, "student")
     name = f"{split}-{member}"
@@ -139,7 +139,7 @@ def load_fitted(path: Path, split: int = 0, member: int = 0, device: str = "cpu"
         )
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
-    return Fitted(posterior_of(artifact.state(name), device), transform, classes)
+    return Predictor(posterior_of(artifact.state(name), device), transform, classes)
 
 
 def posterior_of(state: "State", device: "torch.device | str" = "cpu") -> "Posterior":

@@ -18,7 +18,7 @@ COVERAGE: Final = 0.9
 
 
 def table(batches: Iterable[tuple[slice, Predictive]], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """:func:`columns` of all rows, from the predictives of their batches (``Fitted.batches``)."""
+    """:func:`columns` of all rows, from the predictives of their batches (``Predictor.batches``)."""
     parts = [columns(predictive, names) for _, predictive in batches]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

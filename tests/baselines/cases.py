@@ -8,16 +8,16 @@ import numpy as np
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData, Split
-from bdl_pipe.method import MakeTogether
+from bdl_pipe.method import FitMany
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import LearnConfig
+from bdl_pipe.training.learner import TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from tests.conftest import make_tiny_table
 
-LEARN = LearnConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=1.0))
+LEARN = TrainingConfig(4, 32, OptimiserConfig("adamw", 1e-2, weight_decay=0.1, grad_clip_norm=1.0))
 STILL = dataclasses.replace(LEARN, epochs=1, optimiser=OptimiserConfig("sgd", 1e-20))
 DECAYED = dataclasses.replace(STILL, optimiser=OptimiserConfig("adamw", 1e-9, weight_decay=1e7))  # moves by decay alone
 
@@ -37,7 +37,7 @@ def trajectory(network: NetworkConfig, data: FitData, seed: int = 3) -> State:
     return State(stack(snapshots), {"spec": to_mapping(spec)})
 
 
-def fitted(fit: MakeTogether, config: Any) -> State:
+def fitted(fit: FitMany, config: Any) -> State:
     """A fit of the first table from fresh weights."""
     (state,) = fit([table(0)], [{}], config, rngs=[Seed(1).fold(0)], report=Silent())
     return state

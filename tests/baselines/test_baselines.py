@@ -24,7 +24,7 @@ def trajectory(member: int, spec: NetworkSpec = SPEC) -> State:
 
 
 def student(method: Method, data: FitData, members: list[State], config: object) -> State:
-    make = method.rooms["student"].make
+    make = method.stages["student"].fit_one
     return make(data, {"trajectory": members}, config, rng=Seed(0), report=Silent())
 
 

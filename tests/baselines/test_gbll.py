@@ -34,7 +34,7 @@ def config_of(method: Method, **changes: Any) -> Any:
 
 def fitted(method: Method, data: FitData, **changes: Any) -> State:
     config = config_of(method, **changes)
-    return method.rooms["student"].make(data, {}, config, rng=Seed(3), report=Silent())
+    return method.stages["student"].fit_one(data, {}, config, rng=Seed(3), report=Silent())
 
 
 def numpy_features(state: State, inputs: Tensor) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_without_weight_it_is_gbll_bit_for_bit(rows: int | None) -> None:
 def test_a_strong_prior_on_derivatives_flattens_the_function() -> None:
     data = make_tiny_table()
     x, _ = data.tensors("train")
-    how = {"epochs": 60, "choose": None}
+    how = {"epochs": 60, "early_stopping": None}
     strong = {"weight": 10.0, "derivative_variance": 1e-2, "derivative_rows": None}
     states = fitted(GBLL, data, **how), fitted(LDGBLL, data, **how, **strong)
     plain, flat = (ExactLayerPosterior(state).predict(x).mean.std() for state in states)
@@ -167,14 +167,14 @@ def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
 @each_method
 def test_members_of_other_rows_made_together_are_those_made_alone(method: Method) -> None:
     """Each with its own rows in its layer, and its own number of epochs."""
-    constant = {"name": "adam", "rate": 1e-2, "clip": 1.0}  # a schedule ends where the last member does
-    learn = {"learn": CONFIGS["map_blr", "regression"]["learn"] | {"optimiser": constant}}
+    constant = {"name": "adam", "lr": 1e-2, "grad_clip_norm": 1.0}  # a schedule ends where the last member does
+    learn = {"training": CONFIGS["map_blr", "regression"]["training"] | {"optimiser": constant}}
     config = config_of(method, **(learn if method is MAP_BLR else {"optimiser": constant}))
-    data, rngs, room = [other_rows(m) for m in (0, 7, 30)], [Seed(m) for m in range(3)], method.rooms["student"]
-    assert room.together is not None
-    many = room.together(data, [{}] * 3, config, rngs=rngs, report=Silent())
+    data, rngs, stage = [other_rows(m) for m in (0, 7, 30)], [Seed(m) for m in range(3)], method.stages["student"]
+    assert stage.fit_many is not None
+    many = stage.fit_many(data, [{}] * 3, config, rngs=rngs, report=Silent())
     for state, rows, rng in zip(many, data, rngs, strict=True):
-        alone = room.make(rows, {}, config, rng=rng, report=Silent())
+        alone = stage.fit_one(rows, {}, config, rng=rng, report=Silent())
         new, _ = rows.tensors("validation")
         assert state.config["epochs"] == alone.config["epochs"]
         a, b = (ExactLayerPosterior(s).predict(new) for s in (state, alone))
@@ -186,16 +186,16 @@ def test_members_of_other_rows_made_together_are_those_made_alone(method: Method
 def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> None:
     """The score of each number of epochs is that of a fit which stops there (at a constant rate)."""
     data = make_tiny_table()
-    how = {"optimiser": {"name": "adam", "rate": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
+    how = {"optimiser": {"name": "adam", "lr": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
     new, targets = data.tensors("validation")
-    rng, room = Seed(3), GBLL.rooms["student"]
+    rng, stage = Seed(3), GBLL.stages["student"]
     scores = []
     for epochs in (10, 20, 30, 40, 50):
-        config = config_of(GBLL, epochs=epochs, choose=None, **how)
-        state = room.make(data, {}, config, rng=rng.fold("search"), report=Silent())
+        config = config_of(GBLL, epochs=epochs, early_stopping=None, **how)
+        state = stage.fit_one(data, {}, config, rng=rng.fold("search"), report=Silent())
         scores.append(-float(ExactLayerPosterior(state).predict(new).log_prob(targets).mean()))
-    config = config_of(GBLL, epochs=50, choose={"every": 10, "patience": None}, **how)
-    chosen = room.make(data, {}, config, rng=rng, report=Silent()).config["epochs"]
+    config = config_of(GBLL, epochs=50, early_stopping={"every": 10, "patience": None}, **how)
+    chosen = stage.fit_one(data, {}, config, rng=rng, report=Silent()).config["epochs"]
     assert chosen == 10 * (1 + int(np.argmin(scores)))
     assert 10 < chosen < 50  # an end would be found by less
 
@@ -204,8 +204,8 @@ def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> 
 def test_the_layers_variances_are_fitted_to_the_training_rows_alone(method: Method) -> None:
     data = make_tiny_table()
     wild = Split(1e3 * data.validation.inputs[::-1].copy(), -data.validation.targets.copy())
-    changes = {"learn": CONFIGS["map_blr", "regression"]["learn"] | {"choose": None}}
-    changes = changes if method is MAP_BLR else {"choose": None}
+    changes = {"training": CONFIGS["map_blr", "regression"]["training"] | {"early_stopping": None}}
+    changes = changes if method is MAP_BLR else {"early_stopping": None}
     one, other = (fitted(method, d, **changes) for d in (data, dataclasses.replace(data, validation=wild)))
     assert one.config == other.config
     assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
@@ -231,13 +231,13 @@ def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> Non
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)
 def test_the_evidence_rises_and_its_variances_move_undecayed(method: Method) -> None:
     data = make_tiny_table()
-    how = {"choose": None, "optimiser": {"name": "adamw", "rate": 2e-2, "weight_decay": 0.1}}
+    how = {"early_stopping": None, "optimiser": {"name": "adamw", "lr": 2e-2, "weight_decay": 0.1}}
     short, long = (fitted(method, data, epochs=epochs, **how) for epochs in (1, 80))
     assert long.config["loss"] < short.config["loss"] - 0.3
     new, targets = data.tensors("validation")
     assert (ExactLayerPosterior(long).predict(new).mean - targets).square().mean() < 0.3 * targets.var()
-    still = {"name": "sgd", "rate": 1e-30, "weight_decay": 1e25}
-    kept = fitted(method, data, epochs=1, choose=None, optimiser=still)
+    still = {"name": "sgd", "lr": 1e-30, "weight_decay": 1e25}
+    kept = fitted(method, data, epochs=1, early_stopping=None, optimiser=still)
     assert float(kept.tensors["noise_variance"]) == pytest.approx(0.1, rel=1e-6)
 
 
@@ -257,4 +257,4 @@ def test_what_is_refused() -> None:
         with pytest.raises(ConfigError, match=rf"^ldgbll\.{key} must be > 0"):
             config_of(LDGBLL, **{key: 0})
     with pytest.raises(Diverged, match="lower the learning rate"):
-        fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "rate": 1e30})
+        fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "lr": 1e30})

@@ -14,11 +14,11 @@ from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
 from bdl_pipe.data.fitdata import FitData, Split
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
-CONFIG = GpConfig(ard=True, steps=20, rate=0.1)
+CONFIG = GpConfig(ard=True, steps=20, lr=0.1)
 
 
 def table(rows: int = 60, outputs: int = 2, seed: int = 0) -> FitData:
@@ -34,7 +34,7 @@ def table(rows: int = 60, outputs: int = 2, seed: int = 0) -> FitData:
 
 
 def fitted(data: FitData, config: GpConfig = CONFIG) -> State:
-    return GP.rooms["student"].make(data, {}, config, rng=Seed(0), report=Silent())
+    return GP.stages["student"].fit_one(data, {}, config, rng=Seed(0), report=Silent())
 
 
 class Dense:
@@ -101,7 +101,7 @@ def test_the_fit_climbs_to_a_stationary_point() -> None:
 
     data = table(outputs=1)
     start = ExactGp(*data.tensors("train"), ard=False)
-    end = GpPosterior.from_state(fitted(data, GpConfig(ard=False, steps=300, rate=0.1))).process
+    end = GpPosterior.from_state(fitted(data, GpConfig(ard=False, steps=300, lr=0.1))).process
     assert float(end.log_marginal_likelihood().detach()) > float(start.log_marginal_likelihood().detach()) + 1
     assert slope(end) < 1e-5 < 1e-2 < slope(start)
 
@@ -117,8 +117,8 @@ def test_the_unit_of_the_targets_does_not_matter() -> None:
 
 def test_it_beats_the_mean_and_knows_its_noise() -> None:
     data = table(rows=120)
-    state = fitted(data, GpConfig(ard=True, steps=80, rate=0.1))
-    predictive = Fitted(GpPosterior.from_state(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
+    state = fitted(data, GpConfig(ard=True, steps=80, lr=0.1))
+    predictive = Predictor(GpPosterior.from_state(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
     targets = torch.tensor(data.validation.targets)
     error = (predictive.mean - targets).square().mean(0).sqrt()
     assert (error < 0.3 * targets.std(0)).all()
@@ -129,16 +129,16 @@ def test_it_beats_the_mean_and_knows_its_noise() -> None:
 
 
 def test_length_scales_tell_the_useless_column() -> None:
-    posterior = GpPosterior.from_state(fitted(table(rows=120, outputs=1), GpConfig(ard=True, steps=80, rate=0.1)))
+    posterior = GpPosterior.from_state(fitted(table(rows=120, outputs=1), GpConfig(ard=True, steps=80, lr=0.1)))
     used, _, useless = posterior.process.covar_module.base_kernel.lengthscale[0, 0].tolist()
     assert useless > 3 * used
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^steps must be > 0, got 0"):
-        GpConfig(ard=True, steps=0, rate=0.1)
-    with pytest.raises(ConfigError, match=r"^rate must be > 0"):
-        GpConfig(ard=True, steps=1, rate=0.0)
+        GpConfig(ard=True, steps=0, lr=0.1)
+    with pytest.raises(ConfigError, match=r"^lr must be > 0"):
+        GpConfig(ard=True, steps=1, lr=0.0)
     with pytest.raises(DataError, match=r"^gp: the data must have at most 10000 training rows, got 10001"):
         fitted(table(rows=10_001))
 

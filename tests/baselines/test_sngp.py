@@ -23,7 +23,7 @@ SECTION = {
     "length_scale": 2.0,
     "norm_bound": 0.5,
     "ridge": 0.7,
-    "training": {"epochs": 4, "batch": 16, "optimiser": {"name": "adam", "rate": 3.0e-2}},
+    "training": {"epochs": 4, "batch": 16, "optimiser": {"name": "adam", "lr": 3.0e-2}},
 }
 CONVNET = {"network": {"name": "convnet", "width": 4, "blocks": 2}}
 
@@ -35,7 +35,7 @@ def learner(features: int = 64, seed: int = 0, scale: float = 2.0, task: str = "
 
 def made(data: FitData, **changes: object) -> State:
     config = read(SngpConfig, SECTION | changes, "methods.sngp")
-    return SNGP.rooms["student"].make(data, {}, config, rng=Seed(1), report=Silent())
+    return SNGP.stages["student"].fit_one(data, {}, config, rng=Seed(1), report=Silent())
 
 
 def phi_of(state: State, h: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bdl_pipe.baselines import bnn, dropout
-from bdl_pipe.method import MakeTogether
+from bdl_pipe.method import FitMany
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
@@ -23,10 +23,10 @@ HEAD = dataclasses.replace(BNN, stochastic="head")
 
 
 @pytest.mark.parametrize(("fit", "config"), [(bnn.fit, BNN), (dropout.fit, DROPOUT)], ids=["bnn", "dropout"])
-def test_it_fits_what_can_be_fitted(fit: MakeTogether, config: Any) -> None:
+def test_it_fits_what_can_be_fitted(fit: FitMany, config: Any) -> None:
     how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     data = make_tiny_table()
-    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), learn=how)
+    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=how)
     (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
     inputs, targets = data.tensors("validation")
     predictive = posterior_of(state).predict(inputs, rng=Seed(0))
@@ -43,10 +43,10 @@ def test_it_fits_what_can_be_fitted(fit: MakeTogether, config: Any) -> None:
     ],
     ids=["bnn", "bnn-head", "dropout"],
 )
-def test_each_member_starts_at_the_end_of_its_trajectory(fit: MakeTogether, config: Any, trunk: str, head: str) -> None:
+def test_each_member_starts_at_the_end_of_its_trajectory(fit: FitMany, config: Any, trunk: str, head: str) -> None:
     data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
     paths = [trajectory(NETWORK, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
-    still, inputs = dataclasses.replace(config, learn=STILL), [{"trajectory": [path]} for path in paths]
+    still, inputs = dataclasses.replace(config, training=STILL), [{"trajectory": [path]} for path in paths]
     made = fit(data, inputs, still, rngs=rngs, report=Silent())
     for state, path in zip(made, paths, strict=True):
         assert torch.equal(state.tensors[trunk], path.tensors["trunk.1.weight"][-1])

@@ -302,7 +302,7 @@ def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: i
     trajectory = State(snapshots(2, spec=spec), {"spec": to_mapping(spec)})
     rule = rf"methods\.ciber\.form\.weights must be 1 … {most} for a last layer of {width + 1} weights a class"
     with pytest.raises(ConfigError, match=rule):
-        make = CIBER.rooms["student"].make
+        make = CIBER.stages["student"].fit_one
         config = CiberConfig(Cubic(weights, 1))
         make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
 
@@ -312,7 +312,7 @@ def test_the_moments_of_a_trajectory_are_no_weights() -> None:
     for number in range(2):
         found.update({k: v[number] for k, v in snapshots(2).items()})
     trajectory = with_moments(State(snapshots(2), {"spec": to_mapping(SPEC)}), found, "")
-    make, config = CIBER.rooms["student"].make, CiberConfig(Softmax())
+    make, config = CIBER.stages["student"].fit_one, CiberConfig(Softmax())
     state = make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
     assert state.tensors.keys() == snapshots(2).keys() < trajectory.tensors.keys()
     assert state.config["posterior"] == "ciber"

@@ -208,7 +208,7 @@ def fit(method: str, spec: NetworkSpec = SPEC, **section: object) -> State:
     made = {"ciber_last": CIBER_LAST, "ciber_second": CIBER_SECOND}[method]
     config = read(made.config, {"radius": "variance", "tail": 0.01, **section}, f"methods.{method}")
     inputs = {"trajectory": [trajectory(snapshots(spec), spec)]}
-    return made.rooms["student"].make(make_tiny_table(), inputs, config, rng=Seed(0), report=Silent())
+    return made.stages["student"].fit_one(make_tiny_table(), inputs, config, rng=Seed(0), report=Silent())
 
 
 TANH = NetworkSpec(MlpConfig("mlp", (5,), "tanh"), (3,), 1, "gaussian_head")

@@ -22,7 +22,7 @@ def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
 def tiny_vbpc(**changes: Any) -> dict[str, Any]:
     """``methods.vbpc`` at its smallest."""
     augmentation = {"choose": "one", "operations": {"noise": 0.1, "rotate": 15.0, "cutout": 0.25}}
-    pool = {"networks": 3, "steps": 4, "rate": 1.0e-3}
+    pool = {"networks": 3, "steps": 4, "lr": 1.0e-3}
     return {
         "ipc": 2,
         "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
@@ -33,11 +33,11 @@ def tiny_vbpc(**changes: Any) -> dict[str, Any]:
         "coreset": {
             "steps": 12,
             "batch": 16,
-            "rate": 1.0e-2,
-            "label_rate": 1.0e-1,
+            "lr": 1.0e-2,
+            "label_lr": 1.0e-1,
             "label_scale": 1.0,
             "pool": pool,
             "augmentation": augmentation,
         },
-        "student": {"steps": 5, "rate": 3.0e-4, "augmentation": augmentation},
+        "student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation},
     } | changes

@@ -91,7 +91,7 @@ def test_other_addresses_give_other_coresets() -> None:
 def test_distillation_descends_and_reports() -> None:
     report = Stops(-1, 1000)
     plain = tiny_vbpc()["network"] | {"norm": "none"}
-    pool = {"networks": 1, "steps": 1000, "rate": 1.0e-6}  # one network that stands still
+    pool = {"networks": 1, "steps": 1000, "lr": 1.0e-6}  # one network that stands still
     base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "accuracy_every": 20, "pool": pool}
     made = method.distil_coreset(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
     losses = [m["loss"] for m in report.seen if m]
@@ -103,9 +103,9 @@ def test_distillation_descends_and_reports() -> None:
 
 
 def test_the_label_rate_moves_the_labels_alone() -> None:
-    """Adam's first step is its rate: images move by ``rate``, labels by ``label_rate``."""
+    """Adam's first step is its rate: images move by ``rate``, labels by ``label_lr``."""
     base = tiny_vbpc()["coreset"]
-    settings = read(coreset=base | {"steps": 1, "rate": 1.0e-3, "label_rate": 1.0e-1})
+    settings = read(coreset=base | {"steps": 1, "lr": 1.0e-3, "label_lr": 1.0e-1})
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
     made = method.distil_coreset(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
     assert float((made.tensors["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)

@@ -30,7 +30,7 @@ SECTION = {
     "inputs": {"name": "noisy_training", "noise": 0.1},
     "batch": 16,
     "steps": 60,
-    "optimiser": {"name": "adam", "rate": 1e-2, "schedule": "cosine", "weight_decay": 1e-4},
+    "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4},
 }
 
 
@@ -66,7 +66,7 @@ def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, 
     """The two inputs and a student fitted long on them, without weight decay."""
     data = two_inputs(task)
     long = config(
-        steps=3000, inputs={"noise": 0.0}, optimiser={"weight_decay": 0.0, "rate": 2e-2}, network={"hidden": [16]}
+        steps=3000, inputs={"noise": 0.0}, optimiser={"weight_decay": 0.0, "lr": 2e-2}, network={"hidden": [16]}
     )
     state = distil.student(data, inputs, long, rng=Seed(0), report=Silent())
     return data.tensors("train")[0][:2], NetworkDraws.from_state(state)
@@ -143,7 +143,7 @@ def test_offline_draws_are_uniform():
 def test_weight_decay_enters_the_gradient():
     """One SGD step by hand: w − ρ (∇ mean L̂ + γ w), with autograd's gradient of the same loss."""
     data, inputs = DATA["classification"], {"teacher": teachers(DATA["classification"], "classification")}
-    one = config(steps=1, optimiser={"name": "sgd", "rate": 0.1, "schedule": "constant", "weight_decay": 0.5})
+    one = config(steps=1, optimiser={"name": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.5})
     stored = distil.StoredDraws(distil.average(inputs["teacher"]), Seed(0).fold("teacher"))
     task = distil.Distillation(data, stored, one, Seed(0))
     before = [p.detach().clone() for p in task.parameters()]

@@ -23,14 +23,14 @@ methods:
   deterministic: {}
   ensemble: {}
 trajectories:
-  digits-sgd: {dataset: digits, method: sgd, members: 2, input: prepare/digits}
-  boston-sgd: {dataset: boston, method: sgd, members: 2, input: prepare/boston, override: {epochs: 3}}
+  digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
+  boston-sgd: {dataset: boston, method: sgd, seeds: 2, input: prepare/boston, override: {epochs: 3}}
 teachers: {}
 coresets: {}
 runs:
-  digits-ensemble: {dataset: digits, method: ensemble, setting: small, members: 1, input: trajectory/digits-sgd}
+  digits-ensemble: {dataset: digits, method: ensemble, setting: small, seeds: 1, input: trajectory/digits-sgd}
   boston-deterministic:
-    {dataset: boston, method: deterministic, setting: small, members: 2, input: trajectory/boston-sgd}
+    {dataset: boston, method: deterministic, setting: small, seeds: 2, input: trajectory/boston-sgd}
 evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
 report: {figures_dpi: 110}
 """

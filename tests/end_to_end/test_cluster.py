@@ -43,15 +43,15 @@ DATASET: Final = {
 }
 SGD: Final = {
     "network": {"name": "mlp", "hidden": [32]},
-    "keep": 1,
+    "snapshots": 1,
     "batch": 32,
-    "optimiser": {"name": "adamw", "rate": 3.0e-3, "weight_decay": 1.0e-4},
+    "optimiser": {"name": "adamw", "lr": 3.0e-3, "weight_decay": 1.0e-4},
 }
 
 
 def params(dataset: str, splits: int, members: int, epochs: int) -> str:
     """One trajectory of several tasks, and a run that is made from it."""
-    row = {"dataset": dataset, "members": members}
+    row = {"dataset": dataset, "seeds": members}
     raw = {
         "seed": 0,
         "datasets": {dataset: {**DATASET, "source": {"name": dataset}, "splits": splits}},
@@ -77,10 +77,10 @@ STUDY: Final = {
     "method": "sgd",
     "dataset": "digits",
     "overlay": {},
-    "grid": {"optimiser.rate": [3.0e-3, 1.0e-2]},
+    "grid": {"optimiser.lr": [3.0e-3, 1.0e-2]},
     "seeds": 1,
     "metrics": ["nll"],
-    "figure": [{"x": "optimiser.rate"}],
+    "figure": [{"x": "optimiser.lr"}],
 }
 VERBS: Final[dict[str, tuple[str, ...]]] = {
     "repro": ("repro", "-j", "2"),

@@ -102,7 +102,7 @@ def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
     (project.folder / "src/bdl_pipe/baselines/snapshots.py").write_text(module)
     project.edit("src/bdl_pipe/registry.py", *registry)
     project.edit("params.yaml", "methods:\n", f"methods:\n  {params}\n")
-    row = "  new: {dataset: digits, method: snapshots, setting: small, members: 2, input: trajectory/digits-sgd}\n"
+    row = "  new: {dataset: digits, method: snapshots, setting: small, seeds: 2, input: trajectory/digits-sgd}\n"
     project.edit("params.yaml", "runs:\n", "runs:\n" + row)
     own = {"student@new", "evaluate@new", "report"}
     assert stale(project) == own

@@ -17,7 +17,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.config import DatasetConfig, ImageFolder, Table
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.registry import load_fitted
+from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline.report import tables
 from tests.pipeline import fitted_cases, report_cases
@@ -88,7 +88,7 @@ def holdout(path: Path) -> Any:
 
 
 def student(path: Path) -> Any:
-    fitted = load_fitted(path)
+    fitted = load_predictor(path)
     shape = (1, 4, 4) if path.name.endswith("images") else (2,)
     raw = np.zeros((3, *shape), np.uint8 if len(shape) == 3 else np.float64)
     return fitted.predict(raw, rng=Seed(0)).mean, fitted.classes, artifacts.load(path, "student").json("schema.json")

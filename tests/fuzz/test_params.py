@@ -82,12 +82,12 @@ def check(raw: Any) -> None:
     params.unwatched(typed)
     json.dumps(typed.raw, sort_keys=True)
     assert type(typed.seed) is int and typed.seed >= 0
-    for row in typed.rows.values():
+    for row in typed.runs.values():
         written = config.to_mapping(row.config)
         json.dumps(written, allow_nan=False)
         assert config.read(type(row.config), written, "again") == row.config
-        assert row.entry.members >= 1 and row.entry.dataset in typed.datasets and row.method.name in METHODS
-        assert all((kind, key) in typed.rows for kind, key in row.sources.items())
+        assert row.spec.seeds >= 1 and row.spec.dataset in typed.datasets and row.method.name in METHODS
+        assert all((kind, key) in typed.runs for kind, key in row.sources.items())
     for dataset in typed.datasets.values():
         written = config.to_mapping(dataset)
         assert config.read(type(dataset), json.loads(json.dumps(written, allow_nan=False)), "again") == dataset

@@ -14,7 +14,7 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing.learner import RandomConfig, RandomWeights, RandomWeightsPosterior
-from bdl_pipe.inducing.methods import fits
+from bdl_pipe.inducing.methods import validate_sources
 from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent
@@ -27,7 +27,7 @@ from tests.test_conformance import Interrupted, Recorder, draws, same
 PRUNED = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w")
 CASES = [(method, task) for method in PRUNED for task in ("classification", "regression")]
 SHARE = 0.4
-FIXED = {"choose": None}
+FIXED = {"early_stopping": None}
 cases = pytest.mark.parametrize(("method", "task"), CASES)
 
 
@@ -41,16 +41,16 @@ def data_of(task: str) -> FitData:
 
 @functools.cache
 def fitted(method: str, task: str) -> State:
-    room = METHODS[method].rooms["student"]
-    config = config_of(method, task, learn={**LEARN, **FIXED, "epochs": 2})
-    return room.make(data_of(task), {}, config, rng=Seed(4), report=Silent())
+    stage = METHODS[method].stages["student"]
+    config = config_of(method, task, training={**LEARN, **FIXED, "epochs": 2})
+    return stage.fit_one(data_of(task), {}, config, rng=Seed(4), report=Silent())
 
 
 def fine_tuned(method: str, task: str, report: Report, **changes: Any) -> State:
-    how = {"prune": SHARE, "annealing": None, "learn": {**LEARN, **FIXED, "epochs": 1}} | changes
+    how = {"prune": SHARE, "annealing": None, "training": {**LEARN, **FIXED, "epochs": 1}} | changes
     inputs = {"student": [fitted(method, task)]}
-    room = METHODS[method].rooms["student"]
-    return room.make(data_of(task), inputs, config_of(method, task, **how), rng=Seed(5), report=report)
+    stage = METHODS[method].stages["student"]
+    return stage.fit_one(data_of(task), inputs, config_of(method, task, **how), rng=Seed(5), report=report)
 
 
 @functools.cache
@@ -146,11 +146,11 @@ def test_fitting_on_repairs_what_pruning_broke() -> None:
     inputs, targets = data.tensors("train")
     learn = {**LEARN, **FIXED, "epochs": 20}
     method = METHODS["ffg_w"]
-    first = config_of("ffg_w", "regression", learn=learn)
-    source = method.rooms["student"].make(data, {}, first, rng=Seed(0), report=Silent())
+    first = config_of("ffg_w", "regression", training=learn)
+    source = method.stages["student"].fit_one(data, {}, first, rng=Seed(0), report=Silent())
     config = replace(first, prune=0.5, annealing=None)
     broken = RandomWeights.pruned(learner(source), config).eval()
-    mended = method.rooms["student"].make(data, {"student": [source]}, config, rng=Seed(1), report=Silent())
+    mended = method.stages["student"].fit_one(data, {"student": [source]}, config, rng=Seed(1), report=Silent())
 
     def nll(model: RandomWeights) -> float:
         with torch.no_grad():
@@ -163,10 +163,10 @@ def test_fitting_on_repairs_what_pruning_broke() -> None:
 def test_batch_norm_is_refreshed_under_draws_of_the_pruned() -> None:
     network = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}
     how = {**LEARN, **FIXED, "epochs": 2}
-    room, data = METHODS["ffg_u"].rooms["student"], make_tiny_images()
-    first = config_of("ffg_u", "classification", network=network, learn=how)
-    source = room.make(data, {}, first, rng=Seed(0), report=Silent())
-    state = room.make(data, {"student": [source]}, replace(first, prune=0.5), rng=Seed(0), report=Silent())
+    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_images()
+    first = config_of("ffg_u", "classification", network=network, training=how)
+    source = stage.fit_one(data, {}, first, rng=Seed(0), report=Silent())
+    state = stage.fit_one(data, {"student": [source]}, replace(first, prune=0.5), rng=Seed(0), report=Silent())
     names = [k for k in state.tensors if "running_mean" in k]
     assert names and all(not torch.equal(state.tensors[k], source.tensors[k]) for k in names)
     assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(0)).log_probs.isfinite().all()  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must be that of the posterior"),
     "joint weights": ({"shared": [2, 2]}, "shared must be that of the posterior that is pruned"),
     "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must be that of the posterior that is pruned"),
-    "epochs are chosen": ({"learn": LEARN}, "learn.choose must be null where a posterior is the start"),
+    "epochs are chosen": ({"training": LEARN}, "training.early_stopping must be null where a posterior is the start"),
 }
 
 
@@ -190,17 +190,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_its_input(name: str) -> None:
     change, words = WRONG[name]
     source: RandomConfig | None = config_of("ffg_u", "regression")
-    good: dict[str, Any] = {"prune": 0.5, "learn": {**LEARN, **FIXED}}
-    fits(config_of("ffg_u", "regression", **good), {"student": source})
+    good: dict[str, Any] = {"prune": 0.5, "training": {**LEARN, **FIXED}}
+    validate_sources(config_of("ffg_u", "regression", **good), {"student": source})
     given = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
-        fits(config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source})
+        validate_sources(
+            config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source}
+        )
 
 
 def test_a_pruned_posterior_is_not_pruned_again() -> None:
-    config = config_of("ffg_u", "regression", prune=0.5, learn={**LEARN, **FIXED})
+    config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
     with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
-        fits(config, {"student": config})
+        validate_sources(config, {"student": config})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
@@ -212,16 +214,16 @@ def test_a_share_beyond_its_limits(share: float) -> None:
 def test_a_full_covariance_over_weights_is_not_pruned() -> None:
     with pytest.raises(ConfigError, match="prune must be null: a full covariance"):
         config_of("fcg_w", "regression", prune=0.5)
-    assert METHODS["fcg_w"].rooms["student"].needs == {"trajectory": "each"}
+    assert METHODS["fcg_w"].stages["student"].needs == {"trajectory": "one_to_one"}
 
 
 def test_a_make_checks_its_input_too() -> None:
-    room, data = METHODS["ffg_u"].rooms["student"], make_tiny_table()
-    config = config_of("ffg_u", "regression", prune=0.5, learn={**LEARN, **FIXED})
+    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_table()
+    config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
     with pytest.raises(UserError, match="prune must be null where no posterior is pruned"):
-        room.make(data, {}, config, rng=Seed(0), report=Silent())
+        stage.fit_one(data, {}, config, rng=Seed(0), report=Silent())
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
     with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
-        room.make(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
+        stage.fit_one(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
     with pytest.raises(UserError, match="input must be a run of ffg_u, got 'fcg_u'"):
-        room.make(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())
+        stage.fit_one(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())

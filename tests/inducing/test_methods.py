@@ -20,7 +20,7 @@ from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import Learned
+from bdl_pipe.training.learner import FitResult
 from tests.cases import CONFIGS, RANDOM, RANDOM_IMAGES
 
 
@@ -32,7 +32,7 @@ def spec(method: str, task: str, **changes: Any) -> RandomSpec:
 
 def fitted(method: Method, data: FitData, **changes: Any) -> State:
     config = read(method.config, CONFIGS[method.name, data.task] | changes, "methods")
-    return method.rooms["student"].make(data, {}, config, rng=Seed(4), report=Silent())
+    return method.stages["student"].fit_one(data, {}, config, rng=Seed(4), report=Silent())
 
 
 def at(learner: RandomWeights, batch: int, epoch: float) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
 def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
     monkeypatch.setattr(methods, "RandomWeights", None)
-    assert methods._finish(asked, tiny_table, Learned([state.tensors], 1, 0.0), Seed(0)).tensors == state.tensors
+    assert methods._finish(asked, tiny_table, FitResult([state.tensors], 1, 0.0), Seed(0)).tensors == state.tensors
 
 
 def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
@@ -87,7 +87,7 @@ def test_the_kl_comes_in_on_a_straight_line() -> None:
 
 
 def test_a_fit_without_kl_differs_from_one_with_it(tiny_table: FitData) -> None:
-    how = {"learn": RANDOM["learn"] | {"choose": None}}
+    how = {"training": RANDOM["training"] | {"early_stopping": None}}
     late = fitted(FFG_U, tiny_table, annealing={"start": 4.0, "end": 4.0}, **how)
     never = fitted(FFG_U, tiny_table, kl_weight=0.0, **how)
     always = fitted(FFG_U, tiny_table, annealing=None, **how)
@@ -165,18 +165,18 @@ def test_running_statistics_are_those_of_training_rows_under_fresh_draws(tiny_im
 def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
     sgd = METHODS["sgd"]
     config = read(sgd.config, CONFIGS["sgd", "classification"] | {"network": RANDOM_IMAGES["network"]}, "methods")
-    trajectory = sgd.rooms["trajectory"].make(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
     how = read(
         FFG_W.config,
         CONFIGS["ffg_w", "classification"]
-        | {"learn": {**RANDOM_IMAGES["learn"], "epochs": 1, "optimiser": {"name": "sgd", "rate": 1e-12}}},
+        | {"training": {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}},
         "methods",
     )
     inputs = {"trajectory": [trajectory]}
-    state = FFG_W.rooms["student"].make(tiny_images, inputs, how, rng=Seed(0), report=Silent())
+    state = FFG_W.stages["student"].fit_one(tiny_images, inputs, how, rng=Seed(0), report=Silent())
     last = trajectory.tensors["head.weight"][-1]
     torch.testing.assert_close(state.tensors["net.layers.head.mean"][:, :-1], last)
-    assert ENSEMBLE_U.rooms["student"].needs == {"student": "each"}, "inducing weights start at no trajectory"
+    assert ENSEMBLE_U.stages["student"].needs == {"student": "one_to_one"}, "inducing weights start at no trajectory"
 
 
 @pytest.mark.parametrize(

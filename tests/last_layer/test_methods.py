@@ -29,7 +29,7 @@ from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import Learned
+from bdl_pipe.training.learner import FitResult
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
 from tests.tables import table_of
 
@@ -39,7 +39,7 @@ RNG = Seed(5).fold("member", 0)
 def fitted(method: Method, data: FitData, inputs: Any = None, **changes: Any) -> State:
     section = CONFIGS[method.name, data.task] | changes
     config = read(method.config, section, f"methods.{method.name}")
-    return method.rooms["student"].make(data, inputs or {}, config, rng=RNG, report=Silent())
+    return method.stages["student"].fit_one(data, inputs or {}, config, rng=RNG, report=Silent())
 
 
 def learner(features: bool) -> LastLayerLearner:
@@ -171,7 +171,7 @@ def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
     state = fitted(G_VBLL_BNN, tiny_images, layer={**section["layer"], "refit": True})
     spec = read(LastLayerSpec, state.config["spec"], "spec")
     weights = {k: v for k, v in state.tensors.items() if not k.startswith("refit.")}
-    refits = [_finish(spec, tiny_images, Learned([weights], 1, 0.0), rng).tensors for rng in (RNG, Seed(9), Seed(9))]
+    refits = [_finish(spec, tiny_images, FitResult([weights], 1, 0.0), rng).tensors for rng in (RNG, Seed(9), Seed(9))]
     assert torch.equal(refits[0]["refit.mean"], state.tensors["refit.mean"])
     assert not torch.equal(refits[1]["refit.mean"], refits[0]["refit.mean"])
     assert torch.equal(refits[2]["refit.mean"], refits[1]["refit.mean"])
@@ -180,9 +180,9 @@ def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
 @pytest.mark.parametrize("name", ["d_vbll", "g_vbll", "d_vbll_bnn"])
 def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: FitData) -> None:
     sgd = read(METHODS["sgd"].config, CONFIGS["sgd", "classification"], "methods.sgd")
-    trajectory = METHODS["sgd"].rooms["trajectory"].make(tiny_images, {}, sgd, rng=RNG, report=Silent())
-    still = {"epochs": 1, "batch": 16, "optimiser": {"name": "sgd", "rate": 1e-12}}
-    state = fitted(METHODS[name], tiny_images, {"trajectory": [trajectory]}, learn=still)
+    trajectory = METHODS["sgd"].stages["trajectory"].fit_one(tiny_images, {}, sgd, rng=RNG, report=Silent())
+    still = {"epochs": 1, "batch": 16, "optimiser": {"name": "sgd", "lr": 1e-12}}
+    state = fitted(METHODS[name], tiny_images, {"trajectory": [trajectory]}, training=still)
     prefix = "trunk.module." if name.endswith("_bnn") else "trunk."
     for key, snapshots in trajectory.tensors.items():
         if key.endswith(("weight", "bias")) and key.startswith("trunk."):

@@ -13,7 +13,7 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError, require
-from bdl_pipe.method import Inputs, Method, Room
+from bdl_pipe.method import Inputs, Method, StageSpec
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import snapshot
@@ -63,10 +63,10 @@ WALK = Method(
     WalkConfig,
     ("classification", "regression"),
     {
-        "trajectory": Room(walk, summarise=spread),
-        "teacher": Room(walk),
-        "coreset": Room(walk),
-        "student": Room(walk, needs={"trajectory": "each"}),
+        "trajectory": StageSpec(walk, summarise=spread),
+        "teacher": StageSpec(walk),
+        "coreset": StageSpec(walk),
+        "student": StageSpec(walk, needs={"trajectory": "one_to_one"}),
     },
 )
 
@@ -83,8 +83,8 @@ PAIR = Method(
     WalkConfig,
     ("classification", "regression"),
     {
-        "coreset": Room(walk, needs={"trajectory": "each"}),
-        "student": Room(pair, needs={"trajectory": "all", "coreset": "turn"}),
+        "coreset": StageSpec(walk, needs={"trajectory": "one_to_one"}),
+        "student": StageSpec(pair, needs={"trajectory": "all", "coreset": "cyclic"}),
     },
 )
 
@@ -94,14 +94,14 @@ def last(data: FitData, inputs: Inputs, config: NothingConfig, *, rng: Seed, rep
     return State({"ends": torch.stack([snapshot(state, -1)["w"][0] for state in inputs["trajectory"]])})
 
 
-LAST = Method("last", NothingConfig, ("regression",), {"student": Room(last, needs={"trajectory": "all"})})
+LAST = Method("last", NothingConfig, ("regression",), {"student": StageSpec(last, needs={"trajectory": "all"})})
 MAY = Method(
     "may",
     WalkConfig,
     ("classification", "regression"),
-    {"student": Room(walk, needs={"trajectory": "each", "coreset": "each"}, optional=True)},
+    {"student": StageSpec(walk, needs={"trajectory": "one_to_one", "coreset": "one_to_one"}, input_optional=True)},
 )
-ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": Room(walk)})
+ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": StageSpec(walk)})
 REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, PAIR, LAST, MAY, ONLY_CLASSES)}
 
 

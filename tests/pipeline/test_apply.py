@@ -32,9 +32,9 @@ def test_only_the_named_numbers_change(target):
     assert [a.split(":")[0].strip() for a, _ in changed] == ["level", "toy-shift"]
     assert len(lines) == 2
     read = params.load(target)
-    assert read.row("teacher", "toy-level").config.add == 1e-4
-    assert read.row("student", "toy-shift").config.inner.shift == 2.5
-    assert read.row("student", "toy-other").config.inner.shift == 6.0
+    assert read.run("teacher", "toy-level").config.add == 1e-4
+    assert read.run("student", "toy-shift").config.inner.shift == 2.5
+    assert read.run("student", "toy-other").config.inner.shift == 6.0
 
 
 def test_applying_twice_changes_nothing_more(target):

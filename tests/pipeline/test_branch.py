@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from bdl_pipe.method import Room
+from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline.core import params
@@ -40,7 +40,7 @@ def load(**methods: Any) -> params.Params:
     return params.load(Path("params.yaml"), REGISTRY | methods)
 
 
-def names(rows: tuple[params.Row, ...]) -> list[str]:
+def names(rows: tuple[params.Run, ...]) -> list[str]:
     return [f"{row.kind}/{row.key}" for row in rows]
 
 
@@ -70,7 +70,7 @@ def test_a_trial_gets_what_is_made_before_and_what_it_has_made(
     made = found.chain.finish(coreset, data, configs, upstream)
     assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
     assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
-    again = [walk(data, {}, numbers.row("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(numbers)]
+    again = [walk(data, {}, numbers.run("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(numbers)]
     assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(again, trajectories, strict=True))
 
 
@@ -83,18 +83,18 @@ def test_a_row_between_is_made_of_its_own_member(
 ) -> None:
     """An ensemble of trajectories that go on from others has as many of both, each from its own."""
     monkeypatch.chdir(prepared)
-    rooms = REGISTRY["walk"].rooms | {
-        "trajectory": Room(walk, needs={"trajectory": "each"}, optional=True),
-        "student": Room(walk, needs={"trajectory": "all"}),
+    stages = REGISTRY["walk"].stages | {
+        "trajectory": StageSpec(walk, needs={"trajectory": "one_to_one"}, input_optional=True),
+        "student": StageSpec(walk, needs={"trajectory": "all"}),
     }
     raw = several()
     raw["trajectories"]["b-next"] = raw["trajectories"]["b-walk"] | {
         "input": "trajectory/b-walk",
         "override": {"steps": 4},
     }
-    raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"members": 1, "method": "all", "input": "trajectory/b-next"}}
+    raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"seeds": 1, "method": "all", "input": "trajectory/b-next"}}
     raw["methods"]["all"] = {"steps": 1}
-    known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, rooms=rooms) for name in ("walk", "all")}
+    known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
     numbers = params.typed(raw, known)
     asked = ("all", "boston", None, "tune", SETTINGS)
     found = branch.branch_of(numbers, *asked)

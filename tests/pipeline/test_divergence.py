@@ -10,7 +10,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from pipeline.core.executors.hub import Nowhere
-from pipeline.core.params import Entry, Row
+from pipeline.core.params import Run, RunSpec
 from pipeline.graph import body
 from pipeline.search import trial
 from pipeline.search.studies import SEED, point
@@ -21,24 +21,24 @@ PLAIN = {"name": "convnet", "width": 4, "blocks": 2, "norm": "none"}
 SEARCHES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # what diverges: (method, task, numbers in place of the smallest case's, a sample that diverges, one that does not)
     "a chain": ("sgld", "regression", {}, {"target.step_size.value": 1e3}, {"target.step_size.value": 1e-4}),
-    "a coreset": ("vbpc", "classification", {"network": PLAIN}, {"coreset.rate": 1e30}, {"coreset.rate": 1e-2}),
-    "its pool": ("vbpc", "classification", {"network": PLAIN}, {"coreset.pool.rate": 1e30}, {"rho": 2.0}),
-    "its student": ("vbpc", "classification", {"network": PLAIN}, {"student.rate": 1e30}, {"student.rate": 1e-3}),
-    "a network": ("bnn", "regression", {}, {"learn.optimiser.rate": 1e30}, {"learn.optimiser.rate": 1e-3}),
-    "an exact layer": ("gbll", "regression", {}, {"optimiser.rate": 1e30}, {"optimiser.rate": 1e-3}),
-    "inducing weights": ("ffg_u", "regression", {}, {"learn.optimiser.rate": 1e30}, {"learn.optimiser.rate": 1e-3}),
+    "a coreset": ("vbpc", "classification", {"network": PLAIN}, {"coreset.lr": 1e30}, {"coreset.lr": 1e-2}),
+    "its pool": ("vbpc", "classification", {"network": PLAIN}, {"coreset.pool.lr": 1e30}, {"rho": 2.0}),
+    "its student": ("vbpc", "classification", {"network": PLAIN}, {"student.lr": 1e30}, {"student.lr": 1e-3}),
+    "a network": ("bnn", "regression", {}, {"training.optimiser.lr": 1e30}, {"training.optimiser.lr": 1e-3}),
+    "an exact layer": ("gbll", "regression", {}, {"optimiser.lr": 1e30}, {"optimiser.lr": 1e-3}),
+    "inducing weights": ("ffg_u", "regression", {}, {"training.optimiser.lr": 1e30}, {"training.optimiser.lr": 1e-3}),
 }
 
 
 def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) -> trial.Chain:
     """All of the method's own rows, of the smallest case's numbers."""
-    method, rows, below = METHODS[name], list[Row](), "prepare/data"
+    method, rows, below = METHODS[name], list[Run](), "prepare/data"
     merged = config.merge(CONFIGS[name, task], numbers)
     for kind in ("teacher", "coreset", "student"):
-        if kind in method.rooms:
-            entry = Entry("data", name, members, below, setting="s")
+        if kind in method.stages:
+            entry = RunSpec("data", name, members, below, setting="s")
             sources = {row.kind: row.key for row in rows[-1:]}
-            rows.append(Row(kind, "key", entry, method, config.read(method.config, merged, name), sources))  # type: ignore[arg-type]
+            rows.append(Run(kind, "key", entry, method, config.read(method.config, merged, name), sources))  # type: ignore[arg-type]
             below = f"{kind}/key"
     return trial.Chain(tuple(rows), name, seed=0)
 

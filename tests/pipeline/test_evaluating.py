@@ -14,7 +14,7 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
-from bdl_pipe.registry import load_fitted
+from bdl_pipe.registry import load_predictor
 from pipeline.core.settings import Settings
 from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases
@@ -49,7 +49,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     hashed: list[str] = []
     sha256 = artifacts.sha256
     monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(str(path)) or sha256(path))
-    row = SimpleNamespace(key="run", entry=SimpleNamespace(dataset="d", members=1))
+    row = SimpleNamespace(key="run", spec=SimpleNamespace(dataset="d", seeds=1))
     config = EvaluateConfig(calibration_bins=5, batch=16, joint_pairs=0)
     params = SimpleNamespace(seed=0, datasets={"d": SimpleNamespace(splits=2)}, evaluate=config)
     shared, tasks = evaluate._plan(row, params, Settings())  # type: ignore[arg-type]
@@ -79,10 +79,10 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
         severities = [severity for name, severity in SETS if name == task.payload.corruption]
         assert list(answer.scores) == [f"corrupted:{task.payload.corruption}:{s}" for s in severities]
         for severity, scores in zip(severities, answer.scores.values(), strict=True):
-            fitted = load_fitted(Path("work/student/run"), task.payload.split)
+            fitted = load_predictor(Path("work/student/run"), task.payload.split)
             rows = held.corrupted(task.payload.corruption, severity)
             rng = task.payload.rng
-            assert scores == evaluation.score_shifted(fitted, rows, plan.config, rng, "cpu")
+            assert scores == evaluation.score_classification(fitted, rows, plan.config, rng, "cpu")
 
 
 def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:

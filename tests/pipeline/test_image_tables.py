@@ -17,10 +17,10 @@ from bdl_pipe.data.sources import archive
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.networks import PreResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.training.loop import learning_rate
-from bdl_pipe.training.snapshots import Keep
+from bdl_pipe.training.snapshots import SnapshotPolicy
 from pipeline import cli, papers
 from pipeline.core import params
-from pipeline.core.params import Row
+from pipeline.core.params import Run
 from pipeline.tracking import experiments
 from tests.data import archives as made
 
@@ -29,7 +29,7 @@ SMALL = {"depth": 10, "widen": 1, "epochs": 1, "batch": 16, "members": 1, "valid
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 CORRUPTED = 3  # images under each corruption
 FEW = {"rows": 4, "cols": 4, "members": 2, "start": 0, "end": 1, "corrupted_images": CORRUPTED}
-AVERAGED = {"epochs": 2, "keep": 2, "every": 1, "count": 2, "rank": 2, "steps": 4, "burn_in": 2, "rows": 4}
+AVERAGED = {"epochs": 2, "snapshots": 2, "every": 1, "count": 2, "rank": 2, "steps": 4, "burn_in": 2, "rows": 4}
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have no small form
 TABLES = {"table1": "cifar10", "table4": "cifar100"}
 DENSITIES = {("ood:svhn", name) for name in ("auroc", "auroc_feature_density", "auroc_refit_density")}
@@ -131,19 +131,19 @@ def test_the_numbers_are_those_of_harrison(table: str) -> None:
     for optimiser in found:
         assert optimiser == {
             "name": "sgd",
-            "rate": 0.1,
+            "lr": 0.1,
             "momentum": 0.9,
             "schedule": "cosine",
             "weight_decay": 5e-4,
-            "clip": 2.0,
+            "grad_clip_norm": 2.0,
         }
     for name in ("bnn", "d_vbll_bnn", "g_vbll_bnn"):
-        assert methods[name]["learn"]["epochs"] == 400 and methods[name]["learn"]["batch"] == 128
-    for name, epochs in (("d_vbll", "learn"), ("g_vbll", "learn"), ("sngp", "training")):
+        assert methods[name]["training"]["epochs"] == 400 and methods[name]["training"]["batch"] == 128
+    for name, epochs in (("d_vbll", "training"), ("g_vbll", "training"), ("sngp", "training")):
         assert methods[name][epochs]["epochs"] == 300 and methods[name]["network"]["depth"] == 28
     assert methods["bnn"]["kl_weight"] == 50 and methods["bnn"]["head_prior_variance"] == 0.01
     assert methods["d_vbll_bnn"]["features"]["kl_weight"] == 0.5 and methods["d_vbll_bnn"]["features"]["draws"] == 10
-    assert all(row["members"] == 3 for row in raw["runs"].values())
+    assert all(row["seeds"] == 3 for row in raw["runs"].values())
 
 
 def test_the_numbers_are_those_of_ritter() -> None:
@@ -151,16 +151,16 @@ def test_the_numbers_are_those_of_ritter() -> None:
     found = params.load(ROOT / "params/paper/inducing-table2.yaml")
     for (kind, key), row in found.rows.items():
         wide = key.startswith("cifar100")
-        how = row.config if kind == "trajectory" else getattr(row.config, "learn", None)
+        how = row.config if kind == "trajectory" else getattr(row.config, "training", None)
         if how is None:
             continue
         u, name = row.method.name.endswith("_u"), row.method.name
-        assert row.config.network.depth == 50 and row.entry.members == 5 and how.batch == 100
+        assert row.config.network.depth == 50 and row.spec.seeds == 5 and how.batch == 100
         if "student" in row.sources:
             as_in_appendix_k(row, found)
             continue
         assert how.epochs == (300 if u or (name == "ffg_w" and wide) else 200)
-        steps, rate = 500 * how.epochs, how.optimiser.rate
+        steps, rate = 500 * how.epochs, how.optimiser.lr
         rates = [learning_rate(how.optimiser, 500 * epoch, steps) / rate for epoch in range(how.epochs)]
         falls = [epoch for epoch in range(1, how.epochs) if rates[epoch] < rates[epoch - 1]]
         if name == "sgd":
@@ -173,23 +173,23 @@ def test_the_numbers_are_those_of_ritter() -> None:
             assert (weights.start_sd, weights.sd_max, weights.prior_sd) == (1e-4, 0.1, 1)
             continue
         size = 128 if key.endswith("128") else 64
-        assert (weights.rows, weights.cols, row.entry.setting) == (size, size, f"M={size}")
+        assert (weights.rows, weights.cols, row.spec.setting) == (size, size, f"M={size}")
         assert weights.lambda_max == (0.03 if name == "ffg_u" else 0.1) and weights.members == 5
         assert head.get("rows", size) == ((100 if size == 128 else 64) if wide else 10)
         assert head.get("cols", size) == size and head.get("kind", name) == name
 
 
-def as_in_appendix_k(row: Row, found: params.Params) -> None:
+def as_in_appendix_k(row: Run, found: params.Params) -> None:
     """A pruned run: 50 epochs of Adam at 1e-4 on its full run's members; what is left stands in its setting, in %."""
-    source = found.row("student", row.sources["student"])
-    assert row.key.startswith(source.key) and source.sources == {} and source.entry.members == 5
-    left = re.fullmatch(r"(.+) \((.+)%\)", row.entry.setting)
-    assert left is not None and left[1] == source.entry.setting
+    source = found.run("student", row.sources["student"])
+    assert row.key.startswith(source.key) and source.sources == {} and source.spec.seeds == 5
+    left = re.fullmatch(r"(.+) \((.+)%\)", row.spec.setting)
+    assert left is not None and left[1] == source.spec.setting
     assert Fraction(str(row.config.prune)) == 1 - Fraction(left[2]) / 100
-    learn, before = row.config.learn, source.config.learn
-    assert (learn.epochs, learn.optimiser.name, learn.optimiser.rate) == (50, "adam", 1e-4)
-    assert {learning_rate(learn.optimiser, step, 25_000) for step in range(0, 25_000, 500)} == {1e-4}
-    assert (learn.augmentation, learn.batch) == (before.augmentation, before.batch)
+    training, before = row.config.training, source.config.training
+    assert (training.epochs, training.optimiser.name, training.optimiser.lr) == (50, "adam", 1e-4)
+    assert {learning_rate(training.optimiser, step, 25_000) for step in range(0, 25_000, 500)} == {1e-4}
+    assert (training.augmentation, training.batch) == (before.augmentation, before.batch)
     assert row.config.annealing is None and row.config.kl_weight == 1 and row.config.draws == source.config.draws
 
 
@@ -203,15 +203,15 @@ def test_the_numbers_are_those_of_maddox() -> None:
     for key, row in rows.items():
         dataset, network, kind = key.split("-")
         config, optimiser = row.config, row.config.optimiser
-        assert (config.epochs, config.batch, row.entry.members) == (300, 128, 3)
+        assert (config.epochs, config.batch, row.spec.seeds) == (300, 128, 3)
         assert (optimiser.name, optimiser.momentum, optimiser.clip) == ("sgd", 0.9, None)
-        assert (optimiser.rate, optimiser.weight_decay) == own[network]
-        start, ratio = (161, ends[network][dataset == "cifar100"] / optimiser.rate) if kind == "swa" else (300, 0.01)
+        assert (optimiser.lr, optimiser.weight_decay) == own[network]
+        start, ratio = (161, ends[network][dataset == "cifar100"] / optimiser.lr) if kind == "swa" else (300, 0.01)
         for epoch in range(300):
             t = epoch / start
             factor = 1.0 if t <= 0.5 else 1 - (1 - ratio) * (t - 0.5) / 0.4 if t <= 0.9 else ratio
-            assert learning_rate(optimiser, 390 * epoch, 390 * 300) == pytest.approx(optimiser.rate * factor, rel=1e-5)
-        keep = Keep(config.keep, config.every, 0, config.moments)
+            assert learning_rate(optimiser, 390 * epoch, 390 * 300) == pytest.approx(optimiser.lr * factor, rel=1e-5)
+        keep = SnapshotPolicy(config.keep, config.every, 0, config.moments)
         assert [e for e in range(1, 301) if keep.snapshot(300 - e)] == (
             [*range(165, 301, 5)] if kind == "swa" else [300]
         )
@@ -232,7 +232,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
 def test_the_chains_steps_are_those_of_maddox() -> None:
     """The rate of WideResNet on the mean loss, 38.0348 (13928.7 + t)^-.55; noise of 5e-4 times its root."""
     found = params.load(ROOT / "params/paper/ciber-table3.yaml")
-    target = found.row("teacher", "cifar10-vgg-sgld").config.target
+    target = found.run("teacher", "cifar10-vgg-sgld").config.target
     drift = 50_000 / (2 * target.temperature)  # the rate of an η
     assert target.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)
     assert target.step_size.at(39_000) * drift == pytest.approx(0.1, rel=0.05)

@@ -41,7 +41,7 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
     """Few rows in a batch, few epochs, few draws; in place."""
     for name in ("sgd", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
         section = methods.get(name, {})
-        section.get("learn", section)["batch"] = 10
+        section.get("training", section)["batch"] = 10
     methods["sngp"] |= {"features": 16}
     methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
     for name in ("pca_ess", "pca_vi"):
@@ -50,9 +50,9 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
     methods["swa"] |= {"batch_norm_rows": 20, "batch_norm_batch": 10}
     methods["kfac_laplace"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
     for name in ("ffg_w", "ffg_u", "ensemble_u"):
-        section = methods.get(name, {"learn": {}, "weights": {}})
+        section = methods.get(name, {"training": {}, "weights": {}})
         section |= {"draws": members, "validation_draws": members, "annealing": {"start": 0.0, "end": 1.0}}
-        section["learn"] |= {"epochs": 1, "batch": 10}
+        section["training"] |= {"epochs": 1, "batch": 10}
         section["weights"] |= {"members": members} if name == "ensemble_u" else {}
 
 
@@ -71,14 +71,14 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     other = {"corrupted_images": 2 if shifted else 0, "ood": ["digits"] if shifted else []}
     raw["datasets"]["fashion_mnist"] |= {"validation": 10, **other}
     small = {**raw, "teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
-    small["runs"] = {k: v | {"members": min(v["members"], 2)} for k, v in runs.items()}
+    small["runs"] = {k: v | {"seeds": min(v["seeds"], 2)} for k, v in runs.items()}
     used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
     used |= {raw["trajectories"][k]["input"].removeprefix("trajectory/") for k in used & raw["trajectories"].keys()}
     members = 2 if shifted else 1
     for run in small["runs"].values():
         few = {} if run["method"] == "ensemble_u" else {"draws": 2, "steps": 2}  # draws are a multiple of its members
         run["override"] = {k: few.get(k, v) for k, v in run.get("override", {}).items()}
-    small["trajectories"] = {k: v | {"members": members} for k, v in raw["trajectories"].items() if k in used}
+    small["trajectories"] = {k: v | {"seeds": members} for k, v in raw["trajectories"].items() if k in used}
     if shifted:
         small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
     small_methods(small["methods"], members=2 if shifted else 5)

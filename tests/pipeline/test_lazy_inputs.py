@@ -59,12 +59,12 @@ executor.close()
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with boston prepared and a trajectory of eight experts that a run takes the ends of."""
     folder = tmp_path_factory.mktemp("lazy")
-    row = {"dataset": "boston", "method": "walk", "members": 1, "input": "prepare/boston"}
+    row = {"dataset": "boston", "method": "walk", "seeds": 1, "input": "prepare/boston"}
     raw: dict[str, Any] = {
         **GOOD,
         "datasets": {"boston": GOOD["datasets"]["boston"] | {"splits": 1}},
         "methods": {"walk": {"steps": 2}, "last": {}},
-        "trajectories": {"b-walk": row | {"members": EXPERTS}},
+        "trajectories": {"b-walk": row | {"seeds": EXPERTS}},
         "teachers": {"b-walk": row},
         "runs": {"b-last": row | {"method": "last", "setting": "s", "input": "trajectory/b-walk"}},
     }
@@ -74,7 +74,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         prepare.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
         with artifacts.publish(
-            places.artifact("trajectory", "b-walk"), "trajectory", about={"members": EXPERTS}
+            places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}
         ) as place:
             for member in range(EXPERTS):
                 weights = torch.full((SNAPSHOTS, WEIGHTS), float(member))
@@ -86,7 +86,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
-    """The ends of eight experts are 5 MB of 256; a quarter of these may be taken, by the driver and by a worker."""
+    """The ends of eight experts are 5 MB of 256; a quarter of these may be fan_in, by the driver and by a worker."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], cwd=prepared, env=env, capture_output=True, text=True, check=True

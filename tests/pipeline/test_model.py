@@ -17,7 +17,7 @@ import pytest
 from fitted_cases import FEATURES, student
 
 from bdl_pipe import summary
-from bdl_pipe.registry import load_fitted
+from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline.tracking import model
 
@@ -32,7 +32,7 @@ def case(folder, task, images):
     random = np.random.default_rng(2)
     rows = random.integers(0, 256, (3, 1, 4, 4), dtype=np.uint8) if images else random.normal(20, 9, (3, 2))
     schema = json.loads((place / "schema.json").read_text())
-    direct = load_fitted(place).predict(rows, rng=Seed(0))
+    direct = load_predictor(place).predict(rows, rng=Seed(0))
     return saved, rows, summary.columns(direct, schema["classes"] or schema["targets"])
 
 

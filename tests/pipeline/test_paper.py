@@ -25,11 +25,11 @@ TREE = Path("work/paper/vbll-table2")
 SGD = {
     "network": {"name": "mlp", "hidden": [4]},
     "epochs": 2,
-    "keep": 1,
+    "snapshots": 1,
     "batch": 64,
-    "optimiser": {"name": "adamw", "rate": 1.0e-2},
+    "optimiser": {"name": "adamw", "lr": 1.0e-2},
 }
-ROW = {"dataset": "boston", "members": 1, "setting": "tiny", "input": "trajectory/boston-sgd"}
+ROW = {"dataset": "boston", "seeds": 1, "setting": "tiny", "input": "trajectory/boston-sgd"}
 TINY: dict[str, Any] = {
     "seed": 0,
     "datasets": {
@@ -47,8 +47,8 @@ TINY: dict[str, Any] = {
     },
     "methods": {"sgd": SGD, "deterministic": {}, "ensemble": {}},
     "trajectories": {
-        "boston-sgd": {"dataset": "boston", "method": "sgd", "members": 2, "input": "prepare/boston"},
-        "boston-other": {"dataset": "boston", "method": "sgd", "members": 1, "input": "prepare/boston"},
+        "boston-sgd": {"dataset": "boston", "method": "sgd", "seeds": 2, "input": "prepare/boston"},
+        "boston-other": {"dataset": "boston", "method": "sgd", "seeds": 1, "input": "prepare/boston"},
     },
     "teachers": {},
     "coresets": {},
@@ -123,8 +123,8 @@ STALE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, []),
     "seed": ({"seed": 1}, ALL),
     "splits": ({"datasets": {"boston": {**TINY["datasets"]["boston"], "splits": 3}}}, ALL),
-    "members": (
-        {"trajectories": {**TINY["trajectories"], "boston-sgd": {**TINY["trajectories"]["boston-sgd"], "members": 3}}},
+    "seeds": (
+        {"trajectories": {**TINY["trajectories"], "boston-sgd": {**TINY["trajectories"]["boston-sgd"], "seeds": 3}}},
         ["trajectory boston-sgd"],
     ),
     "evaluate": ({"evaluate": {**TINY["evaluate"], "batch": 99}}, ALL[-2:]),

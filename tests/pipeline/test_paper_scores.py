@@ -13,7 +13,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import Split
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
@@ -43,12 +43,16 @@ class Answering:
 
 def written(task: str) -> dict[str, set[str]]:
     """The names of all scores that evaluation writes, of test rows, of other data and of corrupted rows."""
-    fitted = Fitted(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
+    fitted = Predictor(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
     how = EvaluateConfig(calibration_bins=3, batch=8, joint_pairs=10)
     clean = evaluation.score_clean(fitted, Split(inputs, targets), how, Seed(0))
-    shifted = evaluation.score_shifted(fitted, Split(inputs, targets), how, Seed(0)) if task == "classification" else {}
+    shifted = (
+        evaluation.score_classification(fitted, Split(inputs, targets), how, Seed(0))
+        if task == "classification"
+        else {}
+    )
     other = evaluation.score_ood(fitted, inputs, clean.in_scores, how, Seed(0))
     return {"test": {*clean.metrics}, "ood": {*other}, "corrupted": {*shifted}}
 

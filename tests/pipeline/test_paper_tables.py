@@ -280,7 +280,7 @@ def test_every_params_file_of_a_table_is_right() -> None:
         table = papers.load(path.stem.replace("-", ":", 1))
         found = params.load(path)
         known = {table.names.datasets[name] for name in table.figures}
-        assert {row.entry.dataset for row in found.of("student")} <= known
+        assert {row.spec.dataset for row in found.of("student")} <= known
         assert f"python -m pipeline paper {table}" in path.read_text()
 
 

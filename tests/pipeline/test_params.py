@@ -30,11 +30,11 @@ GOOD: dict[str, Any] = {
         }
     },
     "methods": {"walk": {"steps": 5}, "only_classes": {}},
-    "trajectories": {"b-walk": {"dataset": "boston", "method": "walk", "members": 2, "input": "prepare/boston"}},
+    "trajectories": {"b-walk": {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}},
     "teachers": {},
     "coresets": {},
     "runs": {
-        "b-run": {"dataset": "boston", "method": "walk", "setting": "small", "members": 2, "input": "trajectory/b-walk"}
+        "b-run": {"dataset": "boston", "method": "walk", "setting": "small", "seeds": 2, "input": "trajectory/b-walk"}
     },
     "evaluate": {"calibration_bins": 15, "batch": 100, "joint_pairs": 0},
     "report": {"figures_dpi": 110},
@@ -63,10 +63,10 @@ def changed(place: str, value: Any) -> dict[str, Any]:
 
 def test_good_params_are_typed(tmp_path: Path) -> None:
     found = read(tmp_path, changed("runs.b-run.override", {"scale": 2}))
-    row = found.row("student", "b-run")
+    row = found.run("student", "b-run")
     assert (row.config.steps, row.config.scale) == (5, 2.0)
-    assert row.sources == {"trajectory": "b-walk"} and found.row("trajectory", "b-walk").sources == {}
-    assert found.row("trajectory", "b-walk").config.scale == 1.0
+    assert row.sources == {"trajectory": "b-walk"} and found.run("trajectory", "b-walk").sources == {}
+    assert found.run("trajectory", "b-walk").config.scale == 1.0
     assert found.datasets["boston"].splits == 2
 
 
@@ -86,11 +86,11 @@ WRONG = {
         "runs.b-run.method must be a method (did you mean walk?), got 'wolk'",
     ),
     "wrong override": ("runs.b-run.override", {"steps": -1}, "methods.walk.steps must be > 0, got -1"),
-    "no members": ("runs.b-run.members", 0, "runs.b-run.members must be >= 1, got 0"),
+    "no seeds": ("runs.b-run.seeds", 0, "runs.b-run.seeds must be >= 1, got 0"),
     "more members than its input": (
-        "runs.b-run.members",
+        "runs.b-run.seeds",
         3,
-        "runs.b-run.members must be <= 2, those of its input, got 3",
+        "runs.b-run.seeds must be <= 2, those of its input, got 3",
     ),
     "unknown data set": (
         "runs.b-run.dataset",
@@ -108,9 +108,9 @@ WRONG = {
         "runs.b-run.input must be trajectory/<row>, got 'prepare/boston'",
     ),
     "other data": ("trajectories.b-walk.input", "prepare/digits", "trajectories.b-walk.input must be prepare/boston"),
-    "no room": (
+    "no such stage": (
         "teachers.t",
-        {"dataset": "boston", "method": "only_classes", "members": 1, "input": "prepare/boston"},
+        {"dataset": "boston", "method": "only_classes", "seeds": 1, "input": "prepare/boston"},
         "teachers.t.method must support regression (the data of boston), got 'only_classes'",
     ),
     "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must be a key of letters"),
@@ -153,16 +153,16 @@ def several(**bundle: Any) -> dict[str, Any]:
     """GOOD with a coreset of two members and a run of three that is made from it and the trajectory together."""
     raw = copy.deepcopy(GOOD)
     raw["methods"] |= {"pair": {"steps": 1}, "may": {"steps": 1}}
-    row = {"dataset": "boston", "method": "pair", "members": 2, "input": "trajectory/b-walk"}
+    row = {"dataset": "boston", "method": "pair", "seeds": 2, "input": "trajectory/b-walk"}
     raw["coresets"]["b-pair"] = row
     raw["inputs"] = {"both": {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"} | bundle}
-    raw["runs"]["b-pair"] = {**row, "setting": "small", "members": 3, "input": "inputs/both"}
+    raw["runs"]["b-pair"] = {**row, "setting": "small", "seeds": 3, "input": "inputs/both"}
     return raw
 
 
 def test_a_row_may_have_several_inputs(tmp_path: Path) -> None:
     found = read(tmp_path, several())
-    row = found.row("student", "b-pair")
+    row = found.run("student", "b-pair")
     assert row.sources == {"trajectory": "b-walk", "coreset": "b-pair"}
     assert found.inputs == {"both": {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"}}
     assert [(r.kind, r.key) for r in found.lineage(row)] == [
@@ -173,10 +173,10 @@ def test_a_row_may_have_several_inputs(tmp_path: Path) -> None:
     assert read(tmp_path, GOOD).inputs == {}
     for given in ("prepare/boston", "trajectory/b-walk", "coreset/b-pair", "inputs/both"):
         raw = several()
-        raw["runs"]["b-pair"] |= {"method": "may", "members": 2, "input": given}
+        raw["runs"]["b-pair"] |= {"method": "may", "seeds": 2, "input": given}
         kinds = {} if given == "prepare/boston" else {given.split("/")[0]: given.split("/")[1]}
         expected = row.sources if given == "inputs/both" else kinds
-        assert read(tmp_path, raw).row("student", "b-pair").sources == expected
+        assert read(tmp_path, raw).run("student", "b-pair").sources == expected
 
 
 WRONG_BUNDLES = {
@@ -212,13 +212,13 @@ WRONG_BUNDLES = {
     ),
     "members of each": (
         {"runs": {"b-pair": {**several()["runs"]["b-pair"], "method": "may"}}},
-        "runs.b-pair.members must be <= 2, those of its input, got 3",
+        "runs.b-pair.seeds must be <= 2, those of its input, got 3",
     ),
     "other data": (
         {
             "datasets": GOOD["datasets"] | {"other": GOOD["datasets"]["boston"]},
             "coresets": {
-                "b-pair": {"dataset": "other", "method": "walk", "members": 2, "input": "prepare/other"},
+                "b-pair": {"dataset": "other", "method": "walk", "seeds": 2, "input": "prepare/other"},
             },
         },
         "runs.b-pair.input must be of the data set boston, got 'coreset/b-pair: other'",
@@ -227,7 +227,7 @@ WRONG_BUNDLES = {
         {
             "datasets": GOOD["datasets"] | {"other": GOOD["datasets"]["boston"]},
             "coresets": {
-                "b-pair": {"dataset": "other", "method": "walk", "members": 2, "input": "prepare/other"},
+                "b-pair": {"dataset": "other", "method": "walk", "seeds": 2, "input": "prepare/other"},
             },
             "runs": {},
         },
@@ -246,7 +246,7 @@ def test_what_is_wrong_with_several_inputs_is_named(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("text", ["M=64 (75%)", "ResNet-50 (0.1%)", "width 128 with batch norm", "ipc10", "β_D 1e-3"])
 def test_a_setting_is_a_few_words(tmp_path: Path, text: str) -> None:
-    assert read(tmp_path, changed("runs.b-run.setting", text)).row("student", "b-run").entry.setting == text
+    assert read(tmp_path, changed("runs.b-run.setting", text)).run("student", "b-run").spec.setting == text
 
 
 def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     """As DVC reads them: 1e-3 is a number."""
     found = read(tmp_path, yaml.safe_dump(GOOD).replace("steps: 5", "steps: 5\n    scale: 1e-3"))
-    assert found.row("trajectory", "b-walk").config.scale == 1e-3
+    assert found.run("trajectory", "b-walk").config.scale == 1e-3
 
 
 def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fitted_cases import CLASSES, FEATURES, student
 from bdl_pipe import summary
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.predictive import Gaussian
-from bdl_pipe.registry import load_fitted
+from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline import predict
 
@@ -37,7 +37,7 @@ def test_classes_of_a_table(project):
     place, rows = student(project / "work/student/c"), table(2500)  # several batches
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
     made = go("c", "new.csv")
-    direct = load_fitted(place).predict(rows.to_numpy(), rng=Seed(0))
+    direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
     assert np.allclose(made[[f"p_{c}" for c in CLASSES]], direct.mean.numpy(), atol=1e-6)
     assert list(made["predicted"]) == [CLASSES[i] for i in direct.mean.argmax(1)]
     assert np.allclose(made["entropy"], direct.entropy().numpy(), atol=1e-6)
@@ -50,7 +50,7 @@ def test_regression_in_its_own_units(project):
     place, rows = student(project / "work/student/r", task="regression"), table()
     rows.to_parquet("new.parquet")
     made = go("r", "new.parquet")
-    direct = load_fitted(place).predict(rows.to_numpy(), rng=Seed(0))
+    direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
     assert np.allclose(made["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
     assert np.allclose(made["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
     assert (made["lower"] < made["mean"]).all() and (made["mean"] < made["upper"]).all()
@@ -61,7 +61,7 @@ def test_images_of_an_npz(project):
     x = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4), dtype=np.uint8)
     np.savez("new.npz", x=x)
     made = go("i", "new.npz")
-    direct = load_fitted(place).predict(x, rng=Seed(0))
+    direct = load_predictor(place).predict(x, rng=Seed(0))
     assert np.allclose(made["p_bag"], direct.mean[:, 1].numpy(), atol=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_an_altered_artifact_is_refused(project):
     place = student(project / "work/student/c")
     (place / "schema.json").write_text("{}")
     with pytest.raises(ArtifactError, match="schema"):
-        load_fitted(place)
+        load_predictor(place)
 
 
 def test_the_interval_is_the_mixtures_own():

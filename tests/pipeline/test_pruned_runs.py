@@ -14,7 +14,7 @@ import yaml
 from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.learner import RandomWeightsPosterior
-from bdl_pipe.registry import load_fitted
+from bdl_pipe.registry import load_predictor
 from pipeline.core import params, places
 from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
@@ -27,10 +27,10 @@ from tests.pipeline.test_params import GOOD
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=1e6)
-LEARN = {"epochs": 2, "batch": 64, "optimiser": {"name": "adam", "rate": 1.0e-3}}
-FFG_U = {**RANDOM, "learn": LEARN, "annealing": None}
-WHOLE = {"dataset": "boston", "method": "ffg_u", "setting": "whole", "members": 2, "input": "prepare/boston"}
-PRUNED = {**WHOLE, "setting": "half", "input": "student/b-whole", "override": {"prune": 0.5, "learn": {"epochs": 1}}}
+LEARN = {"epochs": 2, "batch": 64, "optimiser": {"name": "adam", "lr": 1.0e-3}}
+FFG_U = {**RANDOM, "training": LEARN, "annealing": None}
+WHOLE = {"dataset": "boston", "method": "ffg_u", "setting": "whole", "seeds": 2, "input": "prepare/boston"}
+PRUNED = {**WHOLE, "setting": "half", "input": "student/b-whole", "override": {"prune": 0.5, "training": {"epochs": 1}}}
 RAW: dict[str, Any] = {
     **GOOD,
     "methods": {
@@ -39,12 +39,12 @@ RAW: dict[str, Any] = {
         "sgd": {
             "network": RANDOM["network"],
             "epochs": 1,
-            "keep": 1,
+            "snapshots": 1,
             "batch": 64,
-            "optimiser": {"name": "adam", "rate": 1e-2},
+            "optimiser": {"name": "adam", "lr": 1e-2},
         },
     },
-    "trajectories": {"b-sgd": {"dataset": "boston", "method": "sgd", "members": 2, "input": "prepare/boston"}},
+    "trajectories": {"b-sgd": {"dataset": "boston", "method": "sgd", "seeds": 2, "input": "prepare/boston"}},
     "runs": {"b-whole": WHOLE, "b-half": PRUNED},
 }
 
@@ -86,8 +86,8 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         "runs.b-half.weights must be that of the posterior that is pruned (WeightConfig(",
     ),
     "epochs are chosen": (
-        {"b_half": {"override": {"prune": 0.5, "learn": {"choose": {"every": 1, "patience": None}}}}},
-        "runs.b-half.learn.choose must be null where a posterior is the start",
+        {"b_half": {"override": {"prune": 0.5, "training": {"early_stopping": {"every": 1, "patience": None}}}}},
+        "runs.b-half.training.early_stopping must be null where a posterior is the start",
     ),
     "another method": (
         {"b_half": {"method": "ffg_w"}},
@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
         "runs.b-whole.input must be a row above (known: none), got 'student/b-half'",
     ),
-    "more members": ({"b_half": {"members": 3}}, "runs.b-half.members must be <= 2, those of its input, got 3"),
+    "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, those of its input, got 3"),
     "inducing weights at a trajectory": (
         {"b_whole": {"input": "trajectory/b-sgd"}},
         "runs.b-whole.input must be student/<row> or prepare/boston, got 'trajectory/b-sgd'",
@@ -142,7 +142,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
     assert [row.key for row in branch._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
-    assert report.run_info(found.row("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
+    assert report.run_info(found.run("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
 
 
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,5 +195,5 @@ def test_a_run_and_its_pruned_run_are_made_and_compared(project: params.Params) 
         assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
     removed = [a - b for a, b in zip(parameters("b-whole"), parameters("b-half"), strict=True)]
     assert removed == [len(dense) - len(dense) // 2] * 4
-    fitted = load_fitted(places.artifact("student", "b-half"), 1, 1)
+    fitted = load_predictor(places.artifact("student", "b-half"), 1, 1)
     assert isinstance(fitted.posterior, RandomWeightsPosterior) and fitted.posterior.learner.spec.kept

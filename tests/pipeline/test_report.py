@@ -151,9 +151,9 @@ def test_the_report_and_the_papers_tables_have_one_error(tmp_path):
 
 def test_a_run_of_params_knows_its_fold():
     raw = copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml"))
-    raw["runs"]["boston-deterministic"]["members"] = 3
+    raw["runs"]["boston-deterministic"]["seeds"] = 3
     params = typed(raw)
-    found = {key: run_info(params.row("student", key), params).fold for key in raw["runs"]}
+    found = {key: run_info(params.run("student", key), params).fold for key in raw["runs"]}
     assert found.pop("boston-deterministic") == 1000 and {*found.values()} == {1}
 
 

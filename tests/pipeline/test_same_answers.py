@@ -13,7 +13,7 @@ from mlflow.pyfunc.model import PythonModelContext
 from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.registry import load_fitted, stored_address
+from bdl_pipe.registry import load_predictor, stored_address
 from pipeline import predict
 from pipeline.core import params
 from pipeline.core.executors.inline import Inline
@@ -33,7 +33,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of one table, with sampled posteriors that are fitted and evaluated; two members each."""
     folder, before = tmp_path_factory.mktemp("answers"), Path.cwd()
     written = yaml.safe_load(tune_cases.PARAMS)
-    run = {"dataset": "toy", "setting": "s", "members": 2, "input": "prepare/toy"}
+    run = {"dataset": "toy", "setting": "s", "seeds": 2, "input": "prepare/toy"}
     written |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
     written["methods"] = {method: CONFIGS[method, "regression"] for method in SAMPLED}
     written["evaluate"]["batch"] = 7
@@ -75,8 +75,8 @@ def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.
     served = serving.FittedPosterior()
     served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
     loaded = params.load()
-    chain = trial.Chain((loaded.row("student", run),), method, loaded.seed)
-    batches = load_fitted(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
+    chain = trial.Chain((loaded.run("student", run),), method, loaded.seed)
+    batches = load_predictor(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
     answers = {
         "a file": predicted(run, rows),
         "the served model": served.predict(PythonModelContext({}, {}), pd.DataFrame(rows, columns=["x"])),

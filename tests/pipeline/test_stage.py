@@ -19,7 +19,7 @@ import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
-from bdl_pipe.method import Room
+from bdl_pipe.method import StageSpec
 from bdl_pipe.seeds import Seed
 from pipeline.core import params, places
 from pipeline.core.executors import Task
@@ -33,7 +33,7 @@ from tests.pipeline.test_params import several
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
-ROW = {"dataset": "boston", "method": "walk", "members": 2, "input": "prepare/boston"}
+ROW = {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}
 
 
 @pytest.fixture
@@ -216,10 +216,10 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
 
 
 def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> None:
-    row = load().row("teacher", "b-walk")
+    row = load().run("teacher", "b-walk")
     about = fit_stage.facts(row, load())
     first = fit_stage.identity(about, SETTINGS, fit_stage.inputs_of(row))
-    assert fit_stage.identity({**about, "members": 9}, SETTINGS, fit_stage.inputs_of(row)) == first
+    assert fit_stage.identity({**about, "seeds": 9}, SETTINGS, fit_stage.inputs_of(row)) == first
     assert fit_stage.identity({**about, "seed": 1}, SETTINGS, fit_stage.inputs_of(row)) != first
     assert fit_stage.identity({**about, "config": {"steps": 6}}, SETTINGS, fit_stage.inputs_of(row)) != first
     assert fit_stage.identity(about, Settings(threads=2), fit_stage.inputs_of(row)) != first
@@ -296,7 +296,7 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
     hashed = []
     sha256 = artifacts.sha256
     monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(path) or sha256(path))
-    shared, tasks = fit_stage._plan(load().row("student", "b-run"), load(), SETTINGS)
+    shared, tasks = fit_stage._plan(load().run("student", "b-run"), load(), SETTINGS)
     assert len(tasks) == 4 and sum(key.startswith("data-") for key in shared) == 2
     assert len(hashed) == len(set(hashed)) > 8
 
@@ -309,10 +309,10 @@ def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: in
     class Data:
         train = range(rows)
 
-    class Row:
-        room = Room(make=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
+    class Run:
+        stage = StageSpec(fit=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
 
-    member = fit_stage.Member(Row.room.make, None, "data-0", {}, Seed(0))
-    payload = fit_stage.Group(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
+    member = fit_stage.SeedTask(Run.stage.fit_one, None, "data-0", {}, Seed(0))
+    payload = fit_stage.GroupTask(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
     planned = [Task(f"{n}", payload, ("data-0",)) for n in range(tasks)]
-    assert fit_stage._light(Row(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]
+    assert fit_stage._light(Run(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]

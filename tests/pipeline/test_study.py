@@ -48,7 +48,7 @@ def scores_of(asked, at, seed=0):
 
 def test_an_axis_may_set_several_keys():
     assert keys_of("weights.rows+cols") == ("weights.rows", "weights.cols")
-    assert keys_of("weights.rows + learn.batch") == ("weights.rows", "learn.batch")
+    assert keys_of("weights.rows + training.batch") == ("weights.rows", "training.batch")
     assert keys_of("draws+validation_draws") == ("draws", "validation_draws")
     assert numbers({"a.b+c": 2, "d": None}) == {"a.b": 2, "a.c": 2, "d": None}
 

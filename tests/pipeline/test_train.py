@@ -16,7 +16,7 @@ from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
 from pipeline.core.executors.train import capacity
 from pipeline.core.settings import Settings
-from pipeline.stages.fit import Member
+from pipeline.stages.fit import SeedTask
 from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work
 
@@ -26,8 +26,8 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
     store = Store(folder, "a")
     store.open()
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    member = Member(SGD.rooms["trajectory"].make, config, "data", {}, Seed(0).fold("member", 0))
-    task = Task("0-0", member, ("data", "fuse"), shares=True)
+    member = SeedTask(SGD.stages["trajectory"].fit_one, config, "data", {}, Seed(0).fold("member", 0))
+    task = Task("0-0", member, ("data", "fuse"), data_parallel=True)
     with Display("trajectory") as display:
         shared = {"data": data, "fuse": fuse}
         (done,) = executor.map(fake_work.fused_member, [task], shared=shared, display=display, store=store)

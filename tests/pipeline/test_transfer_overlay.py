@@ -18,7 +18,7 @@ from bdl_pipe.data.config import Digits
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.sources import packages
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import apply, cli
@@ -46,8 +46,8 @@ def small(raw: dict[str, Any]) -> dict[str, Any]:
     network = {"name": "mlp", "hidden": [8]}
     raw["datasets"]["mnist5k"] |= {"validation": 10, "splits": 2}
     raw["methods"]["sgd"] |= {"network": network}
-    trajectory = raw["trajectories"]["mnist5k-swa"] | {"members": 1}
-    trajectory["override"] |= {"epochs": 3, "keep": 3, "batch": 10}
+    trajectory = raw["trajectories"]["mnist5k-swa"] | {"seeds": 1}
+    trajectory["override"] |= {"epochs": 3, "snapshots": 3, "batch": 10}
     runs = {f"mnist5k-{name}": raw["runs"][f"mnist5k-{name}"] for name in RUNS}
     rest = {"teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
     return raw | rest | {"trajectories": {"mnist5k-swa": trajectory}, "runs": runs}
@@ -62,7 +62,7 @@ def expected(run: str, split: int, shape: tuple[int, ...]) -> dict[str, float]:
     student, rows = artifacts.load(Path(f"work/student/{run}"), "student"), sources.load(Digits()).train
     state = student.state(f"{split}-0")
     posterior = POSTERIORS[state.config["posterior"]].from_state(state, "cpu")
-    fitted = Fitted(posterior, Transform.from_state(student.state(f"transform-{split}")))
+    fitted = Predictor(posterior, Transform.from_state(student.state(f"transform-{split}")))
     p = fitted.predict(to_shape(rows.inputs, shape), rng=Seed(0)).mean.double().numpy()  # neither draws at prediction
     own = p[np.arange(len(p)), rows.targets]
     return {

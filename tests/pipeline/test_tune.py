@@ -182,7 +182,7 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     assert len(shifts) == 3
     assert 6.0 in shifts  # the numbers in force are the first sample
     assert best == min(shifts, key=lambda s: abs(4.5 + s))  # the means differ from the rows' by 4.5 + shift
-    after = params.load(path).row("student", "toy-shift").config
+    after = params.load(path).run("student", "toy-shift").config
     assert after.inner.shift == best
     kept = [line for line in before.splitlines() if "toy-shift:" not in line]
     assert kept == [line for line in path.read_text().splitlines() if "toy-shift:" not in line]

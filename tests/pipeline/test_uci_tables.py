@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = {  # in place of the number of that key
     "epochs": 1,
     "patience": 10,
-    "after": 2,
-    "keep": 3,
+    "extra_epochs": 2,
+    "snapshots": 3,
     "count": 3,
     "rank": 2,
     "dimension": 2,
@@ -148,12 +148,10 @@ def test_the_numbers_are_those_of_zeng() -> None:
             sgd = row.config
             assert (sgd.after, sgd.keep, sgd.every, sgd.optimiser.schedule) == (40, 40, 1, "constant")
             assert sgd.choose is not None and sgd.network.activation == "relu"
-            hidden = {"skillcraft": (1000, 500, 50, 2)}.get(row.entry.dataset, (1000, 1000, 500, 50, 2))
+            hidden = {"skillcraft": (1000, 500, 50, 2)}.get(row.spec.dataset, (1000, 1000, 500, 50, 2))
             assert sgd.network.hidden == ((50,) if found is small else hidden)
         for row in found.of("student"):
-            assert row.entry.members == 1 and list(row.sources) == (
-                [] if row.method.name == "dropout" else ["trajectory"]
-            )
+            assert row.spec.seeds == 1 and list(row.sources) == ([] if row.method.name == "dropout" else ["trajectory"])
             if row.method.name in ("ciber_last", "ciber_second"):
                 assert row.config.weights == (None if row.method.name == "ciber_last" else 3)
             if row.method.name == "swag":

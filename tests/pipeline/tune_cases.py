@@ -17,7 +17,7 @@ import yaml
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
-from bdl_pipe.method import Inputs, Method, Room
+from bdl_pipe.method import Inputs, Method, StageSpec
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report
@@ -89,12 +89,12 @@ def _fitted(data: FitData, inputs: Inputs, shift: float) -> State:
     return NetworkDraws.of(spec, [weights]).state()
 
 
-LEVEL = Method("level", LevelConfig, ("regression",), {"teacher": Room(level)})
+LEVEL = Method("level", LevelConfig, ("regression",), {"teacher": StageSpec(level)})
 SHIFT = Method(
     "shift",
     ShiftConfig,
     ("regression",),
-    {"student": Room(shift, needs={"teacher": "all"}, peek=peek)},
+    {"student": StageSpec(shift, needs={"teacher": "all"}, from_checkpoint=peek)},
     {"inner.shift": (-20.0, 20.0, "linear")},
 )
 REGISTRY = {"level": LEVEL, "shift": SHIFT}
@@ -118,12 +118,12 @@ methods:
   shift: {inner: {shift: 6.0}}
 trajectories: {}
 teachers:
-  toy-level: {dataset: toy, method: level, members: 2, input: prepare/toy}
+  toy-level: {dataset: toy, method: level, seeds: 2, input: prepare/toy}
 coresets: {}
 runs:
   # the run that is searched
-  toy-shift: {dataset: toy, method: shift, setting: small, members: 1, input: teacher/toy-level}
-  toy-other: {dataset: toy, method: shift, setting: other, members: 1, input: teacher/toy-level}
+  toy-shift: {dataset: toy, method: shift, setting: small, seeds: 1, input: teacher/toy-level}
+  toy-other: {dataset: toy, method: shift, setting: other, seeds: 1, input: teacher/toy-level}
 evaluate:
   calibration_bins: 15        # bins
   batch: 1000

@@ -14,14 +14,14 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.fit import learn
-from bdl_pipe.training.learner import ChooseConfig, LearnConfig, Learned, Learner
+from bdl_pipe.training.fit import fit_epochs
+from bdl_pipe.training.learner import EarlyStopping, FitResult, Learner, TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
-from bdl_pipe.training.snapshots import Keep
+from bdl_pipe.training.snapshots import SnapshotPolicy
 from tests.conftest import make_tiny_images, make_tiny_table
 
-OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, clip=0.5)
-CHOOSE = ChooseConfig(every=2, patience=None)
+OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, grad_clip_norm=0.5)
+CHOOSE = EarlyStopping(every=2, patience=None)
 RNGS = [Seed(3).fold(m) for m in range(3)]
 
 
@@ -60,33 +60,37 @@ def table(seed: int, shift: float = 0.0) -> FitData:
     return dataclasses.replace(whole, train=Split(inputs, targets), validation=validation, search=search)
 
 
-def config(epochs: int = 6, choose: ChooseConfig | None = None, optimiser: OptimiserConfig = OPTIMISER) -> LearnConfig:
-    return LearnConfig(epochs, 16, optimiser, choose)
+def config(
+    epochs: int = 6, early_stopping: EarlyStopping | None = None, optimiser: OptimiserConfig = OPTIMISER
+) -> TrainingConfig:
+    return TrainingConfig(epochs, 16, optimiser, early_stopping)
 
 
 def fit(
-    data: list[FitData], rngs: list[Seed], how: LearnConfig, report: Report | None = None, keep: int = 1
-) -> list[Learned]:
-    return learn(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=Keep(keep))
+    data: list[FitData], rngs: list[Seed], how: TrainingConfig, report: Report | None = None, snapshots: int = 1
+) -> list[FitResult]:
+    return fit_epochs(
+        lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=SnapshotPolicy(snapshots)
+    )
 
 
-def same(one: Learned, other: Learned, **tolerance: float) -> None:
+def same(one: FitResult, other: FitResult, **tolerance: float) -> None:
     assert one.epochs == other.epochs and len(one.snapshots) == len(other.snapshots)
     for a, b in zip(one.snapshots, other.snapshots, strict=True):
         for name, value in a.items():
             torch.testing.assert_close(value, b[name], **(tolerance or {"atol": 0.0, "rtol": 0.0}))
 
 
-@pytest.mark.parametrize("choose", [None, CHOOSE], ids=["fixed", "chosen"])
+@pytest.mark.parametrize("early_stopping", [None, CHOOSE], ids=["fixed", "chosen"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_members_trained_as_one_end_where_each_alone_ends(choose: ChooseConfig | None, name: str) -> None:
-    schedule = "constant" if choose else "cosine"
-    optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, clip=0.5)  # type: ignore[arg-type]
+def test_members_trained_as_one_end_where_each_alone_ends(early_stopping: EarlyStopping | None, name: str) -> None:
+    schedule = "constant" if early_stopping else "cosine"
+    optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, grad_clip_norm=0.5)  # type: ignore[arg-type]
     data = [table(m, shift=20.0 * m) for m in range(3)]  # so unlike that a shared gradient norm would show
-    how = config(choose=choose, optimiser=optimiser)
-    together = fit(data, RNGS, how, keep=2)
+    how = config(early_stopping=early_stopping, optimiser=optimiser)
+    together = fit(data, RNGS, how, snapshots=2)
     for m in range(3):
-        (alone,) = fit([data[m]], [RNGS[m]], how, keep=2)
+        (alone,) = fit([data[m]], [RNGS[m]], how, snapshots=2)
         same(together[m], alone, atol=2e-6, rtol=2e-5)
         assert abs(together[m].loss - alone.loss) < 1e-4 * alone.loss
 
@@ -113,7 +117,9 @@ def test_one_learner_is_fitted_as_by_a_plain_loop() -> None:
 
 def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
     data, rng = table(0), RNGS[0]
-    (chosen,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(every=4, patience=None), optimiser=LOUD))
+    (chosen,) = fit(
+        [data], [rng], config(epochs=40, early_stopping=EarlyStopping(every=4, patience=None), optimiser=LOUD)
+    )
     scores = {}
     for epochs in range(4, 41, 4):
         (at,) = fit([data.search], [rng.fold("search")], config(epochs=epochs, optimiser=LOUD))
@@ -130,7 +136,7 @@ def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
 @pytest.mark.parametrize("patience", [4, 8, 20])
 def test_patience_ends_the_search_and_not_before(patience: int) -> None:
     data, rng, told = table(0), RNGS[0], Scores()
-    fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, None), optimiser=LOUD), told)
+    fit([data], [rng], config(epochs=40, early_stopping=EarlyStopping(4, None), optimiser=LOUD), told)
     best = 4
     for epoch in range(4, 41, 4):  # the rule, spelled out on the scores of the whole search
         if told.scores[epoch] < told.scores[best]:
@@ -138,7 +144,9 @@ def test_patience_ends_the_search_and_not_before(patience: int) -> None:
         if epoch - best >= patience:
             break
     patient = Scores()
-    (fitted,) = fit([data], [rng], config(epochs=40, choose=ChooseConfig(4, patience), optimiser=LOUD), patient)
+    (fitted,) = fit(
+        [data], [rng], config(epochs=40, early_stopping=EarlyStopping(4, patience), optimiser=LOUD), patient
+    )
     assert fitted.epochs == best
     assert patient.steps == epoch * 3 + best * 5  # the search ends with an epoch, of 3 steps; the final fit's have 5
 
@@ -148,7 +156,7 @@ def test_a_member_out_of_patience_chooses_the_same_epoch_beside_others_as_alone(
     together = fit(data, RNGS, how)
     alone = [fit([d], [r], how)[0] for d, r in zip(data, RNGS, strict=True)]
     run = max(m.epochs for m in alone) + 4  # epochs until the last of them is out of patience
-    best = [m.epochs for m in fit(data, RNGS, config(run, ChooseConfig(1, None), how.optimiser))]
+    best = [m.epochs for m in fit(data, RNGS, config(run, EarlyStopping(1, None), how.optimiser))]
     assert best != [m.epochs for m in alone] and run < 40  # or this test would say nothing
     assert [m.epochs for m in together] == [m.epochs for m in alone]
     for one, other in zip(together, alone, strict=True):
@@ -173,11 +181,11 @@ class Climbing(Learner):
 
 def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
     """Alone the first stops long before its loss is no number; beside the second it would go on until it is."""
-    how = config(100, ChooseConfig(1, 3), OptimiserConfig("sgd", 0.1))
+    how = config(100, EarlyStopping(1, 3), OptimiserConfig("sgd", 0.1))
     builds = [lambda d, rng, s=slope, g=goal: Climbing(s, g) for slope, goal in ((1.0, 1.0), (0.2, 4.0))]
     data = [table(m) for m in range(2)]
-    alone = [learn(b, [d], how, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)]
-    together = learn(builds, data, how, rngs=RNGS[:2], report=Silent())
+    alone = [fit_epochs(b, [d], how, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)]
+    together = fit_epochs(builds, data, how, rngs=RNGS[:2], report=Silent())
     assert [m.epochs for m in together] == [m.epochs for m in alone]
     first, second = (alone[1].epochs * 5 * rise for rise in (0.1, 0.02))  # how far each would come, in 5 steps an epoch
     assert first > 10 > second
@@ -187,7 +195,7 @@ def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
 
 def test_each_member_stops_at_its_own_epoch() -> None:
     data = [table(m, shift=7.0 * m) for m in range(3)]
-    how = config(epochs=30, choose=ChooseConfig(2, None), optimiser=LOUD)
+    how = config(epochs=30, early_stopping=EarlyStopping(2, None), optimiser=LOUD)
     together = fit(data, RNGS, how)
     assert len({m.epochs for m in together}) > 1  # or this test would say nothing
     for m in range(3):
@@ -199,13 +207,16 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
     assert data.search is not None
     shaken = Split(data.search.validation.inputs, data.search.validation.targets + 1e-9)
     other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=shaken))
-    same(fit([data], RNGS[:1], config(choose=CHOOSE))[0], fit([other], RNGS[:1], config(choose=CHOOSE))[0])
+    same(
+        fit([data], RNGS[:1], config(early_stopping=CHOOSE))[0],
+        fit([other], RNGS[:1], config(early_stopping=CHOOSE))[0],
+    )
 
 
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
     data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
-    stop_anywhere(data, rngs, config(epochs=5, choose=CHOOSE))
+    stop_anywhere(data, rngs, config(epochs=5, early_stopping=CHOOSE))
 
 
 def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
@@ -214,16 +225,16 @@ def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> 
     assert min(epochs) + 4 < max(epochs) < PATIENT.epochs - 4  # each search ended by patience, at different epochs
 
 
-def stop_anywhere(data: list[FitData], rngs: list[Seed], how: LearnConfig) -> list[Learned]:
+def stop_anywhere(data: list[FitData], rngs: list[Seed], how: TrainingConfig) -> list[FitResult]:
     """Hold a fit that was resumed from each of its steps to the fit itself; that fit."""
     calm = Stopper(None)
-    whole = fit(data, rngs, how, calm, keep=3)
+    whole = fit(data, rngs, how, calm, snapshots=3)
     for stop in range(1, calm.asked + 1):
         cut = Stopper(stop)
         with pytest.raises(InterruptedError):
-            fit(data, rngs, how, cut, keep=3)
+            fit(data, rngs, how, cut, snapshots=3)
         rest = Stopper(None, cut.kept)
-        resumed = fit(data, rngs, how, rest, keep=3)
+        resumed = fit(data, rngs, how, rest, snapshots=3)
         assert stop + rest.asked == calm.asked
         for one, other in zip(whole, resumed, strict=True):
             same(one, other)
@@ -249,7 +260,7 @@ def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
             return Certain()
 
     def told(report: Report) -> Report:
-        learn(lambda _, rng: Sure(rng), [table(0)], config(choose=CHOOSE), rngs=RNGS[:1], report=report)
+        fit_epochs(lambda _, rng: Sure(rng), [table(0)], config(early_stopping=CHOOSE), rngs=RNGS[:1], report=report)
         return report
 
     assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
@@ -274,12 +285,12 @@ def test_running_statistics_of_batch_norm_are_kept() -> None:
         def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
             raise NotImplementedError
 
-    (made,) = learn(lambda _, rng: Classes(rng), [make_tiny_images()], config(2), rngs=RNGS[:1], report=Silent())
+    (made,) = fit_epochs(lambda _, rng: Classes(rng), [make_tiny_images()], config(2), rngs=RNGS[:1], report=Silent())
     assert int(made.state["norm.num_batches_tracked"]) == 20
 
 
 LOUD = OptimiserConfig("adamw", 1.0)
-PATIENT = config(epochs=40, choose=ChooseConfig(every=1, patience=4), optimiser=OptimiserConfig("adamw", 0.3))
+PATIENT = config(epochs=40, early_stopping=EarlyStopping(every=1, patience=4), optimiser=OptimiserConfig("adamw", 0.3))
 
 
 class Scores(Report):
@@ -323,4 +334,4 @@ class Stopper(Report):
 
 def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:
     with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant where epochs are chosen"):
-        config(choose=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))
+        config(early_stopping=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))

@@ -12,13 +12,13 @@ from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.loop import Descent, OptimiserConfig, descend, learning_rate, make_optimiser
+from bdl_pipe.training.loop import Objective, OptimiserConfig, learning_rate, make_optimiser, run_steps
 
 STEPS = 40
 OPTIMISERS = [
     OptimiserConfig("adam", 0.1, "one_cycle", 0.3, weight_decay=0.01),
     OptimiserConfig("adamw", 0.1, "cosine", weight_decay=0.1),
-    OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, clip=0.5),
+    OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, grad_clip_norm=0.5),
     OptimiserConfig("sgd", 0.01),
     OptimiserConfig("adam", 0.1, "step", milestones=(0.3, 0.8)),
     OptimiserConfig("sgd", 0.05, "linear", milestones=(0.25, 0.75), factor=0.2, momentum=0.5),
@@ -26,7 +26,7 @@ OPTIMISERS = [
 optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
 
 
-class Regression(Descent):
+class Regression(Objective):
     """Least squares with noise in every step; a scalar and a channels-last parameter are among those moved."""
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class StopAt(Report):
 @pytest.mark.parametrize("stop", [1, 13, STEPS - 1, STEPS])
 def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int) -> None:
     whole, half, rest = Regression(), Regression(), Regression()
-    descend(whole, config, STEPS, Silent())
+    run_steps(whole, config, STEPS, Silent())
     report = StopAt(stop)
     with pytest.raises(InterruptedError):
-        descend(half, config, STEPS, report)
-    descend(rest, config, STEPS, StopAt(kept=report.kept))
+        run_steps(half, config, STEPS, report)
+    run_steps(rest, config, STEPS, StopAt(kept=report.kept))
     assert all(torch.equal(v, rest.state()[k]) for k, v in whole.state().items())
     if stop < STEPS:
         assert not torch.equal(half.weight, whole.weight)
@@ -94,14 +94,14 @@ def test_an_optimiser_that_forgets_gives_other_bits() -> None:
     """The control: without the optimiser's tensors the same check fails."""
     config = OPTIMISERS[0]
     whole, rest = Regression(), Regression()
-    descend(whole, config, STEPS, Silent())
+    run_steps(whole, config, STEPS, Silent())
     report = StopAt(13)
     with pytest.raises(InterruptedError):
-        descend(Regression(), config, STEPS, report)
+        run_steps(Regression(), config, STEPS, report)
     state = from_bytes(report.kept)
     kept = {k: v for k, v in state.tensors.items() if k.startswith("task.")}
     assert len(kept) < len(state.tensors)
-    descend(rest, config, STEPS, StopAt(kept=to_bytes(State(kept, state.config))))
+    run_steps(rest, config, STEPS, StopAt(kept=to_bytes(State(kept, state.config))))
     assert not torch.equal(whole.weight, rest.weight)
 
 
@@ -128,7 +128,7 @@ def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConf
 @optimisers
 def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -> None:
     ours, theirs = Regression(), Regression()
-    descend(ours, config, STEPS, Silent())
+    run_steps(ours, config, STEPS, Silent())
     optimiser = make_optimiser(theirs.parameters(), config)
     schedule = torchs_schedule(optimiser, config, STEPS)
     for step in range(STEPS):
@@ -232,7 +232,7 @@ def test_one_cycle_starts_and_peaks_where_torchs_one_cycle_does() -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     with pytest.raises(Diverged, match=r"^the loss became (nan|inf) at step \d+: lower the learning rate$"):
-        descend(Regression(), OptimiserConfig("sgd", 1e6), 100, Silent())
+        run_steps(Regression(), OptimiserConfig("sgd", 1e6), 100, Silent())
 
 
 class Cliff(Regression):
@@ -269,7 +269,7 @@ class BesideAnother(Regression):
 def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
     alone, beside = Regression(), BesideAnother()
     for task in (alone, beside):
-        descend(task, config, STEPS, Silent())
+        run_steps(task, config, STEPS, Silent())
     assert beside.other.grad is None
     assert torch.equal(beside.unused.detach(), torch.ones(2))
     assert torch.equal(beside.weight, alone.weight)
@@ -280,12 +280,12 @@ def test_a_matrix_without_a_factor_is_divergence() -> None:
     with pytest.raises(
         Diverged, match=r"^a matrix became singular, NaN or infinite at step 3: lower the learning rate"
     ):
-        descend(Cliff(3, factor=True), OPTIMISERS[3], 5, Silent())
+        run_steps(Cliff(3, factor=True), OPTIMISERS[3], 5, Silent())
 
 
 def test_a_last_step_that_leaves_no_numbers_is_divergence() -> None:
     with pytest.raises(Diverged, match=r"^a parameter became NaN or infinite in the last step"):
-        descend(Cliff(4, factor=False), OPTIMISERS[3], 5, Silent())
+        run_steps(Cliff(4, factor=False), OPTIMISERS[3], 5, Silent())
 
 
 def test_every_step_is_reported_once() -> None:
@@ -295,7 +295,7 @@ def test_every_step_is_reported_once() -> None:
         def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
             steps.append((step, total, *(metrics or {})))
 
-    descend(Regression(), OPTIMISERS[3], 4, Listener())
+    run_steps(Regression(), OPTIMISERS[3], 4, Listener())
     assert steps == [(1, 4, "loss"), (2, 4, "loss"), (3, 4, "loss"), (4, 4, "loss")]
 
 
@@ -318,24 +318,24 @@ def test_every_step_is_reported_once() -> None:
 )
 def test_rules(key: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(OptimiserConfig, {"name": "adam", "rate": 1.0, key: value}, "o")
+        read(OptimiserConfig, {"name": "adam", "lr": 1.0, key: value}, "o")
     assert str(caught.value) == f"o.{key} {rule}"
 
 
 def test_a_schedule_of_steps_has_milestones() -> None:
     with pytest.raises(ConfigError, match=r"^o.milestones must be given for the schedule step, got \[\]$"):
-        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "step"}, "o")
+        read(OptimiserConfig, {"name": "adam", "lr": 1.0, "schedule": "step"}, "o")
 
 
 @pytest.mark.parametrize("milestones", [[], [0.5], [0.2, 0.5, 0.9]])
 def test_a_line_has_two_ends(milestones: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"^o.milestones must be two for the schedule linear, got \["):
-        read(OptimiserConfig, {"name": "adam", "rate": 1.0, "schedule": "linear", "milestones": milestones}, "o")
+        read(OptimiserConfig, {"name": "adam", "lr": 1.0, "schedule": "linear", "milestones": milestones}, "o")
 
 
 def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:
     """The fused kernel reads memory straight through: autograd must hand it gradients in the weights' order."""
-    config = OptimiserConfig("adamw", rate=0.1, weight_decay=0.1)
+    config = OptimiserConfig("adamw", lr=0.1, weight_decay=0.1)
     factor = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     ours, theirs, wrong = (start.clone().requires_grad_() for _ in range(3))

@@ -16,12 +16,12 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import LearnConfig
+from bdl_pipe.training.learner import TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.snapshots import (
-    Keep,
     MomentsConfig,
     RunningMoments,
+    SnapshotPolicy,
     epochs,
     moments,
     snapshot,
@@ -36,16 +36,16 @@ from tests.training.test_fit import table
 SECTION = {
     "network": {"name": "mlp", "hidden": [4]},
     "epochs": 12,
-    "keep": 12,
+    "snapshots": 12,
     "batch": 16,
-    "optimiser": {"name": "sgd", "rate": 0.05, "momentum": 0.9},
+    "optimiser": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
 }
 CHOOSE = {"every": 2, "patience": 4}
 
 
 def trajectory(data: FitData, report: Report | None = None, **changes: object) -> State:
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    return SGD.rooms["trajectory"].make(data, {}, config, rng=Seed(0), report=report or Silent())
+    return SGD.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0), report=report or Silent())
 
 
 def numpys(past: dict[str, torch.Tensor], rows: slice) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -70,7 +70,7 @@ def test_the_moments_are_numpys_of_the_stored_iterates(tiny_table: FitData) -> N
     every_epoch = trajectory(tiny_table, moments={"count": 12, "every": 1})
     past = snapshots(every_epoch)
     assert close(every_epoch, numpys(past, slice(None))) and every_epoch.config["iterates"] == 12
-    some = trajectory(tiny_table, keep=1, moments={"count": 4, "every": 3})
+    some = trajectory(tiny_table, snapshots=1, moments={"count": 4, "every": 3})
     assert close(some, numpys(past, slice(2, None, 3))) and some.config["iterates"] == 4
     assert not close(some, numpys(past, slice(0, None, 3)))  # iterates counted from the start instead
     assert not close(some, numpys(past, slice(None)))
@@ -93,7 +93,7 @@ def test_moments_survive_a_large_offset() -> None:
 
 
 def test_moments_leave_the_snapshots_alone(tiny_images: FitData) -> None:
-    section = {"network": {"name": "convnet", "width": 4, "blocks": 2}, "epochs": 3, "keep": 2, "batch": 80}
+    section = {"network": {"name": "convnet", "width": 4, "blocks": 2}, "epochs": 3, "snapshots": 2, "batch": 80}
     plain = trajectory(tiny_images, **section)
     with_them = trajectory(tiny_images, **section, moments={"count": 2, "every": 1})
     past = snapshots(with_them)
@@ -104,11 +104,11 @@ def test_moments_leave_the_snapshots_alone(tiny_images: FitData) -> None:
 
 
 def test_snapshots_are_spaced_from_the_end(tiny_table: FitData) -> None:
-    whole, spaced = trajectory(tiny_table), trajectory(tiny_table, keep=4, every=3)
+    whole, spaced = trajectory(tiny_table), trajectory(tiny_table, snapshots=4, every=3)
     assert all(torch.equal(v, whole.tensors[k][2::3]) for k, v in spaced.tensors.items())
-    images = Keep(28, every=5)  # epochs 165 to 300 of 300, every 5
+    images = SnapshotPolicy(28, every=5)  # epochs 165 to 300 of 300, every 5
     assert [e for e in range(1, 301) if images.snapshot(300 - e)] == list(range(165, 301, 5))
-    swa = Keep(1, moments=MomentsConfig(count=140, every=1))  # after epoch 160 of 300
+    swa = SnapshotPolicy(1, moments=MomentsConfig(count=140, every=1))  # after epoch 160 of 300
     assert [e for e in range(1, 301) if swa.counts(300 - e)] == list(range(161, 301))
 
 
@@ -116,7 +116,7 @@ def test_snapshots_are_spaced_from_the_end(tiny_table: FitData) -> None:
 def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -> None:
     """Alone and with others: the fresh weights first, and after them what is kept without it."""
     data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
-    together = SGD.rooms["trajectory"].together
+    together = SGD.stages["trajectory"].fit_many
     assert together is not None
     both = [
         together(data, [{}] * members, read(SgdConfig, SECTION | change, "s"), rngs=rngs, report=Silent())
@@ -136,30 +136,32 @@ def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -
 
 
 def test_the_epoch_of_each_snapshot_is_known(tiny_table: FitData) -> None:
-    assert Keep(3, every=2, parts=4, start=True).at(2) == [0, 1, 1.5, 2]
-    assert Keep(99, every=5, start=True).at(12) == [0, 2, 7, 12] and Keep(2).at(12) == [11, 12]
-    whole = trajectory(tiny_table, parts=5, keep=60)
-    spaced = trajectory(tiny_table, parts=5, keep=4, every=3, keep_start=True)
+    assert SnapshotPolicy(3, every=2, snapshots_per_epoch=4, start=True).at(2) == [0, 1, 1.5, 2]
+    assert SnapshotPolicy(99, every=5, start=True).at(12) == [0, 2, 7, 12] and SnapshotPolicy(2).at(12) == [11, 12]
+    whole = trajectory(tiny_table, snapshots_per_epoch=5, snapshots=60)
+    spaced = trajectory(tiny_table, snapshots_per_epoch=5, snapshots=4, every=3, keep_start=True)
     at = epochs(spaced)
     assert at == [0, 10.2, 10.8, 11.4, 12]
     for row, epoch in enumerate(at[1:], start=1):
         assert all(torch.equal(v[row], whole.tensors[name][round(5 * epoch) - 1]) for name, v in spaced.tensors.items())
-    chosen = trajectory(table(0), epochs=30, choose=CHOOSE, after=5, keep=4, every=2, keep_start=True)
+    chosen = trajectory(
+        table(0), epochs=30, early_stopping=CHOOSE, extra_epochs=5, snapshots=4, every=2, keep_start=True
+    )
     assert epochs(chosen) == [0, *(chosen.config["epochs"] - left for left in (6, 4, 2, 0))]
     assert all(len(v) == 5 for v in snapshots(chosen).values())
 
 
 def test_the_start_of_a_trajectory_that_starts_at_another_is_that(tiny_table: FitData) -> None:
     first = trajectory(tiny_table, keep_start=True, moments={"count": 4, "every": 1})
-    config = read(SgdConfig, SECTION | {"epochs": 1, "keep": 1, "keep_start": True}, "s")
+    config = read(SgdConfig, SECTION | {"epochs": 1, "snapshots": 1, "keep_start": True}, "s")
     inputs = {"trajectory": [first]}
-    then = SGD.rooms["trajectory"].make(tiny_table, inputs, config, rng=Seed(5), report=Silent())
+    then = SGD.stages["trajectory"].fit_one(tiny_table, inputs, config, rng=Seed(5), report=Silent())
     assert all(torch.equal(v, snapshot(first, -1)[name]) for name, v in snapshot(then, 0).items())
     assert close(first, numpys(trained(first), slice(-4, None)))  # the moments are of iterates
 
 
 def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) -> None:
-    plain, started = trajectory(tiny_table, keep=4), trajectory(tiny_table, keep=4, keep_start=True)
+    plain, started = trajectory(tiny_table, snapshots=4), trajectory(tiny_table, snapshots=4, keep_start=True)
     sections = {
         "deterministic": {},
         "swa": {"batch_norm_rows": None, "batch_norm_batch": 32},
@@ -169,19 +171,19 @@ def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) 
         method = METHODS[name]
         config = read(method.config, section, name)
         made = [
-            method.rooms["student"].make(tiny_table, {"trajectory": [s]}, config, rng=Seed(1), report=Silent())
+            method.stages["student"].fit_one(tiny_table, {"trajectory": [s]}, config, rng=Seed(1), report=Silent())
             for s in (plain, started)
         ]
         assert same(*made), name
 
 
 def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
-    data, changes = table(0), {"epochs": 30, "choose": CHOOSE}
-    chosen = trajectory(data, **changes, keep=1).config["epochs"]
+    data, changes = table(0), {"epochs": 30, "early_stopping": CHOOSE}
+    chosen = trajectory(data, **changes, snapshots=1).config["epochs"]
     assert chosen < 30  # a choice that shows
-    after = trajectory(data, **changes, after=5, keep=5, moments={"count": 5, "every": 1})
+    after = trajectory(data, **changes, extra_epochs=5, snapshots=5, moments={"count": 5, "every": 1})
     assert after.config["epochs"] == chosen + 5
-    plain = trajectory(data, epochs=chosen + 5, keep=5)  # what follows the choice is a fit on all rows
+    plain = trajectory(data, epochs=chosen + 5, snapshots=5)  # what follows the choice is a fit on all rows
     assert all(torch.equal(v, plain.tensors[k]) for k, v in snapshots(after).items())
     assert close(after, numpys(plain.tensors, slice(None)))
 
@@ -190,17 +192,17 @@ def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
 def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
     section = {
         "epochs": 6,
-        "keep": 2,
+        "snapshots": 2,
         "every": 2,
-        "choose": CHOOSE,
-        "after": 3,
+        "early_stopping": CHOOSE,
+        "extra_epochs": 3,
         "moments": {"count": 4, "every": 1},
-        "parts": 2,
+        "snapshots_per_epoch": 2,
     }
     section |= {"keep_start": True}
     config = read(SgdConfig, SECTION | section | {"variance_floor": 1e-3}, "methods.sgd")
     data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
-    together = SGD.rooms["trajectory"].together
+    together = SGD.stages["trajectory"].fit_many
     assert together is not None
 
     def make(report: Report) -> list[State]:
@@ -217,7 +219,7 @@ def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> 
 
 
 def test_the_variance_is_the_floor_and_a_softplus(tiny_table: FitData) -> None:
-    state = trajectory(tiny_table, epochs=1, keep=1, batch=80, variance_floor=0.01)
+    state = trajectory(tiny_table, epochs=1, snapshots=1, batch=80, variance_floor=0.01)
     spec = read(NetworkSpec, state.config["spec"], "spec")
     inputs, targets = tiny_table.tensors("train")
     mean, free = spec.build(Seed(0).fold("weights"))(inputs).chunk(2, dim=-1)
@@ -232,14 +234,14 @@ def test_the_variance_is_the_floor_and_a_softplus(tiny_table: FitData) -> None:
 
 def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> None:
     """The mixture against torch.distributions, from the stored tensors by hand."""
-    state = trajectory(tiny_table, keep=4, variance_floor=0.05, moments={"count": 4, "every": 1})
-    other = trajectory(tiny_table, keep=4, variance_floor=0.05, optimiser=SECTION["optimiser"] | {"rate": 0.02})
+    state = trajectory(tiny_table, snapshots=4, variance_floor=0.05, moments={"count": 4, "every": 1})
+    other = trajectory(tiny_table, snapshots=4, variance_floor=0.05, optimiser=SECTION["optimiser"] | {"lr": 0.02})
     swag = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32}
     inputs, targets = tiny_table.tensors("validation")
     students = (("deterministic", {}, [state]), ("ensemble", {}, [state, other]), ("swag", swag, [state]))
     for name, section, past in students:
         method = METHODS[name]
-        made = method.rooms["student"].make(
+        made = method.stages["student"].fit_one(
             tiny_table, {"trajectory": past}, read(method.config, section, name), rng=Seed(1), report=Silent()
         )
         found = posterior_of(made).predict(inputs, rng=Seed(0))
@@ -255,7 +257,7 @@ def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> No
 
 def test_a_fit_that_starts_there_takes_the_means_of_the_last_snapshot(tiny_table: FitData) -> None:
     state = trajectory(tiny_table, variance_floor=0.05, moments={"count": 4, "every": 1})
-    how = LearnConfig(1, 16, OptimiserConfig("sgd", 0.1))
+    how = TrainingConfig(1, 16, OptimiserConfig("sgd", 0.1))
     start = last_snapshot({"trajectory": [state]}, MlpConfig("mlp", (4,)), how, tiny_table)
     assert start is not None and start.keys() == snapshots(state).keys()
     assert torch.equal(start["head.weight"], state.tensors["head.weight"][-1][:1])
@@ -279,7 +281,7 @@ def test_keys_that_are_absent_are_not_written() -> None:
     [
         ({"every": 0}, "s.every must be > 0, got 0"),
         ({"after": -1}, "s.after must be >= 0, got -1"),
-        ({"after": 5}, "s.after must be 0 where choose is null, got 5"),
+        ({"extra_epochs": 5}, "s.extra_epochs must be 0 where early_stopping is null, got 5"),
         ({"variance_floor": 0}, "s.variance_floor must be > 0 or null, got 0.0"),
         ({"moments": {"count": 1, "every": 1}}, "s.moments.count must be > 1, got 1"),
         ({"moments": {"count": 2, "every": 0}}, "s.moments.every must be > 0, got 0"),

@@ -11,7 +11,7 @@ from bdl_pipe.networks import MlpConfig, build
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import LearnConfig
+from bdl_pipe.training.learner import TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.warm_start import begin, last_snapshot
 from tests.baselines.cases import trajectory
@@ -19,7 +19,7 @@ from tests.cases import CASES, CONFIGS, Case
 from tests.conftest import make_tiny_images, make_tiny_table
 
 NETWORK = MlpConfig("mlp", (6, 5))
-LEARN = LearnConfig(4, 32, OptimiserConfig("adam", 1e-2))
+LEARN = TrainingConfig(4, 32, OptimiserConfig("adam", 1e-2))
 
 
 def test_no_trajectory_is_no_start() -> None:
@@ -41,20 +41,20 @@ def test_the_start_is_the_last_snapshot_without_log_variances(data: FitData) -> 
         assert "bias" in name or not torch.equal(snapshots[0], snapshots[1])  # or the first would do
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.room.optional], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.stage.input_optional], ids=str)
 def test_what_no_method_starts_from(case: Case) -> None:
     method, section = METHODS[case.method], CONFIGS[case.method, case.task]
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
 
     def make(network: object, choose: object) -> State:
         constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "learn" not in section else {}
-        learn = section.get("learn", section | constant) | {"choose": choose}
-        whole = section | {"learn": learn} if "learn" in section else learn
+        learn = section.get("training", section | constant) | {"early_stopping": choose}
+        whole = section | {"training": learn} if "learn" in section else learn
         config = read(method.config, whole | {"network": network}, "methods.x")
-        return case.room.make(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
+        return case.stage.fit_one(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
 
     path = trajectory(MlpConfig("mlp", (6,)), data)
     with pytest.raises(ConfigError, match=r"^network must be the trajectory's .*\(6,\).*, got .*\(6, 5\)"):
         make({"name": "mlp", "hidden": [6, 5]}, None)
-    with pytest.raises(ConfigError, match=r"^(learn\.)?choose must be null where a trajectory is the start"):
+    with pytest.raises(ConfigError, match=r"^(training\.)?early_stopping must be null where a trajectory is the start"):
         make({"name": "mlp", "hidden": [6]}, {"every": 1, "patience": None})

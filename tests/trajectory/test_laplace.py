@@ -52,7 +52,7 @@ def trajectory(spec: NetworkSpec, weights: dict[str, torch.Tensor]) -> State:
 def make(data: FitData, spec: NetworkSpec, weights: dict[str, torch.Tensor], **changes: Any) -> State:
     config = dataclasses.replace(CONFIG, **changes)
     inputs = {"trajectory": [trajectory(spec, weights)]}
-    return KFAC_LAPLACE.rooms["student"].make(data, inputs, config, rng=Seed(3), report=Silent())
+    return KFAC_LAPLACE.stages["student"].fit_one(data, inputs, config, rng=Seed(3), report=Silent())
 
 
 def features_of(data: FitData, weights: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +162,7 @@ def test_a_fitted_precision_is_reported_and_used(tiny_table: FitData) -> None:
     precision = evidence_precision(list(layers(tiny_table, TABLE, weights).values()))
     inputs = {"trajectory": [trajectory(TABLE, weights)]}
     config = dataclasses.replace(CONFIG, prior_precision=None)
-    state = KFAC_LAPLACE.rooms["student"].make(tiny_table, inputs, config, rng=Seed(3), report=report)
+    state = KFAC_LAPLACE.stages["student"].fit_one(tiny_table, inputs, config, rng=Seed(3), report=report)
     assert report.metrics == {"prior_precision": precision}
     given = make(tiny_table, TABLE, weights, prior_precision=precision)
     assert all(torch.equal(v, given.tensors[k]) for k, v in state.tensors.items())

@@ -18,19 +18,19 @@ from tests.tables import table_of
 
 STUDENTS = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
 CHOSEN = {  # the number of epochs, too, is chosen
-    "optimiser": {"name": "adam", "rate": 0.01},
+    "optimiser": {"name": "adam", "lr": 0.01},
     "epochs": 8,
-    "choose": {"every": 1, "patience": 4},
-    "after": 4,
-    "keep": 4,
+    "early_stopping": {"every": 1, "patience": 4},
+    "extra_epochs": 4,
+    "snapshots": 4,
     "variance_floor": 0.01,
 }
 
 
-def fit(name: str, room: str, data: FitData, inputs: dict[str, list[State]], **changes: object) -> State:
+def fit(name: str, stage: str, data: FitData, inputs: dict[str, list[State]], **changes: object) -> State:
     method = METHODS[name]
     config = read(method.config, CONFIGS[name, "regression"] | changes, f"methods.{name}")
-    return method.rooms[room].make(data, inputs, config, rng=Seed(3), report=Silent())  # type: ignore[index]
+    return method.stages[stage].fit_one(data, inputs, config, rng=Seed(3), report=Silent())  # type: ignore[index]
 
 
 def posteriors(values: np.ndarray, targets: str, folder: Path) -> dict[str, State]:

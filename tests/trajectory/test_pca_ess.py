@@ -31,7 +31,7 @@ CONFIG = PcaEssConfig(
 
 def drawn(data: FitData, seed: int = 3, **changes: float) -> np.ndarray:
     past, config = linear_trajectory(), dataclasses.replace(CONFIG, **changes)
-    make = PCA_ESS.rooms["student"].make
+    make = PCA_ESS.stages["student"].fit_one
     state = make(data, {"trajectory": [past]}, config, rng=Seed(seed), report=Silent())
     return coordinates(state, past, config.dimension)
 

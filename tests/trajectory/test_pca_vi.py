@@ -10,7 +10,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.loop import OptimiserConfig, descend
+from bdl_pipe.training.loop import OptimiserConfig, run_steps
 from bdl_pipe.trajectory.pca_vi import PCA_VI, Bound, PcaViConfig
 from bdl_pipe.trajectory.subspace import Target
 
@@ -37,7 +37,7 @@ def fitted(data: FitData, **changes: object) -> tuple[np.ndarray, np.ndarray]:
     past, config = linear_trajectory(), dataclasses.replace(CONFIG, **changes)
     target = Target(data, {"trajectory": [past]}, config, "pca_vi", Seed(3))
     bound = Bound(target, config, Seed(3))
-    descend(bound, config.optimiser, config.steps, Silent())
+    run_steps(bound, config.optimiser, config.steps, Silent())
     _, components = plane(past, 3)
     ours = target.plane.components.numpy()
     turn = ours @ np.linalg.pinv(components)  # signs
@@ -84,7 +84,7 @@ def test_an_infinite_temperature_gives_the_prior(tiny_table: FitData) -> None:
 def test_networks_are_drawn_from_the_gaussian(tiny_table: FitData) -> None:
     """False alarms: see ``cases.rejects``, of independent draws; that q is exact to 1e-2 is seen above."""
     past = linear_trajectory()
-    make = PCA_VI.rooms["student"].make
+    make = PCA_VI.stages["student"].fit_one
     state = make(tiny_table, {"trajectory": [past]}, CONFIG, rng=Seed(3), report=Silent())
     z = coordinates(state, past, 3)
     assert z.shape == (1000, 3)

@@ -20,15 +20,15 @@ RNG = Seed(0).fold("member", 0)
 SECTION = {
     "network": {"name": "convnet", "width": 4, "blocks": 2},
     "epochs": 3,
-    "keep": 3,
+    "snapshots": 3,
     "batch": 32,
-    "optimiser": {"name": "sgd", "rate": 0.1, "momentum": 0.9},
+    "optimiser": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
 }
 
 
 def trajectory(data: FitData, start: State | None = None, report: Report | None = None, **changes: object) -> State:
     config, inputs = read(SgdConfig, SECTION | changes, "methods.sgd"), {} if start is None else {"trajectory": [start]}
-    return SGD.rooms["trajectory"].make(data, inputs, config, rng=RNG, report=report or Silent())
+    return SGD.stages["trajectory"].fit_one(data, inputs, config, rng=RNG, report=report or Silent())
 
 
 def plain_loop(data: FitData, network: nn.Module, epochs: int = 3) -> tuple[list[dict[str, Tensor]], list[float]]:
@@ -65,26 +65,26 @@ def test_snapshots_are_those_of_a_plain_loop(tiny_images: FitData) -> None:
 
 def test_snapshots_within_epochs_are_those_after_their_steps(tiny_images: FitData) -> None:
     """Five steps an epoch: the first of two parts has two of them, the second three."""
-    state = trajectory(tiny_images, parts=2, keep=4)
+    state = trajectory(tiny_images, snapshots_per_epoch=2, snapshots=4)
     after, _ = plain_loop(tiny_images, fresh(state))
     assert alike(state, [after[i] for i in (6, 9, 11, 14)])
     assert not alike(state, [after[i] for i in (7, 9, 12, 14)])
-    spaced = trajectory(tiny_images, parts=5, keep=3, every=4)
+    spaced = trajectory(tiny_images, snapshots_per_epoch=5, snapshots=3, every=4)
     assert alike(spaced, [after[i] for i in (6, 10, 14)])
-    ends = trajectory(tiny_images, parts=2, keep=3, every=2)
+    ends = trajectory(tiny_images, snapshots_per_epoch=2, snapshots=3, every=2)
     whole = trajectory(tiny_images)
     assert all(torch.equal(value, whole.tensors[name]) for name, value in ends.tensors.items())
 
 
 def test_more_parts_than_steps_are_refused(tiny_images: FitData) -> None:
     with pytest.raises(ConfigError, match=r"^parts must be <= the steps of an epoch \(5\), got 6"):
-        trajectory(tiny_images, parts=6)
+        trajectory(tiny_images, snapshots_per_epoch=6)
 
 
 def test_a_trajectory_starts_where_another_ended(tiny_images: FitData) -> None:
     """With its running statistics; the optimiser's momentum is not carried over."""
     before = trajectory(tiny_images, epochs=2)
-    state = trajectory(tiny_images, before, epochs=1, keep=1)
+    state = trajectory(tiny_images, before, epochs=1, snapshots=1)
     for epoch, expected in ((-1, True), (0, False)):
         network = fresh(state)
         network.load_state_dict({name: past[epoch] for name, past in before.tensors.items()})
@@ -95,12 +95,15 @@ def test_a_trajectory_starts_where_another_ended(tiny_images: FitData) -> None:
 
 def test_what_started_elsewhere_and_stopped_within_an_epoch_ends_with_the_same_bits(tiny_images: FitData) -> None:
     before = trajectory(tiny_images, epochs=1)
-    whole = trajectory(tiny_images, before, parts=5, keep=15)
+    whole = trajectory(tiny_images, before, snapshots_per_epoch=5, snapshots=15)
     for stop in (2, 5, 8):
         interrupted = Recorder(stop_at=stop)
         with pytest.raises(Interrupted):
-            trajectory(tiny_images, before, interrupted, parts=5, keep=15)
-        assert same(trajectory(tiny_images, before, Recorder(start=interrupted.kept), parts=5, keep=15), whole)
+            trajectory(tiny_images, before, interrupted, snapshots_per_epoch=5, snapshots=15)
+        assert same(
+            trajectory(tiny_images, before, Recorder(start=interrupted.kept), snapshots_per_epoch=5, snapshots=15),
+            whole,
+        )
 
 
 def test_a_trajectory_of_another_variance_is_no_start(tiny_table: FitData) -> None:

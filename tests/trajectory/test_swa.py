@@ -23,16 +23,16 @@ ALL = SwaConfig(batch_norm_rows=None, batch_norm_batch=1000)
 
 
 def average(data: FitData, past: State, config: SwaConfig = ALL, rng: int = 0) -> State:
-    return SWA.rooms["student"].make(data, {"trajectory": [past]}, config, rng=Seed(rng), report=Silent())
+    return SWA.stages["student"].fit_one(data, {"trajectory": [past]}, config, rng=Seed(rng), report=Silent())
 
 
 def trained(data: FitData, **changes: object) -> State:
     images = len(data.input_shape) == 3
     network = {"name": "convnet", "width": 4, "blocks": 2} if images else {"name": "mlp", "hidden": [4]}
-    optimiser = {"name": "sgd", "rate": 0.05, "momentum": 0.9}
-    section = {"network": network, "epochs": 6, "keep": 6, "batch": 40, "optimiser": optimiser}
+    optimiser = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+    section = {"network": network, "epochs": 6, "snapshots": 6, "batch": 40, "optimiser": optimiser}
     config = read(SgdConfig, section | changes, "s")
-    return SGD.rooms["trajectory"].make(data, {}, config, rng=Seed(0), report=Silent())
+    return SGD.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0), report=Silent())
 
 
 def weights(past: State) -> dict[str, np.ndarray]:
@@ -59,12 +59,12 @@ def test_the_weights_are_numpys_mean_of_the_snapshots(tiny: dict[str, FitData], 
 
 def test_of_running_moments_it_is_the_mean_of_the_iterates_that_counted(tiny_table: FitData) -> None:
     whole = weights(trained(tiny_table))
-    past = trained(tiny_table, keep=2, moments={"count": 5, "every": 1})
+    past = trained(tiny_table, snapshots=2, moments={"count": 5, "every": 1})
     made = average(tiny_table, past)
     for name, v in whole.items():
         np.testing.assert_allclose(made.tensors[name][0].numpy(), v[1:].mean(0), rtol=1e-6)
     assert not any(np.allclose(made.tensors[n][0].numpy(), v[-2:].mean(0), rtol=1e-4) for n, v in whole.items())
-    one = trained(tiny_table, keep=1, moments={"count": 5, "every": 1})
+    one = trained(tiny_table, snapshots=1, moments={"count": 5, "every": 1})
     assert equal(average(tiny_table, one), {name: v.double().numpy()[0] for name, v in made.tensors.items()})
     bare = State(snapshots(past), past.config)
     assert equal(average(tiny_table, bare), {name: v[-2:].mean(0) for name, v in whole.items()})
@@ -88,7 +88,7 @@ def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: Fit
     means = [average(tiny_images, past, some, rng=root).tensors["trunk.1.running_mean"] for root in (0, 1)]
     assert not torch.equal(*means)
     inputs, other = {"trajectory": [past]}, Seed(0).fold("another member")
-    again = SWA.rooms["student"].make(tiny_images, inputs, some, rng=other, report=Silent())
+    again = SWA.stages["student"].fit_one(tiny_images, inputs, some, rng=other, report=Silent())
     assert torch.equal(again.tensors["trunk.1.running_mean"], means[0])
 
 
@@ -115,7 +115,7 @@ def test_stale_statistics_are_noticed_in_the_predictive(tiny_images: FitData) ->
 def test_one_snapshot_has_no_mean(tiny_table: FitData) -> None:
     rule = r"must leave two or more snapshots for swa, where there are no moments, got 1$"
     with pytest.raises(ConfigError, match=r"^methods\.sgd\.keep " + rule):
-        average(tiny_table, trained(tiny_table, keep=1))
+        average(tiny_table, trained(tiny_table, snapshots=1))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_moments_survive_a_large_offset() -> None:
 
 def test_draws_are_the_map_of_their_addresses(tiny_table: FitData) -> None:
     past, rng = trajectory(TABLE, 5), Seed(3)
-    state = SWAG.rooms["student"].make(tiny_table, {"trajectory": [past]}, CONFIG, rng=rng, report=Silent())
+    state = SWAG.stages["student"].fit_one(tiny_table, {"trajectory": [past]}, CONFIG, rng=rng, report=Silent())
     names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
     gaussian = moments(torch.cat([past.tensors[n].flatten(1) for n in names], 1), 3)
     for number in range(2):
@@ -111,7 +111,7 @@ def test_draws_have_the_moments_of_the_trajectory(tiny_table: FitData) -> None:
     """z-tests of 16 means and χ² of 16 variances over 1,000 draws: false alarms below 1e-5 by union bound (5.5 σ)."""
     past = trajectory(TABLE, 6)
     config = dataclasses.replace(CONFIG, rank=4, draws=1000)
-    state = SWAG.rooms["student"].make(tiny_table, {"trajectory": [past]}, config, rng=Seed(4), report=Silent())
+    state = SWAG.stages["student"].fit_one(tiny_table, {"trajectory": [past]}, config, rng=Seed(4), report=Silent())
     names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
     w, drawn = (torch.cat([s[n].flatten(1) for n in names], 1).double() for s in (past.tensors, state.tensors))
     variance = torch.tensor(expected(w.float(), 4).diagonal().copy())
@@ -141,7 +141,7 @@ def test_refreshed_statistics_are_the_pooled_ones(batch: int) -> None:
 def test_each_draw_has_the_statistics_of_its_own_weights(tiny_images: FitData) -> None:
     past, rows = trajectory(IMAGES, 4), tiny_images.tensors("train")[0]
     config = dataclasses.replace(CONFIG, batch_norm_rows=None, batch_norm_batch=1000)
-    state = SWAG.rooms["student"].make(tiny_images, {"trajectory": [past]}, config, rng=Seed(5), report=Silent())
+    state = SWAG.stages["student"].fit_one(tiny_images, {"trajectory": [past]}, config, rng=Seed(5), report=Silent())
     for draw in range(2):
         weights = {k: v[draw] for k, v in state.tensors.items()}
         convolved = nn.functional.conv2d(rows, weights["trunk.0.weight"], weights["trunk.0.bias"], padding=1)
@@ -162,7 +162,7 @@ def test_running_moments_take_the_place_of_the_snapshots(tiny_table: FitData) ->
 
     def draws(past: State, rank: int) -> torch.Tensor:
         config = dataclasses.replace(CONFIG, rank=rank)
-        state = SWAG.rooms["student"].make(tiny_table, {"trajectory": [past]}, config, rng=Seed(3), report=Silent())
+        state = SWAG.stages["student"].fit_one(tiny_table, {"trajectory": [past]}, config, rng=Seed(3), report=Silent())
         return torch.cat([state.tensors[n].flatten(1) for n in names], 1)
 
     for rank in (0, 3):
@@ -174,7 +174,7 @@ def test_running_moments_take_the_place_of_the_snapshots(tiny_table: FitData) ->
 def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:
     def make(epochs: int) -> State:
         inputs = {"trajectory": [trajectory(TABLE, epochs)]}
-        return SWAG.rooms["student"].make(tiny_table, inputs, CONFIG, rng=Seed(0), report=Silent())
+        return SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=Seed(0), report=Silent())
 
     with pytest.raises(ConfigError, match=r"^methods\.sgd\.keep must leave two or more snapshots for swag, got 1$"):
         make(1)

@@ -26,14 +26,14 @@ class Task:
         name: unique within a call; it names the task's checkpoint.
         payload: small, sent with the task.
         needs: keys of the shared data that it reads.
-        shares: its work may be run by several processes that share its batches.
+        data_parallel: its work may be run by several processes that share its batches.
         size: how much work it is, beside the other tasks of the call.
     """
 
     name: str
     payload: Any
     needs: tuple[str, ...] = ()
-    shares: bool = False
+    data_parallel: bool = False
     size: float = 1.0
 
 

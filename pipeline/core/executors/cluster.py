@@ -120,7 +120,7 @@ class Cluster:
         """All tasks, for Ray to queue; groups of workers only as many as there is room for."""
         import ray
 
-        if self._settings.workers == 1 or not any(task.shares for task in tasks):
+        if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
             return len(tasks)
         return train.capacity(ray.nodes(), self._settings.workers, self._settings.gpus)
 
@@ -128,7 +128,7 @@ class Cluster:
         import ray
 
         settings = self._settings
-        if task.shares and settings.workers > 1:
+        if task.data_parallel and settings.workers > 1:
             remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
             return remote.remote(work, task, hub, (ToHub(hub), Nowhere()), settings, keeps, parts)
         remote = ray.remote(_remote).options(num_cpus=1, num_gpus=settings.gpus, max_retries=RETRIES)

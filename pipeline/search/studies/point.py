@@ -11,7 +11,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.posterior import Fitted
+from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
 
 from ...core.executors.worker import Channel
@@ -53,7 +53,7 @@ def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, cha
     Raises:
         Diverged: a prediction is not finite.
     """
-    fitted = Fitted(posterior_of(state, data.device), data.transform, data.classes)
+    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
     config = replace(evaluate, joint_pairs=0)
     found = evaluation.score_clean(fitted, data.validation, config, chain.predictions, data.device)
     return {name: value for name, (value, _) in found.metrics.items()}

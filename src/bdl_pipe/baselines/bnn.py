@@ -28,15 +28,15 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, Task, alone
+from ..method import Inputs, Method, StageSpec, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
-from ..training.likelihood import PointNoise
-from ..training.warm_start import Weights, begin, learn_from
+from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.likelihood import HomoscedasticLikelihood
+from ..training.warm_start import Weights, begin, fit_from
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class BnnConfig:
 
     Attributes:
         network: the architecture.
-        learn: how it is fitted; weight decay is for point weights alone.
+        training: how it is fitted; weight decay is for point weights alone.
         stochastic: ``all``: every layer is Gaussian; ``head``: the last one.
         initial_sd: standard deviation of every Gaussian weight at the start.
         draws: weight draws of the predictive.
@@ -57,7 +57,7 @@ class BnnConfig:
     """
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     stochastic: Literal["all", "head"]
     initial_sd: float
     draws: int
@@ -99,7 +99,7 @@ class Bnn(Learner):
         else:
             scale = config.head_prior_variance * math.sqrt(network.width)  # the prior that MeanField divides by √n_in
             self.fixed, self.random = network.trunk, MeanField(network.head, config.initial_sd, scale)
-        self.likelihood = PointNoise(spec.task, config.noise_variance)
+        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         outputs = self.random(self.fixed(inputs), noise)  # [batch, output]
@@ -145,7 +145,7 @@ def fit(
     """A posterior on each of ``data``; means start at the last snapshot of a trajectory in ``inputs``, if any.
 
     Raises:
-        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
+        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it.
         Diverged: a loss became NaN or infinite.
     """
     spec = BnnSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
@@ -153,7 +153,7 @@ def fit(
     def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
         return Bnn(spec, rng, start)
 
-    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
+    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
     return [posterior_state(BnnPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
 
 
@@ -161,9 +161,11 @@ BNN = Method(
     name="bnn",
     config=BnnConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
+    stages={
+        "student": StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+    },
     search={
-        "learn.optimiser.rate": (1e-4, 3e-2, "log"),
+        "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "initial_sd": (1e-3, 1e-1, "log"),
         "kl_weight": (1e-2, 1e1, "log"),
     },

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -30,5 +30,5 @@ DETERMINISTIC = Method(
     name="deterministic",
     config=DeterministicConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"}, light=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
 )

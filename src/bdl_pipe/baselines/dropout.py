@@ -26,14 +26,14 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, Task, alone
+from ..method import Inputs, Method, StageSpec, Task
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
-from ..training.likelihood import PointNoise
-from ..training.warm_start import Weights, begin, learn_from
+from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.likelihood import HomoscedasticLikelihood
+from ..training.warm_start import Weights, begin, fit_from
 
 _ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
@@ -44,7 +44,7 @@ class DropoutConfig:
 
     Attributes:
         network: the architecture.
-        learn: how it is fitted.
+        training: how it is fitted.
         rate: p, the probability that a unit is left out.
         draws: masks of the predictive.
         validation_draws: masks of a validation score.
@@ -52,7 +52,7 @@ class DropoutConfig:
     """
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     rate: float
     draws: int
     validation_draws: int
@@ -88,7 +88,7 @@ class Dropout(Learner):
         self.spec = spec
         config = spec.config
         self.network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng), start)
-        self.likelihood = PointNoise(spec.task, config.noise_variance)
+        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:
@@ -168,7 +168,8 @@ def fit(
     """A posterior on each of ``data``; weights start at the last snapshot of a trajectory in ``inputs``, if any.
 
     Raises:
-        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it; a network whose
+        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it; a network
+        whose
             activations cannot all be masked.
         Diverged: a loss became NaN or infinite.
     """
@@ -177,7 +178,7 @@ def fit(
     def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
         return Dropout(spec, rng, start)
 
-    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
+    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
     return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
 
 
@@ -185,10 +186,12 @@ DROPOUT = Method(
     name="dropout",
     config=DropoutConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
+    stages={
+        "student": StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+    },
     search={
-        "learn.optimiser.rate": (1e-4, 3e-2, "log"),
-        "learn.optimiser.weight_decay": (1e-6, 1e-1, "log"),
+        "training.optimiser.lr": (1e-4, 3e-2, "log"),
+        "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "rate": (5e-3, 5e-1, "log"),
     },
 )

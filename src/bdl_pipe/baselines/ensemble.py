@@ -10,7 +10,7 @@ from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -41,5 +41,5 @@ ENSEMBLE = Method(
     name="ensemble",
     config=EnsembleConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "all"}, light=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "all"}, in_driver=True)},
 )

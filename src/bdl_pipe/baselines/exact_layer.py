@@ -22,7 +22,7 @@ from ..errors import DataError
 from ..networks import MlpConfig, Network
 from ..predictive import Gaussian
 from ..seeds import Seed
-from ..training.learner import Learned
+from ..training.learner import FitResult
 from . import linear
 from .linear import LinearPosterior, with_bias
 
@@ -70,7 +70,7 @@ class ExactLayerPosterior:
         self.trunk.load_state_dict(_trunk(tensors))
 
     @classmethod
-    def of(cls, spec: TrunkSpec, learned: Learned, layer: LinearPosterior, prior_variance: float) -> State:
+    def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
         """The state of a learner's trunk (its ``network``) with ``layer`` on it."""
         trunk = {f"network.{k}": v for k, v in _trunk(learned.state).items()}
         tensors = trunk | {k: v.detach().cpu().clone() for k, v in vars(layer).items()}

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, alone
+from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import learn
-from ..training.learner import ChooseConfig, LearnConfig, Learned, Learner, require_constant_rate
+from ..training.fit import fit_epochs
+from ..training.learner import EarlyStopping, FitResult, Learner, TrainingConfig, require_constant_lr
 from ..training.loop import OptimiserConfig
 from . import linear
 from .exact_layer import ExactLayerPosterior, TrunkSpec, features, predict
@@ -39,9 +39,9 @@ class GbllConfig:
 
     Attributes:
         network: the trunk, without dropout.
-        epochs: steps, each on all rows; with ``choose`` the most there may be.
+        epochs: steps, each on all rows; with ``early_stopping`` the most there may be.
         optimiser: the update rule; weight decay leaves s and σ² alone.
-        choose: how the number of epochs is chosen on validation rows; null: all of them.
+        early_stopping: how the number of epochs is chosen on validation rows; null: all of them.
         prior_variance: s at the start, of each weight and the bias.
         noise_variance: σ² at the start, in the units of the transformed targets.
     """
@@ -49,7 +49,7 @@ class GbllConfig:
     network: MlpConfig
     epochs: int
     optimiser: OptimiserConfig
-    choose: ChooseConfig | None
+    early_stopping: EarlyStopping | None
     prior_variance: float
     noise_variance: float
 
@@ -57,7 +57,7 @@ class GbllConfig:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
         for name in ("epochs", "prior_variance", "noise_variance"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
-        require_constant_rate(self.choose, self.optimiser)
+        require_constant_lr(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)
@@ -159,17 +159,17 @@ def fit(
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
     spec, most = TrunkSpec(config.network, data[0].input_shape), max(len(d.train) for d in data)
     spec.check_size(name, most)
-    how = LearnConfig(config.epochs, most, config.optimiser, config.choose)
+    how = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)
 
     def build(rows: FitData, rng: Seed) -> Gbll:
         return learner(config, rows, rng)  # type: ignore[arg-type]
 
-    fitted = learn(build, data, how, rngs=rngs, report=report)
+    fitted = fit_epochs(build, data, how, rngs=rngs, report=report)
     return [_finish(spec, build(d, Seed(0)), member) for d, member in zip(data, fitted, strict=True)]
 
 
 @torch.no_grad()
-def _finish(spec: TrunkSpec, learner: Gbll, learned: Learned) -> State:
+def _finish(spec: TrunkSpec, learner: Gbll, learned: FitResult) -> State:
     device = learner.rows.device
     learner.load_state_dict(learned.state)
     learner = learner.to(device).eval()
@@ -177,7 +177,7 @@ def _finish(spec: TrunkSpec, learner: Gbll, learned: Learned) -> State:
 
 
 _SEARCH = {
-    "optimiser.rate": (1e-3, 1e-1, "log"),
+    "optimiser.lr": (1e-3, 1e-1, "log"),
     "optimiser.weight_decay": (1e-4, 1.0, "log"),
     "prior_variance": (1e-3, 1e1, "log"),
 }
@@ -186,13 +186,13 @@ GBLL = Method(
     name="gbll",
     config=GbllConfig,
     tasks=("regression",),
-    rooms={"student": Room(alone(fit), together=fit)},
+    stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH,  # type: ignore[arg-type]
 )
 LDGBLL = Method(
     name="ldgbll",
     config=LdgbllConfig,
     tasks=("regression",),
-    rooms={"student": Room(alone(fit), together=fit)},
+    stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH | {"derivative_variance": (1e-2, 1e1, "log"), "weight": (1e-3, 1.0, "log")},  # type: ignore[arg-type]
 )

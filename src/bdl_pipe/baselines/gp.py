@@ -16,11 +16,11 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import DataError, require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from ..training.loop import Descent, OptimiserConfig, descend
+from ..training.loop import Objective, OptimiserConfig, run_steps
 from .exact_gp import ExactGp
 
 _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
@@ -33,20 +33,20 @@ class GpConfig:
     Attributes:
         ard: a length scale for each input column, else one for all.
         steps: Adam steps.
-        rate: Adam's constant rate, on the unconstrained hyperparameters.
+        lr: Adam's constant rate, on the unconstrained hyperparameters.
     """
 
     ard: bool
     steps: int
-    rate: float
+    lr: float
 
     def __post_init__(self) -> None:
         require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(self.lr > 0, "lr", "must be > 0", self.lr)
 
 
 @final
-class Evidence(Descent):
+class Evidence(Objective):
     """Minus the log marginal likelihood of all training rows."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
@@ -110,7 +110,7 @@ def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: R
         raise DataError(f"gp: the data must have at most {_MOST} training rows, got {len(data.train)}")
     rows, targets = data.tensors("train", data.device)
     task = Evidence(rows, targets, config.ard)
-    descend(task, OptimiserConfig("adam", config.rate), config.steps, report)
+    run_steps(task, OptimiserConfig("adam", config.lr), config.steps, report)
     return GpPosterior(rows, targets, task.state(), config.ard).state()
 
 
@@ -131,5 +131,5 @@ GP = Method(
     name="gp",
     config=GpConfig,
     tasks=("regression",),
-    rooms={"student": Room(fit)},
+    stages={"student": StageSpec(fit)},
 )

@@ -17,14 +17,14 @@ from .. import networks
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, alone
+from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import learn
-from ..training.learner import LearnConfig, Learned, Learner
-from ..training.likelihood import PointNoise
+from ..training.fit import fit_epochs
+from ..training.learner import FitResult, Learner, TrainingConfig
+from ..training.likelihood import HomoscedasticLikelihood
 from . import linear
 from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerPosterior, TrunkSpec, features
@@ -36,12 +36,12 @@ class MapBlrConfig:
 
     Attributes:
         network: the architecture.
-        learn: how it is trained; weight decay leaves the noise alone. Epochs are chosen by the network's own score.
+        training: how it is trained; weight decay leaves the noise alone. Epochs are chosen by the network's own score.
         noise_variance: σ² of the network at the start, in the units of the transformed targets.
     """
 
     network: MlpConfig
-    learn: LearnConfig
+    training: TrainingConfig
     noise_variance: float
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class PointNetwork(Learner):
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
-        self.likelihood = PointNoise("regression", config.noise_variance)
+        self.likelihood = HomoscedasticLikelihood("regression", config.noise_variance)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()
@@ -78,12 +78,12 @@ def fit(
     """
     spec = TrunkSpec(config.network, data[0].input_shape)
     spec.check_size("map_blr", max(len(d.train) for d in data))
-    fitted = learn(lambda d, rng: PointNetwork(config, d, rng), data, config.learn, rngs=rngs, report=report)
+    fitted = fit_epochs(lambda d, rng: PointNetwork(config, d, rng), data, config.training, rngs=rngs, report=report)
     return [_finish(spec, config, d, member) for d, member in zip(data, fitted, strict=True)]
 
 
 @torch.no_grad()
-def _finish(spec: TrunkSpec, config: MapBlrConfig, data: FitData, learned: Learned) -> State:
+def _finish(spec: TrunkSpec, config: MapBlrConfig, data: FitData, learned: FitResult) -> State:
     """The exact layer on the trained trunk, given the training rows alone."""
     learner = PointNetwork(config, data, Seed(0)).eval()
     learner.load_state_dict(learned.state)
@@ -98,9 +98,9 @@ MAP_BLR = Method(
     name="map_blr",
     config=MapBlrConfig,
     tasks=("regression",),
-    rooms={"student": Room(alone(fit), together=fit)},
+    stages={"student": StageSpec(fit_many=fit)},
     search={
-        "learn.optimiser.rate": (1e-3, 1e-1, "log"),
-        "learn.optimiser.weight_decay": (1e-4, 1.0, "log"),
+        "training.optimiser.lr": (1e-3, 1e-1, "log"),
+        "training.optimiser.weight_decay": (1e-4, 1.0, "log"),
     },
 )

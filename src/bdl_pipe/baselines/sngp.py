@@ -33,14 +33,14 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, alone
+from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import learn
-from ..training.learner import LearnConfig, Learner, LearnerPosterior, posterior_state
+from ..training.fit import fit_epochs
+from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
 
 _ROWS: Final = 1000  # training rows in one forward pass of the precision
 
@@ -63,7 +63,7 @@ class SngpConfig:
     length_scale: float
     norm_bound: float
     ridge: float
-    training: LearnConfig
+    training: TrainingConfig
 
     def __post_init__(self) -> None:
         require(self.features > 0, "features", "must be > 0", self.features)
@@ -193,7 +193,7 @@ def fit(
     one = data[0]
     chosen = (config.features, config.length_scale, config.norm_bound, config.ridge)
     spec = SngpSpec(config.network, one.input_shape, one.outputs, one.task, *chosen)
-    fitted = learn(lambda _, rng: Sngp(spec, rng), data, config.training, rngs=rngs, report=report)
+    fitted = fit_epochs(lambda _, rng: Sngp(spec, rng), data, config.training, rngs=rngs, report=report)
     states = []
     for rows, member in zip(data, fitted, strict=True):
         learner = Sngp(spec, Seed(0)).eval()
@@ -211,9 +211,9 @@ SNGP = Method(
     name="sngp",
     config=SngpConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(alone(fit), together=fit, shares=True)},
+    stages={"student": StageSpec(fit_many=fit, data_parallel=True)},
     search={
-        "training.optimiser.rate": (1e-3, 1e-1, "log"),
+        "training.optimiser.lr": (1e-3, 1e-1, "log"),
         "length_scale": (0.3, 10.0, "log"),
         "norm_bound": (0.5, 10.0, "log"),
         "ridge": (1e-3, 1.0, "log"),

@@ -39,7 +39,7 @@ from torch.func import functional_call
 from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -186,5 +186,5 @@ CIBER = Method(
     name="ciber",
     config=CiberConfig,
     tasks=("classification",),
-    rooms={"student": Room(fit, needs={"trajectory": "each"}, light=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
 )

@@ -29,7 +29,7 @@ from ..artifacts import State, under
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
@@ -205,11 +205,11 @@ CIBER_LAST = Method(
     name="ciber_last",
     config=CiberLastConfig,
     tasks=("regression",),
-    rooms={"student": Room(fit_last, needs={"trajectory": "each"}, light=True)},
+    stages={"student": StageSpec(fit_last, needs={"trajectory": "one_to_one"}, in_driver=True)},
 )
 CIBER_SECOND = Method(
     name="ciber_second",
     config=CiberSecondConfig,
     tasks=("regression",),
-    rooms={"student": Room(fit_second, needs={"trajectory": "each"}, light=True)},
+    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
 )

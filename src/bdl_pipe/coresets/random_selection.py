@@ -11,7 +11,7 @@ from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .shared.init import balanced
@@ -57,11 +57,14 @@ RANDOM_CORESET = Method(
     name="random_coreset",
     config=RandomCoresetConfig,
     tasks=("classification",),
-    rooms={"coreset": Room(select, light=True), "student": Room(fit_student, needs={"coreset": "turn"})},
+    stages={
+        "coreset": StageSpec(select, in_driver=True),
+        "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
+    },
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),
         "label_scale": (0.1, 100.0, "log"),
-        "student.rate": (1e-5, 1e-2, "log"),
+        "student.lr": (1e-5, 1e-2, "log"),
     },
 )

@@ -5,7 +5,7 @@
 Two modes, one loss. *offline*: θ is one of the teacher stage's stored draws, chosen uniformly at each
 step. *online*: Algorithm 1 itself: θ is the current position of an SGLD chain that moves one step per
 student step and stores nothing; ``burn_in`` chain steps come before the first. With infinitely many
-draws both descend the same expected loss. Our deviations: ρ_t and the update rule are the optimiser's
+draws both run_steps the same expected loss. Our deviations: ρ_t and the update rule are the optimiser's
 (γ is its ``weight_decay``), and the student's batch size is its own.
 The student's state is a ``NetworkDraws`` of one draw; regression students answer in standardised units.
 """
@@ -23,7 +23,7 @@ from torch.func import functional_call
 from ..artifacts import State, unstack
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig, dropout_masks
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -31,7 +31,7 @@ from ..seeds import Seed
 from ..sgmcmc.chains import TargetConfig, average, teacher_spec
 from ..sgmcmc.joint import NetworkJoint
 from ..sgmcmc.sgld import Minibatches, Position, chain
-from ..training.loop import Descent, OptimiserConfig, descend
+from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
 
@@ -153,7 +153,7 @@ class LivingChain(Teacher):
 
 
 @final
-class Distillation(Descent):
+class Distillation(Objective):
     """The student's loss on fresh inputs against the step's θ."""
 
     def __init__(self, data: FitData, teacher: Teacher, config: DarkKnowledgeConfig, rng: Seed) -> None:
@@ -215,7 +215,7 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
     else:
         teacher = LivingChain(data, config.mode, rng.fold("teacher"))
     task = Distillation(data, teacher, config, rng)
-    descend(task, config.optimiser, config.steps, report)
+    run_steps(task, config.optimiser, config.steps, report)
     return task.posterior().state()
 
 
@@ -223,9 +223,9 @@ DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     config=DarkKnowledgeConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(student, needs={"teacher": "all"})},
+    stages={"student": StageSpec(student, needs={"teacher": "all"})},
     search={
-        "optimiser.rate": (1e-4, 1e-2, "log"),
+        "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
 )

@@ -20,8 +20,8 @@ from ..method import Task
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..seeds import Seed
-from ..training.learner import LearnConfig, Learner, LearnerPosterior
-from ..training.likelihood import PointNoise
+from ..training.learner import Learner, LearnerPosterior, TrainingConfig
+from ..training.likelihood import HomoscedasticLikelihood
 from ..training.warm_start import Weights, begin
 from .config import WeightConfig
 from .convert import bayesianize
@@ -52,7 +52,7 @@ class RandomConfig:
 
     Attributes:
         network: the architecture.
-        learn: how it is fitted; weight decay is for points alone, such as those of normalisation.
+        training: how it is fitted; weight decay is for points alone, such as those of normalisation.
         weights: the distribution of every layer's weights.
         draws: networks of a prediction.
         validation_draws: networks of a validation score.
@@ -65,11 +65,11 @@ class RandomConfig:
         noise_variance: σ² of regression at the start.
         learn_noise: whether σ² is learned.
         prune: the share of Z's entries (_u) or of the weights (_w) that is removed from a fitted posterior of the same
-            numbers (``input: student/<row>``), which is then fitted on by ``learn``; null: a fit of its own.
+            numbers (``input: student/<row>``), which is then fitted on by ``training``; null: a fit of its own.
     """
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     weights: WeightConfig
     draws: int
     validation_draws: int
@@ -135,7 +135,7 @@ class RandomWeights(Learner):
         self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
         if spec.kept is not None:
             shrink(self.net, spec.kept)
-        self.likelihood = PointNoise(spec.task, config.noise_variance)
+        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
         self.likelihood.requires_grad_(config.learn_noise)
 
     @classmethod

@@ -16,14 +16,14 @@ from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, alone
-from ..method import Kind as Stage
+from ..method import Inputs, Method, StageSpec
+from ..method import Kind as StageKind
 from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import learn
-from ..training.learner import Learned, Learner, posterior_state
-from ..training.warm_start import Weights, learn_from
+from ..training.fit import fit_epochs
+from ..training.learner import FitResult, Learner, posterior_state
+from ..training.warm_start import Weights, fit_from
 from .config import Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior, require_same_shape
 
@@ -84,9 +84,8 @@ def fit(
     """A posterior on each of ``data``.
 
     Raises:
-        ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`fits` is broken.
-        UserError: the posterior to prune has been pruned before.
-        Diverged: a loss became NaN or infinite.
+        ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`validate_sources`
+        is broken. UserError: the posterior to prune has been pruned before. Diverged: a loss became NaN or infinite.
     """
     if config.prune is not None or any(each.get("student") for each in inputs):
         assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
@@ -96,11 +95,11 @@ def fit(
     def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
         return RandomWeights(spec, rng, start)
 
-    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
+    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
     return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
 
 
-def fits(config: RandomConfig, sources: Mapping[Stage, Any]) -> None:
+def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> None:
     """Check ``config`` against those of what a posterior is made from: a posterior, a trajectory, or nothing.
 
     Raises:
@@ -121,17 +120,17 @@ def fits(config: RandomConfig, sources: Mapping[Stage, Any]) -> None:
     require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
     require_same_shape(config, source)
     rule = "must be null where a posterior is the start: it has been fitted on the validation rows"
-    require(config.learn.choose is None, "learn.choose", rule, config.learn.choose)
+    require(config.training.early_stopping is None, "training.early_stopping", rule, config.training.early_stopping)
 
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """The one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
     source = _source(inputs)
-    fits(config, {} if source is None else {"student": source.spec.config})
+    validate_sources(config, {} if source is None else {"student": source.spec.config})
     assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    (made,) = learn(lambda *_: copy.deepcopy(pruned), [data], config.learn, rngs=[rng], report=report)
+    (made,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
     return _finish(pruned.spec, data, made, rng)
 
 
@@ -145,7 +144,7 @@ def _source(inputs: Inputs) -> RandomWeights | None:
     return RandomWeightsPosterior.from_state(state).learner
 
 
-def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
+def _finish(spec: RandomSpec, data: FitData, made: FitResult, rng: Seed) -> State:
     about = {"spec": to_mapping(spec)}
     if not any(name.endswith(".running_mean") for name in made.state):
         return posterior_state(RandomWeightsPosterior.key, made, about)
@@ -153,29 +152,28 @@ def _finish(spec: RandomSpec, data: FitData, made: Learned, rng: Seed) -> State:
     learner.load_state_dict(made.state)
     learner.to(data.device).net.reseed(rng.fold("normalisation"))
     rows, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))
-    refresh_batch_norm(learner.net, rows, spec.config.learn.batch)
+    refresh_batch_norm(learner.net, rows, spec.config.training.batch)
     fresh = {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
-    return posterior_state(RandomWeightsPosterior.key, Learned([fresh], made.epochs, made.loss), about)
+    return posterior_state(RandomWeightsPosterior.key, FitResult([fresh], made.epochs, made.loss), about)
 
 
 def _method(config: type[_Of]) -> Method:
     weights = config.kind.endswith("_w")
-    search = {"learn.optimiser.rate": (1e-4, 1e-2, "log"), "kl_weight": (1e-2, 1.0, "log")}
+    search = {"training.optimiser.lr": (1e-4, 1e-2, "log"), "kl_weight": (1e-2, 1.0, "log")}
     if not weights:
         search["weights.lambda_max"] = (1e-2, 1.0, "log")
     if config.kind != "ensemble_u":
         search["weights.sd_max"] = (1e-2, 1.0, "log")
-    trajectory: tuple[Stage, ...] = ("trajectory",) if weights else ()
-    posterior: tuple[Stage, ...] = () if config.kind == "fcg_w" else ("student",)
-    room = Room(
-        alone(fit),
-        needs=dict.fromkeys((*trajectory, *posterior), "each"),
-        together=fit,
-        optional=True,
-        shares=True,
-        fits=fits,
+    trajectory: tuple[StageKind, ...] = ("trajectory",) if weights else ()
+    posterior: tuple[StageKind, ...] = () if config.kind == "fcg_w" else ("student",)
+    stage = StageSpec(
+        fit_many=fit,
+        needs=dict.fromkeys((*trajectory, *posterior), "one_to_one"),
+        input_optional=True,
+        data_parallel=True,
+        validate_sources=validate_sources,
     )
-    return Method(config.kind, config, ("classification", "regression"), {"student": room}, search)  # type: ignore[arg-type]
+    return Method(config.kind, config, ("classification", "regression"), {"student": stage}, search)  # type: ignore[arg-type]
 
 
 FFG_U = _method(FfgUConfig)

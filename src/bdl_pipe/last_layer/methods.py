@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..method import Inputs, Method, Room, Task, alone
+from ..method import Inputs, Method, StageSpec, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import LearnConfig, Learned, posterior_state
-from ..training.warm_start import Weights, learn_from
+from ..training.learner import FitResult, TrainingConfig, posterior_state
+from ..training.warm_start import Weights, fit_from
 from .generative import Generative
 from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerPosterior, LastLayerSpec
 
@@ -33,12 +33,12 @@ class VbllConfig:
 
     Attributes:
         network: its trunk is used.
-        learn: how trunk and layer are trained.
+        training: how trunk and layer are trained.
         layer: the last layer.
     """
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     layer: GaussianLayer
 
 
@@ -47,7 +47,7 @@ class GenerativeConfig:
     """``methods.g_vbll``, as :class:`VbllConfig`."""
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     layer: GenerativeLayer
 
 
@@ -56,7 +56,7 @@ class VbllBnnConfig:
     """``methods.vbll_bnn`` and ``methods.d_vbll_bnn``: also how the features vary."""
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     layer: GaussianLayer
     features: FeaturesConfig
 
@@ -66,7 +66,7 @@ class GenerativeBnnConfig:
     """``methods.g_vbll_bnn``."""
 
     network: NetworkConfig
-    learn: LearnConfig
+    training: TrainingConfig
     layer: GenerativeLayer
     features: FeaturesConfig
 
@@ -80,14 +80,14 @@ def fit(
     """A last-layer model of each of ``data``.
 
     Raises:
-        ConfigError: the trajectory is of another network, or ``learn.choose`` is set with it.
+        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it.
         Diverged: a loss became NaN or infinite.
     """
     features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
     first = data[0]
     spec = LastLayerSpec(config.network, first.input_shape, first.outputs, first.task, config.layer, features)
     build = partial(_build, spec)
-    fitted = learn_from(build, data, inputs, config.network, config.learn, rngs=rngs, report=report)
+    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
     return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
 
 
@@ -116,7 +116,7 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
         learner.layer.mean.copy_(start["head.weight"])
 
 
-def _finish(spec: LastLayerSpec, data: FitData, made: Learned, rng: Seed) -> State:
+def _finish(spec: LastLayerSpec, data: FitData, made: FitResult, rng: Seed) -> State:
     state = posterior_state(LastLayerPosterior.key, made, {"spec": to_mapping(spec)})
     if not spec.refits:
         return state
@@ -136,13 +136,13 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    room = Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)
+    stage = StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
     search = {
-        "learn.optimiser.rate": (1e-4, 3e-2, "log"),
+        "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
         "layer.wishart_scale": (1e-3, 1e1, "log"),
     }
-    return Method(name=name, config=config, tasks=tasks, rooms={"student": room}, search=search)  # type: ignore[arg-type]
+    return Method(name=name, config=config, tasks=tasks, stages={"student": stage}, search=search)  # type: ignore[arg-type]
 
 
 VBLL = _method("vbll", VbllConfig, ("regression",))

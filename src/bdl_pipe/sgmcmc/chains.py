@@ -17,7 +17,7 @@ from ..artifacts import State
 from ..config import LATER, read
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -163,9 +163,9 @@ SGLD = Method(
     name="sgld",
     config=SgldConfig,
     tasks=("classification", "regression"),
-    rooms={
-        "teacher": Room(teacher, summarise=summarise),
-        "student": Room(student, needs={"teacher": "all"}, light=True),
+    stages={
+        "teacher": StageSpec(teacher, summarise=summarise),
+        "student": StageSpec(student, needs={"teacher": "all"}, in_driver=True),
     },
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),

@@ -1,6 +1,6 @@
 """Fitting learners, one or many of them as one.
 
-:func:`learn` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
+:func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
 small ones (the splits of a table) are stacked and trained as one batched model (``members``), because a
 step of a small network is all overhead; each member keeps its own batches, noise, gradient norm and
 number of epochs, so it ends where it would have ended alone, up to rounding.
@@ -22,26 +22,26 @@ from ..artifacts import stack, under, unstack
 from ..data.fitdata import FitData
 from ..progress import Phase, Report
 from ..seeds import Seed
-from .learner import LearnConfig, Learned, Learner
-from .loop import Descent, descend
-from .snapshots import Keep, RunningMoments
-from .vmapped import One, Stacked
+from .learner import FitResult, Learner, TrainingConfig
+from .loop import Objective, run_steps
+from .snapshots import RunningMoments, SnapshotPolicy
+from .vmapped import SingleModel, VmappedModels
 
 _SCORED: Final = 1000  # validation rows in one forward pass
-_LAST: Final = Keep()  # the last weights alone
+_LAST: Final = SnapshotPolicy()  # the last weights alone
 
 Build = Callable[[FitData, Seed], Learner]
 
 
-def learn(
+def fit_epochs(
     build: Build | Sequence[Build],
     data: Sequence[FitData],
-    config: LearnConfig,
+    config: TrainingConfig,
     *,
     rngs: Sequence[Seed],
     report: Report,
-    keep: Keep = _LAST,
-) -> list[Learned]:
+    keep: SnapshotPolicy = _LAST,
+) -> list[FitResult]:
     """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
 
     Args:
@@ -55,37 +55,39 @@ def learn(
     members = range(len(data))
     builds = [build] * len(data) if callable(build) else list(build)
     searched = [d.search or d for d in data]
-    choosing = config.choose is not None and all(len(d.validation) > 0 for d in searched)
+    choosing = config.early_stopping is not None and all(len(d.validation) > 0 for d in searched)
     epochs = [config.epochs] * len(data)
     if choosing:
-        last = distributed.from_first(report.load)
+        last = distributed.broadcast_from_rank0(report.load)
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
         else:
-            search = _Run(builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=Keep(0), scored=True)
-            descend(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
+            search = _Run(
+                builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=SnapshotPolicy(0), scored=True
+            )
+            run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
             epochs = search.best_epochs()
     carried = {"chosen": torch.tensor(epochs)}
-    epochs = [chosen + keep.after for chosen in epochs]
+    epochs = [chosen + keep.extra_epochs for chosen in epochs]
     run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
     done = run.steps if choosing else 0  # a search counts as much as what it is for
-    descend(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
-    return [Learned(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
+    run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
+    return [FitResult(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
 
 
 @final
-class _Run(Descent):
+class _Run(Objective):
     """The loss of all members; snapshots and scores at the ends of epochs."""
 
     def __init__(
         self,
         builds: Sequence[Build],
         data: Sequence[FitData],
-        config: LearnConfig,
+        config: TrainingConfig,
         rngs: Sequence[Seed],
         epochs: Sequence[int],
         *,
-        keep: Keep,
+        keep: SnapshotPolicy,
         scored: bool,
     ) -> None:
         self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
@@ -101,7 +103,9 @@ class _Run(Descent):
         self._probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.tensors("validation", device) for d in data] if scored else []
         one = len(data) == 1
-        self._members = One(learners[0], rows[0], config.augmentation, rngs[0]) if one else Stacked(learners, rows)
+        self._members = (
+            SingleModel(learners[0], rows[0], config.augmentation, rngs[0]) if one else VmappedModels(learners, rows)
+        )
         self.snapshots = [[self._members.get(m)] if keep.start else [] for m in range(len(data))]
         self.moments = [RunningMoments() for _ in data]
         self.losses = [0.0] * len(data)
@@ -189,9 +193,9 @@ class _Run(Descent):
 
     def _wanted(self, epoch: int) -> Tensor:
         """Which members have still to be trained in ``epoch``: not at their last one, nor out of patience; [member]."""
-        choose, wanted = self._config.choose, torch.tensor(self._epochs) > epoch
-        if self._held and choose is not None and choose.patience is not None:
-            wanted &= epoch - self._best_epoch < choose.patience
+        stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
+        if self._held and stopping is not None and stopping.patience is not None:
+            wanted &= epoch - self._best_epoch < stopping.patience
         return wanted
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
@@ -212,7 +216,7 @@ class _Run(Descent):
         """Of each member that wants one, with ``part`` parts of the open epoch done."""
         self._members.agree()
         for m, stop in enumerate(self._epochs):
-            if self._keep.snapshot((stop - epoch) * self._keep.parts - part):
+            if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
                 self.snapshots[m].append(self._members.get(m))
 
     def _close(self, done: int) -> None:
@@ -224,8 +228,8 @@ class _Run(Descent):
                 self.moments[m].update({name: weights[name] for name in self._members.named})
             if done == stop:
                 self.losses[m] = mean[m]
-        self._done, choose = done, self._config.choose
-        if self._held and choose is not None and done % choose.every == 0:
+        self._done, stopping = done, self._config.early_stopping
+        if self._held and stopping is not None and done % stopping.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
             # a score that is no number is not better, nor is one after the member's own search has ended

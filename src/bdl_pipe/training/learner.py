@@ -63,7 +63,7 @@ class Learner(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
-class ChooseConfig:
+class EarlyStopping:
     """How the number of epochs is chosen on validation rows.
 
     Attributes:
@@ -80,42 +80,41 @@ class ChooseConfig:
         require(enough, "patience", f"must be >= every ({self.every}) or null", self.patience)
 
 
-def require_constant_rate(choose: ChooseConfig | None, optimiser: OptimiserConfig) -> None:
+def require_constant_lr(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
     """A schedule over the most epochs there may be is not that of the chosen number: what was scored is not refitted.
 
     Raises:
         ConfigError: epochs are chosen under a schedule that is not constant.
     """
-    fits = choose is None or optimiser.schedule == "constant"
+    fits = early_stopping is None or optimiser.schedule == "constant"
     require(fits, "optimiser.schedule", "must be constant where epochs are chosen", optimiser.schedule)
 
 
 @dataclass(frozen=True)
-class LearnConfig:
+class TrainingConfig:
     """How a learner is fitted.
 
     Attributes:
-        epochs: passes over the rows; with ``choose`` the most there may be.
-        batch: rows a step; a last partial batch is dropped where there are others, so that all steps weigh the same.
-        optimiser: the update rule and its schedule over all ``epochs``.
-        choose: how the number of epochs is chosen, at a constant rate; null, or without validation rows: all of them.
-        augmentation: of training images; null: none.
+        epochs: passes over the rows; with ``early_stopping`` the most there may be. batch: rows a step; a last partial
+        batch is dropped where there are others, so that all steps weigh the same. optimiser: the update rule and its
+        schedule over all ``epochs``. early_stopping: how the number of epochs is chosen, at a constant rate; null, or
+        without validation rows: all of them. augmentation: of training images; null: none.
     """
 
     epochs: int
     batch: int
     optimiser: OptimiserConfig
-    choose: ChooseConfig | None = None
+    early_stopping: EarlyStopping | None = None
     augmentation: AugmentConfig | None = None
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_constant_rate(self.choose, self.optimiser)
+        require_constant_lr(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)
-class Learned:
+class FitResult:
     """A fitted member.
 
     Attributes:
@@ -175,6 +174,6 @@ class LearnerPosterior(ABC, Generic[L]):
         return cls(learner, state.config)
 
 
-def posterior_state(key: str, learned: Learned, about: Mapping[str, Any]) -> State:
+def posterior_state(key: str, learned: FitResult, about: Mapping[str, Any]) -> State:
     """A posterior's state: the fitted tensors, its class's key and what its skeleton is built from."""
     return State(learned.state, {"posterior": key, "epochs": learned.epochs, "loss": learned.loss, **about})

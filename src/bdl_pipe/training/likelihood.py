@@ -13,7 +13,7 @@ from ..predictive import Categorical, Gaussian, Predictive
 
 
 @final
-class PointNoise(nn.Module):
+class HomoscedasticLikelihood(nn.Module):
     """Softmax for classes; for regression means with one noise variance σ², the same for all outputs and inputs.
 
     Attributes:

@@ -1,6 +1,6 @@
 """One loop for everything that descends a gradient: schedule, progress, checkpoint, exact resume.
 
-What is descended is a :class:`Descent`: it owns its parameters, draws its own batches from the
+What is descended is a :class:`Objective`: it owns its parameters, draws its own batches from the
 seed address of the step, and says what else a checkpoint must hold. The loop owns the optimiser,
 the learning-rate schedule and the checkpoints. A resumed run continues with the same bits: the
 optimiser's tensors are stored whole and no generator has a state to lose.
@@ -31,34 +31,35 @@ class OptimiserConfig:
 
     Attributes:
         name: the update rule, torch's.
-        rate: the peak learning rate.
+        lr: the peak learning rate.
         schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
             times ``factor`` from each of ``milestones`` on; ``linear``: constant up to the first of two ``milestones``,
             on a straight line to ``factor`` times the rate at the second, constant then (Maddox et al. 2019).
         warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
         weight_decay: γ, enters the gradient as γw (decoupled for adamw).
         momentum: for sgd.
-        clip: the largest gradient norm, or null.
+        grad_clip_norm: the largest gradient norm, or null.
         milestones: shares of all steps, for step each rounded to a whole one (step and linear only).
         factor: of the rate at each milestone (step), or at the last one (linear).
     """
 
     name: Literal["adam", "adamw", "sgd"]
-    rate: float
+    lr: float
     schedule: Literal["constant", "cosine", "one_cycle", "step", "linear"] = "constant"
     warmup: float = 0.3
     weight_decay: float = 0.0
     momentum: float = 0.0
-    clip: float | None = None
+    grad_clip_norm: float | None = None
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(self.lr > 0, "lr", "must be > 0", self.lr)
         require(0 < self.warmup < 1, "warmup", "must be in (0, 1)", self.warmup)
         require(self.weight_decay >= 0, "weight_decay", "must be >= 0", self.weight_decay)
         require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)", self.momentum)
-        require(self.clip is None or self.clip > 0, "clip", "must be > 0 or null", self.clip)
+        positive = self.grad_clip_norm is None or self.grad_clip_norm > 0
+        require(positive, "grad_clip_norm", "must be > 0 or null", self.grad_clip_norm)
         given, edges = list(self.milestones), (0.0, *self.milestones, 1.0)
         rising = all(before < after for before, after in pairwise(edges))
         require(rising, "milestones", "must rise, each in (0, 1)", given)
@@ -68,7 +69,7 @@ class OptimiserConfig:
         require(self.factor > 0, "factor", "must be > 0", self.factor)
 
 
-class Descent(ABC):
+class Objective(ABC):
     """Something whose loss can be descended."""
 
     @abstractmethod
@@ -104,7 +105,7 @@ class Descent(ABC):
         return False
 
 
-def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) -> None:
+def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Report) -> None:
     """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
 
     Raises:
@@ -125,8 +126,8 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
                 raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
             loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
             distributed.average(task.parameters())
-            if config.clip is not None:
-                task.clip(config.clip)
+            if config.grad_clip_norm is not None:
+                task.clip(config.grad_clip_norm)
             optimiser.step()
             metrics = task.after(step, mean)
             if first:
@@ -142,19 +143,19 @@ def descend(task: Descent, config: OptimiserConfig, steps: int, report: Report) 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
     """The rate of update ``step`` of ``steps``, a pure function of both."""
     if config.schedule == "constant":
-        return config.rate
+        return config.lr
     if config.schedule == "cosine":
-        return config.rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        return config.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
     if config.schedule == "step":
-        return config.rate * config.factor ** sum(step >= round(share * steps) for share in config.milestones)
+        return config.lr * config.factor ** sum(step >= round(share * steps) for share in config.milestones)
     if config.schedule == "linear":
         first, second = config.milestones
         done = min(max((step / steps - first) / (second - first), 0.0), 1.0)
-        return config.rate * (1 + (config.factor - 1) * done)
+        return config.lr * (1 + (config.factor - 1) * done)
     rising = config.warmup * steps
     if step < rising:
-        return config.rate * (1 / 25 + (1 - 1 / 25) * step / rising)
-    return config.rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
+        return config.lr * (1 / 25 + (1 - 1 / 25) * step / rising)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
 
 
 def make_optimiser(
@@ -166,22 +167,22 @@ def make_optimiser(
     if spared:
         groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     # one kernel in place of a dozen for each tensor; it reads a tensor and its gradient straight through
     straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
-    return rule(groups, lr=config.rate, weight_decay=config.weight_decay, fused=straight)
+    return rule(groups, lr=config.lr, weight_decay=config.weight_decay, fused=straight)
 
 
-def checkpoint(task: Descent, optimiser: torch.optim.Optimizer, step: int) -> State:
+def checkpoint(task: Objective, optimiser: torch.optim.Optimizer, step: int) -> State:
     """Everything that the steps from ``step`` on depend on."""
     tensors = {f"task.{k}": v for k, v in task.state().items()}
     return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
 
 
-def resume(task: Descent, optimiser: torch.optim.Optimizer, report: Report) -> int:
+def resume(task: Objective, optimiser: torch.optim.Optimizer, report: Report) -> int:
     """Restore the last checkpoint, if any; the step to go on from."""
-    last = distributed.from_first(report.load)
+    last = distributed.broadcast_from_rank0(report.load)
     if last is None:
         return 0
     task.restore({k.removeprefix("task."): v for k, v in last.tensors.items() if k.startswith("task.")})

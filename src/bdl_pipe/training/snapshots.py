@@ -38,23 +38,23 @@ class MomentsConfig:
 
 
 @dataclass(frozen=True)
-class Keep:
+class SnapshotPolicy:
     """What a fit leaves beside its last weights.
 
     Attributes:
         snapshots: how many, the last one at the end of the last epoch.
         every: parts from one to the next.
-        after: epochs run beyond the chosen number, or beyond all where none is chosen.
+        extra_epochs: epochs run beyond the chosen number, or beyond all where none is chosen.
         moments: of the weights; null: none.
-        parts: of an epoch; there may be a snapshot at the end of each.
+        parts_per_epoch: equal parts of an epoch; there may be a snapshot at the end of each.
         start: keep the weights before the first step, too, as the first snapshot.
     """
 
     snapshots: int = 1
     every: int = 1
-    after: int = 0
+    extra_epochs: int = 0
     moments: MomentsConfig | None = None
-    parts: int = 1
+    parts_per_epoch: int = 1
     start: bool = False
 
     def ends(self, steps: int) -> dict[int, int]:
@@ -63,8 +63,13 @@ class Keep:
         Raises:
             ConfigError: there are more parts than steps.
         """
-        require(self.parts <= steps, "parts", f"must be <= the steps of an epoch ({steps})", self.parts)
-        return {steps * part // self.parts: part for part in range(1, self.parts + 1)}
+        require(
+            self.parts_per_epoch <= steps,
+            "snapshots_per_epoch",
+            f"must be <= the steps of an epoch ({steps})",
+            self.parts_per_epoch,
+        )
+        return {steps * part // self.parts_per_epoch: part for part in range(1, self.parts_per_epoch + 1)}
 
     def snapshot(self, left: int) -> bool:
         """Whether there is one with ``left`` parts to go."""
@@ -72,9 +77,9 @@ class Keep:
 
     def at(self, epochs: int) -> list[float]:
         """The epochs that have passed at each snapshot of a fit of ``epochs``, oldest first."""
-        total = epochs * self.parts
+        total = epochs * self.parts_per_epoch
         done = [part for part in range(1, total + 1) if self.snapshot(total - part)]
-        return [part / self.parts for part in [0] * self.start + done]
+        return [part / self.parts_per_epoch for part in [0] * self.start + done]
 
     def counts(self, left: int) -> bool:
         """Whether the moments take the iterate with ``left`` epochs to go."""
@@ -137,7 +142,7 @@ def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State
     return State({**trajectory.tensors, **mean, **variance}, trajectory.config | {"iterates": found.count})
 
 
-def with_epochs(trajectory: State, keep: Keep) -> State:
+def with_epochs(trajectory: State, keep: SnapshotPolicy) -> State:
     """A trajectory that says at which epochs its snapshots are, where its start is one of them."""
     if not keep.start:
         return trajectory

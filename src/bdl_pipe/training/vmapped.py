@@ -19,7 +19,7 @@ from .learner import Learner
 Rows = tuple[Tensor, Tensor]  # transformed inputs and targets, [row, ...] each
 
 
-class Members(ABC):
+class Models(ABC):
     """Learners with the rows that each is trained on.
 
     Attributes:
@@ -56,8 +56,8 @@ class Members(ABC):
 
 
 @final
-class One(Members):
-    """One learner; of a process group each rank has a share of its batches."""
+class SingleModel(Models):
+    """SingleModel learner; of a process group each rank has a share of its batches."""
 
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
@@ -98,7 +98,7 @@ class One(Members):
 
 
 @final
-class Stacked(Members):
+class VmappedModels(Models):
     """Several learners stacked along a first dimension; their losses by ``torch.func.vmap``."""
 
     def __init__(self, learners: Sequence[Learner], rows: Sequence[Rows]) -> None:

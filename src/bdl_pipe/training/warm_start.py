@@ -13,24 +13,24 @@ from ..networks import Network, NetworkConfig
 from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from .fit import learn
-from .learner import LearnConfig, Learned, Learner
+from .fit import fit_epochs
+from .learner import FitResult, Learner, TrainingConfig
 from .snapshots import snapshot
 
 Weights = dict[str, Tensor]
 
 
-def learn_from(
+def fit_from(
     build: Callable[[Weights | None, FitData, Seed], Learner],
     data: Sequence[FitData],
     inputs: Sequence[Inputs],
     network: NetworkConfig,
-    config: LearnConfig,
+    config: TrainingConfig,
     *,
     rngs: Sequence[Seed],
     report: Report,
-) -> list[Learned]:
-    """As :func:`~bdl_pipe.training.fit.learn`, each member from the last snapshot of its own trajectory, if it has one.
+) -> list[FitResult]:
+    """As :func:`~bdl_pipe.training.fit.fit_epochs`, each member from the last snapshot of its own trajectory, if it has one.
 
     Args:
         build: a member's learner, from the weights that it starts from (None: fresh ones).
@@ -43,18 +43,18 @@ def learn_from(
         Diverged: a loss became NaN or infinite.
     """
     starts = [last_snapshot(i, network, config, d) for d, i in zip(data, inputs, strict=True)]
-    return learn([partial(build, start) for start in starts], data, config, rngs=rngs, report=report)
+    return fit_epochs([partial(build, start) for start in starts], data, config, rngs=rngs, report=report)
 
 
-def last_snapshot(inputs: Inputs, network: NetworkConfig, learn: LearnConfig, data: FitData) -> Weights | None:
+def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData) -> Weights | None:
     """The last snapshot of the one trajectory in ``inputs``, None where there is none.
 
     Of a head that predicts a mean and a log-variance the rows of the mean alone.
 
     Raises:
-        ConfigError: as :func:`learn_from`.
+        ConfigError: as :func:`fit_from`.
     """
-    found = last_network(inputs, network, learn, data, "learn.choose")
+    found = last_network(inputs, network, training, data, "training.early_stopping")
     if found is None:
         return None
     spec, last = found
@@ -63,12 +63,12 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, learn: LearnConfig, da
 
 
 def last_network(
-    inputs: Inputs, network: NetworkConfig, learn: LearnConfig, data: FitData, choose: str
+    inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData, key: str
 ) -> tuple[NetworkSpec, Weights] | None:
-    """The same with the whole head, and how its outputs are read; ``choose`` is the key of ``learn.choose``.
+    """The same with the whole head, and how its outputs are read; ``key`` is that of ``early_stopping``.
 
     Raises:
-        ConfigError: as :func:`learn_from`.
+        ConfigError: as :func:`fit_from`.
     """
     if not inputs.get("trajectory"):
         return None
@@ -76,7 +76,7 @@ def last_network(
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     require(spec.network == network, "network", f"must be the trajectory's ({spec.network})", network)
     rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
-    require(learn.choose is None, choose, rule, learn.choose)
+    require(training.early_stopping is None, key, rule, training.early_stopping)
     assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
     return spec, snapshot(trajectory, -1)
 

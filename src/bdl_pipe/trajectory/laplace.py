@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..networks import Network
 from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkSpec
@@ -159,6 +159,6 @@ KFAC_LAPLACE = Method(
     name="kfac_laplace",
     config=KfacLaplaceConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (1e-3, 1.0, "log")},
 )

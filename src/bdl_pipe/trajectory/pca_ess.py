@@ -18,7 +18,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import Diverged, require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .subspace import SubspaceConfig, Target, fitted
@@ -141,6 +141,6 @@ PCA_ESS = Method(
     name="pca_ess",
     config=PcaEssConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
 )

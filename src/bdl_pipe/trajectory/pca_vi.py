@@ -23,10 +23,10 @@ from torch.distributions import MultivariateNormal, Normal
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
-from ..training.loop import Descent, OptimiserConfig, descend
+from ..training.loop import Objective, OptimiserConfig, run_steps
 from .subspace import SubspaceConfig, Target, fitted
 
 
@@ -59,7 +59,7 @@ class PcaViConfig(SubspaceConfig):
 
 
 @final
-class Bound(Descent):
+class Bound(Objective):
     """Minus the tempered bound, in nats per row and unit of likelihood: × temperature / training rows.
 
     Attributes:
@@ -119,7 +119,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
     bound = Bound(target, config, rng)
 
     def coordinates(part: Report) -> Tensor:
-        descend(bound, config.optimiser, config.steps, part)
+        run_steps(bound, config.optimiser, config.steps, part)
         with torch.no_grad():
             return bound.draw(config.draws, rng.fold("draws").generator())
 
@@ -130,10 +130,10 @@ PCA_VI = Method(
     name="pca_vi",
     config=PcaViConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={
         "temperature": (0.1, 1e4, "log"),
         "prior_variance": (0.1, 100.0, "log"),
-        "optimiser.rate": (1e-3, 1e-1, "log"),
+        "optimiser.lr": (1e-3, 1e-1, "log"),
     },
 )

@@ -13,9 +13,9 @@ were run), ``loss`` (the last epoch's mean training loss), with moments ``iterat
 ``keep_start`` ``snapshots_at`` (the epochs that had passed at each snapshot). The start is a snapshot for those who
 follow a trajectory; those who take its snapshots for samples do not see it.
 
-Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``choose`` the number of epochs is that of
-the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` = ``after``
-the snapshots are the iterates of those. Their images' protocol, epochs 165 to 300 every 5, is ``epochs`` 300,
+Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``early_stopping`` the number of epochs is
+that of the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` =
+``after`` the snapshots are the iterates of those. Their images' protocol, epochs 165 to 300 every 5, is ``epochs`` 300,
 ``keep`` 28, ``every`` 5.
 
 A trajectory may start where another one ended, at its member's last snapshot: with a constant rate it is then SWAG's
@@ -35,16 +35,16 @@ from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room, alone
+from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import learn
-from ..training.learner import ChooseConfig, LearnConfig, Learner, require_constant_rate
+from ..training.fit import fit_epochs
+from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_constant_lr
 from ..training.loop import OptimiserConfig
-from ..training.snapshots import Keep, MomentsConfig, with_epochs, with_moments
+from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
 from ..training.warm_start import Weights, begin, last_network
 
 _PREFIX: Final = "network."  # of the learner's names
@@ -56,46 +56,47 @@ class SgdConfig:
 
     Attributes:
         network: the architecture.
-        epochs: passes over the training rows; with ``choose`` the most there may be.
-        keep: how many snapshots, the last one at the end of the last epoch.
+        epochs: passes over the training rows; with ``early_stopping`` the most there may be.
+        snapshots: how many snapshots, the last one at the end of the last epoch.
         batch: rows a step.
         optimiser: the update rule and its schedule over all steps.
         augmentation: of each batch of images; null: none.
-        choose: how the number of epochs is chosen on validation rows; null: all of them.
+        early_stopping: how the number of epochs is chosen on validation rows; null: all of them.
         every: epochs, or parts of them, from one snapshot to the next.
-        after: epochs run beyond the chosen number; only with ``choose``.
+        extra_epochs: epochs run beyond the chosen number; only with ``early_stopping``.
         moments: running moments of the parameters; null: none.
         variance_floor: of regression, in standardised units: the variance is this + softplus of an output; null: exp
             of it, not bounded.
-        parts: of an epoch, of as many steps each as can be; snapshots are at ends of parts, and ``keep`` counts those.
-        keep_start: the weights before the first step are one more snapshot.
+        snapshots_per_epoch: parts of an epoch, of as many steps each as can be; snapshots are at ends of parts, and
+        ``snapshots`` counts those. keep_start: the weights before the first step are one more snapshot.
     """
 
     network: NetworkConfig
     epochs: int
-    keep: int
+    snapshots: int
     batch: int
     optimiser: OptimiserConfig
     augmentation: AugmentConfig | None = None
-    choose: ChooseConfig | None = None
+    early_stopping: EarlyStopping | None = None
     every: int = field(default=1, metadata=LATER)
-    after: int = field(default=0, metadata=LATER)
+    extra_epochs: int = field(default=0, metadata=LATER)
     moments: MomentsConfig | None = field(default=None, metadata=LATER)
     variance_floor: float | None = field(default=None, metadata=LATER)
-    parts: int = field(default=1, metadata=LATER)
+    snapshots_per_epoch: int = field(default=1, metadata=LATER)
     keep_start: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
-        require(self.keep > 0, "keep", "must be > 0", self.keep)
+        require(self.snapshots > 0, "snapshots", "must be > 0", self.snapshots)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_constant_rate(self.choose, self.optimiser)
+        require_constant_lr(self.early_stopping, self.optimiser)
         require(self.every > 0, "every", "must be > 0", self.every)
-        require(self.after >= 0, "after", "must be >= 0", self.after)
-        require(self.after == 0 or self.choose is not None, "after", "must be 0 where choose is null", self.after)
+        require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
+        allowed = self.extra_epochs == 0 or self.early_stopping is not None
+        require(allowed, "extra_epochs", "must be 0 where early_stopping is null", self.extra_epochs)
         bounded = self.variance_floor is None or self.variance_floor > 0
         require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
-        require(self.parts > 0, "parts", "must be > 0", self.parts)
+        require(self.snapshots_per_epoch > 0, "snapshots_per_epoch", "must be > 0", self.snapshots_per_epoch)
 
 
 @final
@@ -132,11 +133,18 @@ def fit(
         config.augmentation,
     )
     spec = _spec(data[0], config)
-    how = LearnConfig(config.epochs, config.batch, config.optimiser, config.choose, config.augmentation)
-    keep = Keep(config.keep, config.every, config.after, config.moments, config.parts, config.keep_start)
+    how = TrainingConfig(config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation)
+    keep = SnapshotPolicy(
+        config.snapshots,
+        config.every,
+        config.extra_epochs,
+        config.moments,
+        config.snapshots_per_epoch,
+        config.keep_start,
+    )
     starts = [_start(i, spec, how, d) for d, i in zip(data, inputs, strict=True)]
     builds = [partial(_Network, spec, start) for start in starts]
-    fitted = learn(builds, data, how, rngs=rngs, report=report, keep=keep)
+    fitted = fit_epochs(builds, data, how, rngs=rngs, report=report, keep=keep)
     states = []
     for member in fitted:
         snapshots = stack([{k.removeprefix(_PREFIX): v for k, v in s.items()} for s in member.snapshots])
@@ -154,9 +162,9 @@ def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
     return NetworkSpec(config.network, data.input_shape, data.outputs, likelihood, variance_floor=floor)
 
 
-def _start(inputs: Inputs, spec: NetworkSpec, how: LearnConfig, data: FitData) -> Weights | None:
+def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:
     """The last snapshot of the trajectory in ``inputs``, which is read as this one will be."""
-    found = last_network(inputs, spec.network, how, data, "choose")
+    found = last_network(inputs, spec.network, how, data, "early_stopping")
     if found is None:
         return None
     theirs, last = found
@@ -170,9 +178,13 @@ SGD = Method(
     name="sgd",
     config=SgdConfig,
     tasks=("classification", "regression"),
-    rooms={"trajectory": Room(alone(fit), needs={"trajectory": "each"}, together=fit, optional=True, shares=True)},
+    stages={
+        "trajectory": StageSpec(
+            fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
+        )
+    },
     search={
-        "optimiser.rate": (1e-4, 3e-2, "log"),
+        "optimiser.lr": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),
     },
 )

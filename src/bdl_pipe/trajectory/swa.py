@@ -17,7 +17,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
@@ -57,5 +57,5 @@ SWA = Method(
     name="swa",
     config=SwaConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
 )

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, Room
+from ..method import Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .snapshots import BatchNormConfig, Snapshots
@@ -118,6 +118,6 @@ SWAG = Method(
     name="swag",
     config=SwagConfig,
     tasks=("classification", "regression"),
-    rooms={"student": Room(fit, needs={"trajectory": "each"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"scale": (0.05, 5.0, "log")},
 )

@@ -26,17 +26,17 @@ class PoolConfig:
     Attributes:
         networks: P, how many.
         steps: T, the age at which a network is drawn anew.
-        rate: Adam's rate of a network's own step.
+        lr: Adam's rate of a network's own step.
     """
 
     networks: int
     steps: int
-    rate: float
+    lr: float
 
     def __post_init__(self) -> None:
         require(self.networks > 0, "networks", "must be > 0", self.networks)
         require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(self.lr > 0, "lr", "must be > 0", self.lr)
 
 
 class ModelPool:
@@ -98,6 +98,4 @@ class ModelPool:
 
     def _fresh(self, slot: int) -> Trained:
         address = self._rng.fold("network", slot, self._generations[slot])
-        return fresh(
-            self._network, self._input_shape, self._outputs, self._config.rate, rng=address, device=self._device
-        )
+        return fresh(self._network, self._input_shape, self._outputs, self._config.lr, rng=address, device=self._device)

@@ -30,7 +30,7 @@ def fresh(
     config: networks.NetworkConfig,
     input_shape: tuple[int, ...],
     outputs: int,
-    rate: float,
+    lr: float,
     *,
     rng: Seed,
     device: torch.device | str = "cpu",
@@ -41,7 +41,7 @@ def fresh(
     """
     network = networks.build(config, input_shape, outputs, rng=rng).to(device)
     trained = [p for name, p in network.named_parameters() if name != "head.bias"]
-    return Trained(network, torch.optim.Adam(trained, lr=rate))
+    return Trained(network, torch.optim.Adam(trained, lr=lr))
 
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Distilling a pseudo-coreset: images and labels descend the dataset loss of the closed form.
+"""Distilling a pseudo-coreset: images and labels run_steps the dataset loss of the closed form.
 
 Lee et al. 2025, algorithm 1: a batch B of training rows, a network of the model pool with features
 φ, the head's posterior q given S in closed form (eq. 21), the loss of eq. 27 on B, one Adam step of
@@ -9,7 +9,7 @@ The paper's setting (E.4): Adam, cosine from 3e-3 for images and labels, batch 1
 logits' scale and Σ(x) grows while a trunk fits S. What cures it, on Fashion-MNIST's validation rows
 (ipc 10, width 16, 400 steps, NLL at T' = 100): label rate .1 and ρ = 1: .53; ρ = 10: .473; label
 rate .3 as well: .474, with no temperature left to gain, and flat in T' from 20 to 200 (ρ = 1: .50 to
-.65). So the labels have their own ``label_rate`` (deviation). Instance norm equalled batch norm by
+.65). So the labels have their own ``label_lr`` (deviation). Instance norm equalled batch norm by
 the coreset's statistics and predicts each row by itself, so it is the default of ours.
 """
 
@@ -41,7 +41,7 @@ class DistilConfig:
     Attributes:
         steps: outer updates.
         batch: training rows a step.
-        rate, label_rate: Adam's peak rates of images and labels; both fall to 0 by a cosine.
+        lr, label_lr: Adam's peak learning rates of images and labels; both fall to 0 by a cosine.
         label_scale: factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the model pool.
         augmentation: of the coreset, of the batch and of the networks' own steps.
@@ -50,28 +50,28 @@ class DistilConfig:
 
     steps: int
     batch: int
-    rate: float
-    label_rate: float
+    lr: float
+    label_lr: float
     label_scale: float
     pool: PoolConfig
     augmentation: AugmentConfig
     accuracy_every: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rate", "label_rate", "label_scale", "accuracy_every"):
+        for name in ("steps", "batch", "lr", "label_lr", "label_scale", "accuracy_every"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
 
 
 def stored(checkpoint: State, config: DistilConfig) -> tuple[Tensor, Tensor]:
     """Images and labels in a checkpoint of :func:`distil`."""
     tensors = checkpoint.tensors
-    return tensors["task.images"], tensors["task.labels"] * config.label_rate / config.rate
+    return tensors["task.images"], tensors["task.labels"] * config.label_lr / config.lr
 
 
-class Distillation(loop.Descent):
+class Distillation(loop.Objective):
     """The descent of eq. 27 in (images, labels).
 
-    The labels are held as Ŷ·rate/label_rate, so that one rate serves both: Adam's step does not
+    The labels are held as Ŷ·rate/label_lr, so that one rate serves both: Adam's step does not
     depend on the scale of a gradient.
     """
 
@@ -87,7 +87,7 @@ class Distillation(loop.Descent):
         rng: Seed,
     ) -> None:
         self._data, self._head, self._beta, self._config = data, head, beta_dataset, config
-        self._rng, self._unit, device = rng, config.label_rate / config.rate, data.device
+        self._rng, self._unit, device = rng, config.label_lr / config.lr, data.device
         self._images = start.images.to(device, copy=True).requires_grad_()
         self._labels = (start.labels.to(device, copy=True) / self._unit).requires_grad_()
         shape, outputs = data.input_shape, data.outputs
@@ -160,7 +160,7 @@ def distil(
         Diverged: the loss became NaN or infinite.
     """
     task = Distillation(data, start, network, head, beta_dataset, config, rng=rng)
-    optimiser = loop.OptimiserConfig("adam", config.rate, "cosine")
-    loop.descend(task, optimiser, config.steps, report)
+    optimiser = loop.OptimiserConfig("adam", config.lr, "cosine")
+    loop.run_steps(task, optimiser, config.steps, report)
     images, labels = task.coreset()
     return Coreset(images, labels, start.classes)

@@ -7,7 +7,7 @@ from ...artifacts import State
 from ...config import to_mapping
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs, Method, Room
+from ...method import Inputs, Method, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from ..shared.init import Coreset, balanced
@@ -64,9 +64,7 @@ def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Se
     return made.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
 
 
-def coreset_from_checkpoint(
-    checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed
-) -> State:
+def from_checkpoint(checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed) -> State:
     """The coreset as it stands in a checkpoint of :func:`distil_coreset`, for a search that judges it half-way."""
     start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
     images, labels = stored(checkpoint, config.coreset)
@@ -77,15 +75,15 @@ VBPC = Method(
     name="vbpc",
     config=VbpcConfig,
     tasks=("classification",),
-    rooms={
-        "coreset": Room(distil_coreset, peek=from_checkpoint),
-        "student": Room(fit_student, needs={"coreset": "turn"}),
+    stages={
+        "coreset": StageSpec(distil_coreset, from_checkpoint=from_checkpoint),
+        "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={
         "rho": (0.1, 1000.0, "log"),
         "gamma": (1.0, 10000.0, "log"),
-        "coreset.rate": (1e-3, 1e-1, "log"),
-        "coreset.label_rate": (1e-3, 1.0, "log"),
-        "student.rate": (1e-5, 1e-2, "log"),
+        "coreset.lr": (1e-3, 1e-1, "log"),
+        "coreset.label_lr": (1e-3, 1.0, "log"),
+        "student.lr": (1e-5, 1e-2, "log"),
     },
 )

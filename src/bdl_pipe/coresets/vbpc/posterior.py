@@ -35,17 +35,17 @@ class StudentConfig:
 
     Attributes:
         steps: T', Adam steps; 0 leaves the random trunk.
-        rate: Adam's constant rate.
+        lr: Adam's constant rate.
         augmentation: of the coreset at each step; the closed form sees the coreset as it is.
     """
 
     steps: int
-    rate: float
+    lr: float
     augmentation: AugmentConfig
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps", "must be >= 0", self.steps)
-        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(self.lr > 0, "lr", "must be > 0", self.lr)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     coreset, student = Coreset.from_state(stored, data.device), config.student
     outputs = coreset.labels.shape[1]
     address = rng.fold("network")
-    trained = fresh(config.network, data.input_shape, outputs, student.rate, rng=address, device=data.device)
+    trained = fresh(config.network, data.input_shape, outputs, student.lr, rng=address, device=data.device)
     _restore(trained, report.load())
     while trained.steps < student.steps:
         address = rng.fold("step", trained.steps)
