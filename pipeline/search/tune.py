@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def plan(params: Params, method: str, dataset: str, samples: int, key: str | None, settings: Settings) -> Search:
-    """Which runs a search of ``method`` on ``dataset`` makes: those of the run ``key``, or of the first run that it is in.
+    """Which runs a search of ``method`` on ``dataset`` makes: those of the run ``key``, or of the first that it is in.
 
     Raises:
         UserError: there is no such method, data set or run, or nothing to search.

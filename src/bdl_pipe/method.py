@@ -31,8 +31,10 @@ class Fit(Protocol):
 
 @runtime_checkable
 class FitMany(Protocol):
-    """Fits several seeds at once, each as :class:`Fit` would, up to rounding: seed i from ``data[i]``, ``inputs[i]`` and
-    ``rngs[i]``. All data are of one shape and equally many rows."""
+    """Fits several seeds at once, each as :class:`Fit` would, up to rounding.
+
+    Seed i is fitted from ``data[i]``, ``inputs[i]`` and ``rngs[i]``. All data are of one shape and equally many rows.
+    """
 
     def __call__(
         self, data: Sequence[FitData], inputs: Sequence[Inputs], config: Any, *, rngs: Sequence[Seed], report: Report
