@@ -69,9 +69,8 @@ def config(
 def fit(
     data: list[FitData], rngs: list[Seed], how: TrainingConfig, report: Report | None = None, snapshots: int = 1
 ) -> list[FitResult]:
-    return fit_epochs(
-        lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report or Silent(), keep=SnapshotPolicy(snapshots)
-    )
+    keep, report = SnapshotPolicy(snapshots), report or Silent()
+    return fit_epochs(lambda _, rng: Noisy(rng), data, how, rngs=rngs, report=report, keep=keep)
 
 
 def same(one: FitResult, other: FitResult, **tolerance: float) -> None:
