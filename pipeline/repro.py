@@ -45,7 +45,7 @@ def main(args: Namespace) -> int:
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
     with _parent_run() as tell:
         try:
-            outcome = run.bring_all(stages, params, jobs=args.jobs)
+            outcome = run.ensure_all(stages, params, jobs=args.jobs)
         except client.Lost as error:
             raise UserError(str(error)) from None
         finally:

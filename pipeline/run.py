@@ -21,7 +21,7 @@ def main(args: Namespace) -> int:
     params = load()
     if args.stage != "all":
         stage = plan.one(args.stage, args.key or "", params)
-        body.bring(stage, params, args.executor, force=True)
+        body.ensure(stage, params, args.executor, force=True)
         print(f"{stage.name}: done", flush=True)
         return 0
     outcome = run.here(plan.plan(params), params, args.executor)

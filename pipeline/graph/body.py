@@ -53,7 +53,7 @@ def main(request: Request) -> int:
             if request.kind == "sources":
                 sources.write(params)
             else:
-                bring(one(request.kind, request.key, params), params, request.executor, force=request.force)
+                ensure(one(request.kind, request.key, params), params, request.executor, force=request.force)
     except UserError as error:
         print(f"{request.title}: {error}", file=sys.stderr)
         return 2
@@ -72,7 +72,7 @@ def rooted(root: str) -> Iterator[None]:
         yield
 
 
-def bring(stage: Stage, params: Params, executor: str | None = None, *, force: bool = False) -> bool:
+def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: bool = False) -> bool:
     """Run a stage unless its result is up to date; whether it ran.
 
     Another process that is at the same stage is waited for, and its result taken.

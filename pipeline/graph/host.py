@@ -67,7 +67,7 @@ def preload() -> None:
     from ..core.settings import Settings
     from ..tracking import experiments
 
-    experiments.quiet()
+    experiments.quiet_environment()
     cluster.prepare_environment()
     from bdl_pipe.registry import METHODS
 

@@ -14,7 +14,7 @@ from bdl_pipe.errors import UserError
 from ..core import places
 from ..core.params import Params, load
 from . import client, fresh, plan, scheduler, sources
-from .body import Request, bring
+from .body import Request, ensure
 from .plan import Plan
 from .scheduler import Outcome, Process
 
@@ -34,7 +34,7 @@ def stale(stages: Plan) -> dict[str, str]:
     return why
 
 
-def bring_all(
+def ensure_all(
     stages: Plan, params: Params, *, jobs: int, executor: str | None = None, own: bool = False, root: str = ""
 ) -> Outcome:
     """Bring ``stages`` up to date; a stage that fails stops what needs it, and nothing else.
@@ -98,7 +98,7 @@ def here(stages: Plan, params: Params, executor: str | None) -> Outcome:
             outcome.skipped.add(name)
             continue
         try:
-            if bring(stage, params, executor):
+            if ensure(stage, params, executor):
                 outcome.done.append(name)
                 print(f"{name}: done", flush=True)
         except UserError as error:

@@ -168,7 +168,7 @@ def _bring(asked: Request, executor: str | None) -> None:
         return
     with _tracked(asked):
         try:
-            outcome = runner.bring_all(
+            outcome = runner.ensure_all(
                 stages, asked.params, jobs=runner.JOBS, executor=executor, own=True, root=str(asked.root)
             )
         except client.Lost as error:

@@ -99,7 +99,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     """
     from bdl_pipe.data import prepared
 
-    body.bring(one("prepare", branch.dataset, params), params, "inline")
+    body.ensure(one("prepare", branch.dataset, params), params, "inline")
     data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")

@@ -16,7 +16,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
 from ..core.executors import cluster
-from ..core.executors.hub import ToHub, make_hub
+from ..core.executors.hub import ActorChannel, make_hub
 from ..core.executors.store import Store
 from ..core.settings import Settings
 from ..tracking import experiments
@@ -106,7 +106,7 @@ def run(
     store = Store(folder / "checkpoints", "trials")
     store.open()
     hub = make_hub(store)
-    work = tune.with_parameters(work, **shared, channel=ToHub(hub))
+    work = tune.with_parameters(work, **shared, channel=ActorChannel(hub))
     work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):

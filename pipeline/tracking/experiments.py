@@ -130,7 +130,7 @@ def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, res
         run_id = attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
     if run_id is not None:
         os.environ[PARENT] = run_id
-        attempt(_bury)
+        attempt(_mark_dead_runs_killed)
     return run_id
 
 
@@ -141,7 +141,7 @@ def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
         attempt(lambda: client().set_terminated(run_id, status))
 
 
-def quiet() -> None:
+def quiet_environment() -> None:
     """Before mlflow is imported: no telemetry, no bars, no minutes of retries."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -234,7 +234,7 @@ def _session_parent() -> str:
     return run.info.run_id
 
 
-def _bury() -> None:
+def _mark_dead_runs_killed() -> None:
     """End the runs of this machine's processes that were killed."""
     for run in client().search_runs([experiment()], "attributes.status = 'RUNNING'"):
         if provenance.is_dead(run.data.tags.get("process", "")):
@@ -244,7 +244,7 @@ def _bury() -> None:
 @cache
 def client() -> Any:
     """MLflow's client of the store."""
-    quiet()
+    quiet_environment()
     _preflight(store_uri())
     import logging
 

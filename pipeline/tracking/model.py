@@ -20,7 +20,7 @@ def log(student: Path, run_id: str) -> str:
     from . import experiments
 
     mlflow.set_tracking_uri(experiments.store_uri())
-    with _calmly(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+    with _suppress_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
         info = mlflow.pyfunc.log_model(name=NAME, **_flavour(student))
     return info.model_uri
 
@@ -29,12 +29,12 @@ def save(student: Path, folder: Path) -> None:
     """Write the same model to ``folder``, for use without a tracking store."""
     import mlflow
 
-    with _calmly():
+    with _suppress_warnings():
         mlflow.pyfunc.save_model(path=str(folder), **_flavour(student))
 
 
 @contextmanager
-def _calmly() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Without MLflow's advice on type hints and examples: the signature is given."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
-from pipeline.core.executors.hub import Nowhere
+from pipeline.core.executors.hub import NullChannel
 from pipeline.core.params import Run, RunSpec
 from pipeline.graph import body
 from pipeline.search import trial
@@ -55,13 +55,13 @@ def test_a_search_scores_what_diverged_and_goes_on(
     monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     chain = chain_of(name, task, numbers)
     for sample in (diverging, sound):
-        trial.trial(sample, chain, tiny[task], {}, Nowhere())
+        trial.trial(sample, chain, tiny[task], {}, NullChannel())
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert first[trial.METRIC] == trial.DIVERGED
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, Nowhere())
+        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, NullChannel())
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert {*first} == {trial.TIME, trial.SECONDS}
     assert "nll" in last
@@ -79,7 +79,7 @@ def test_what_diverges_is_one_line_to_the_user(
         configs = chain.configs(diverging)
         chain.finish(chain.make(tiny[task], {}, configs, Silent()), tiny[task], configs, {})
 
-    for name, replacement in (("load", lambda: None), ("one", lambda *_: None), ("bring", bring)):
+    for name, replacement in (("load", lambda: None), ("one", lambda *_: None), ("ensure", bring)):
         monkeypatch.setattr(body, name, replacement)
     assert body.main(body.Request("student", "")) == 2
     said = capsys.readouterr().err

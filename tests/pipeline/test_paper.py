@@ -270,7 +270,7 @@ def test_a_users_file_that_changes_is_prepared_again(
 
     def bring() -> bool:
         with places.rooted(TREE):
-            return body.bring(one("prepare", "boston", given), given, "inline")
+            return body.ensure(one("prepare", "boston", given), given, "inline")
 
     assert bring()
     assert not bring()

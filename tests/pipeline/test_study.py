@@ -20,7 +20,7 @@ from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
 from pipeline import cli
 from pipeline.core import places
-from pipeline.core.executors.hub import Nowhere
+from pipeline.core.executors.hub import NullChannel
 from pipeline.core.settings import Settings
 from pipeline.search import branch, study
 from pipeline.search.studies import keys_of, numbers, point
@@ -134,7 +134,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
     asked, at = planned(toy), {"inner.shift+more": 1.0, "log": ""}
     scores, _ = scores_of(asked, at)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr(branch.body, "bring", lambda *_: False)  # it would be prepared again
+    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)  # it would be prepared again
     arrow = next(holdout.rglob("test.arrow"))
     arrow.write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")
@@ -164,7 +164,7 @@ def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
     monkeypatch.setattr(tune, "report", told.append)
     for shift in (1.0, tune_cases.NAN_ABOVE + 1):
         sampled = {"inner.shift+more": shift, "log": "", "seed": 0}
-        point.trial(sampled, asked.chain, asked.params.evaluate, data, states, Nowhere())
+        point.trial(sampled, asked.chain, asked.params.evaluate, data, states, NullChannel())
     whole, diverged = [each for each in told if each["milestone"] == 4]
     assert {"nll", "rmse"} <= set(whole)
     assert set(diverged) == {"milestone", "seconds"}

@@ -19,7 +19,7 @@ from bdl_pipe.errors import UserError
 from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
-from .hub import RETRIES, Nowhere, ToHub, first_line, get, make_hub
+from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
@@ -77,7 +77,7 @@ class Cluster:
         from .worker import attempt
 
         task = min(tasks, key=lambda t: t.size)
-        done = attempt(work, task, {key: shared[key] for key in task.needs}, Nowhere(), self._settings, keeps=False)
+        done = attempt(work, task, {key: shared[key] for key in task.needs}, NullChannel(), self._settings, keeps=False)
         return done.seconds * sum(t.size for t in tasks) <= _FEW_SECONDS * task.size
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ class Cluster:
                     task = waiting.pop(0)
                     pending[self._submit(work, task, hub, store is not None, [kept[k] for k in task.needs])] = task
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
-                for told in ray.get(hub.drain.remote()):
-                    display.step(*told)
+                for progress in ray.get(hub.poll.remote()):
+                    display.step(*progress)
                 for ref in ready:
                     results[pending[ref].name] = get(ref)
                     display.done(pending.pop(ref).name)
@@ -130,7 +130,7 @@ class Cluster:
         settings = self._settings
         if task.data_parallel and settings.workers > 1:
             remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
-            return remote.remote(work, task, hub, (ToHub(hub), Nowhere()), settings, keeps, parts)
+            return remote.remote(work, task, hub, (ActorChannel(hub), NullChannel()), settings, keeps, parts)
         remote = ray.remote(_remote).options(num_cpus=1, num_gpus=settings.gpus, max_retries=RETRIES)
         return remote.remote(work, task, hub, settings, keeps, *parts)
 
@@ -243,4 +243,4 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float
 def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:
     from .worker import attempt
 
-    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), ToHub(hub), settings, keeps)
+    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), ActorChannel(hub), settings, keeps)

@@ -7,7 +7,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes
 
 from . import Done
-from .store import Keeper, Store
+from .store import CheckpointChannel, Store
 
 RETRIES: Final = 3  # of a task whose worker was lost
 
@@ -20,7 +20,7 @@ def make_hub(store: Store | None) -> Any:
     return ray.remote(Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
 
 
-class Hub(Keeper):
+class Hub(CheckpointChannel):
     """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for.
 
     It reads the node's files for workers on others.
@@ -28,32 +28,32 @@ class Hub(Keeper):
 
     def __init__(self, store: Store | None) -> None:
         super().__init__(store)
-        self._told: dict[str, tuple[str, int, int, dict[str, float]]] = {}
+        self._reported: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._outcomes: dict[str, Done | Exception] = {}
 
-    def tell(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
-        earlier = self._told.get(task, (task, 0, 0, {}))[3]
-        self._told[task] = (task, step, total, {**earlier, **metrics})
+    def report(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
+        earlier = self._reported.get(task, (task, 0, 0, {}))[3]
+        self._reported[task] = (task, step, total, {**earlier, **metrics})
 
-    def drain(self) -> list[tuple[str, int, int, dict[str, float]]]:
-        told, self._told = self._told, {}
-        return list(told.values())
+    def poll(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        reports, self._reported = self._reported, {}
+        return list(reports.values())
 
     def read(self, file: FileBytes, start: int, count: int) -> bytes:
         return file.read(start, count)
 
-    def leave(self, task: str, outcome: Done | Exception) -> None:
+    def put_result(self, task: str, outcome: Done | Exception) -> None:
         """What a group's work came to; of several errors the first."""
         self._outcomes.setdefault(task, outcome)
 
-    def take(self, task: str) -> Done | Exception:
+    def get_result(self, task: str) -> Done | Exception:
         return self._outcomes.pop(task)
 
 
-class Nowhere:
+class NullChannel:
     """The end of a worker that the driver does not listen to."""
 
-    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         pass
 
     def save(self, task: str, blob: bytes) -> None:
@@ -66,14 +66,14 @@ class Nowhere:
         pass
 
 
-class ToHub:
+class ActorChannel:
     """A worker's end of the way to the hub."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub
 
-    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        self._hub.tell.remote(task, step, total, dict(metrics))
+    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        self._hub.report.remote(task, step, total, dict(metrics))
 
     def save(self, task: str, blob: bytes) -> None:
         get(self._hub.save.remote(task, blob))

@@ -6,7 +6,7 @@ from typing import Any
 from ..settings import Settings, require_device
 from . import Done, Task, Work
 from .display import Display
-from .store import Keeper, Store
+from .store import CheckpointChannel, Store
 from .worker import attempt, finished
 
 
@@ -28,7 +28,7 @@ class Inline:
     ) -> list[Done]:
         require_device(self._settings.device)
         display.expect(len(tasks))
-        channel, results = _Here(display, store), list[Done]()
+        channel, results = _LocalChannel(display, store), list[Done]()
         for task in tasks:
             before = store.finished(task.name) if store else None
             done = finished(before, task.name) if before else None
@@ -43,12 +43,12 @@ class Inline:
         pass
 
 
-class _Here(Keeper):
+class _LocalChannel(CheckpointChannel):
     """No way at all: the driver is the worker."""
 
     def __init__(self, display: Display, store: Store | None) -> None:
         super().__init__(store)
         self._display = display
 
-    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         self._display.step(task, step, total, metrics)

@@ -63,7 +63,7 @@ class Store:
             _forget(self._folder / name)
 
 
-class Keeper:
+class CheckpointChannel:
     """The driver's end of a worker's way to it, as to checkpoints; without a store it is never asked to keep any."""
 
     def __init__(self, store: Store | None) -> None:

@@ -68,7 +68,7 @@ def group(
             torch_config=TorchConfig("nccl" if settings.gpus > 0 else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
         trainer.fit()
-    outcome: Done | Exception = ray.get(hub.take.remote(task.name))
+    outcome: Done | Exception = ray.get(hub.get_result.remote(task.name))
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -91,9 +91,9 @@ def _loop(
         try:
             done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
         except UserError as error:  # the same on every rank, and again if tried again
-            ray.get(hub.leave.remote(task.name, error))
+            ray.get(hub.put_result.remote(task.name, error))
             return
         if first:
-            ray.get(hub.leave.remote(task.name, done))
+            ray.get(hub.put_result.remote(task.name, done))
 
     return run

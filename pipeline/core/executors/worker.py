@@ -16,7 +16,7 @@ from bdl_pipe.progress import Report
 from ..settings import Settings, require_device
 from . import Done, Task, Work
 
-_TELL_SECONDS: Final = 0.5
+_REPORT_SECONDS: Final = 0.5
 _TRIM_THRESHOLD: Final = -1  # mallopt's numbers in malloc.h
 _MMAP_THRESHOLD: Final = -3
 
@@ -24,7 +24,7 @@ _MMAP_THRESHOLD: Final = -3
 class Channel(Protocol):
     """The way from a worker to the driver."""
 
-    def tell(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
+    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
     def save(self, task: str, blob: bytes) -> None: ...
     def load(self, task: str) -> bytes | None: ...
     def finish(self, task: str, blob: bytes) -> None: ...
@@ -36,7 +36,7 @@ class TaskReport(Report):
     def __init__(self, task: str, channel: Channel, every: float, keeps: bool) -> None:
         self._task, self._channel, self._every, self._keeps = task, channel, every, keeps
         self._start = self._saved = time.monotonic()
-        self._told = -_TELL_SECONDS
+        self._reported = -_REPORT_SECONDS
         self._before = 0.0
         self._metrics: dict[str, float] = {}
 
@@ -48,9 +48,9 @@ class TaskReport(Report):
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._metrics.update(metrics or {})
         now = time.monotonic()
-        if now - self._told >= _TELL_SECONDS or step == total:
-            self._told = now
-            self._channel.tell(self._task, step, total, self._metrics)
+        if now - self._reported >= _REPORT_SECONDS or step == total:
+            self._reported = now
+            self._channel.report(self._task, step, total, self._metrics)
             self._metrics = {}
 
     def due(self) -> bool:
