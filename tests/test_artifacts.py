@@ -137,7 +137,7 @@ def test_a_damaged_manifest(folder: Path, blob: bytes) -> None:
 def test_another_schema(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
-    assert refused(folder) == f"{folder / 'manifest.json'}: schema version must be 1, got 99; make it again"
+    assert refused(folder) == f"{folder / 'manifest.json'}: schema version must be 2, got 99; make it again"
 
 
 def test_another_kind(folder: Path) -> None:

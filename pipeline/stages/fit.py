@@ -114,7 +114,7 @@ def facts(run: Run, params: Params) -> dict[str, Any]:
     return {
         "dataset": run.spec.dataset,
         "method": run.method.name,
-        "members": run.spec.seeds,
+        "seeds": run.spec.seeds,
         "input": several if len(several) > 1 else run.spec.input,
         "seed": params.seed,
         "config": config.to_mapping(run.config),
@@ -141,7 +141,7 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
     for path in sorted(Path(artifacts.__file__).parent.rglob("*.py")):
         code.update(path.read_bytes())
     facts = {
-        "about": {k: v for k, v in about.items() if k != "members"},
+        "about": {k: v for k, v in about.items() if k != "seeds"},
         "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
         "code": code.hexdigest(),
         "torch": torch.__version__,

@@ -27,7 +27,7 @@ from .errors import ArtifactError, brief, short
 from .files import FileBytes, Source, refuse_full_disk
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 MANIFEST: Final = "manifest.json"
 
 

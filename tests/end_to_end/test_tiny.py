@@ -156,7 +156,7 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
                 {"BDL_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""},
                 "there is no GPU",
             ),
-            (("run", "trajectory", "digits-sdg"), {}, "is not a row (did you mean digits-sgd?)"),
+            (("run", "trajectory", "digits-sdg"), {}, "is not a run (did you mean digits-sgd?)"),
             (("run", "trajectory"), {}, "needs the key of a row"),
             (("repro", "studant"), {}, "studant is not a stage"),
         ]

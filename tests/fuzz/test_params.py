@@ -64,7 +64,7 @@ def mutate(raw: dict[str, Any], rng: random.Random) -> str:
             [lambda v: -v, lambda v: 0 * v, lambda v: v * 10**6, lambda v: 2 * v, lambda v: v + 1, float, str]
         )(parent[last])
     elif how == "add" and isinstance(parent, dict):
-        parent[rng.choice(["name", "extra", "members", "a b", "a.b", ("t",)])] = rng.choice(ODD)
+        parent[rng.choice(["name", "extra", "seeds", "a b", "a.b", ("t",)])] = rng.choice(ODD)
     elif how == "string" and isinstance(parent[last], str):
         text = parent[last]
         at_, more = rng.randrange(len(text) + 1), rng.choice(["/", "\n", "x", "", "é", "/../", "\0"])

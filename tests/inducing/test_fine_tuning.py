@@ -175,7 +175,7 @@ def test_batch_norm_is_refreshed_under_draws_of_the_pruned() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no posterior": (
         {"source": None},
-        r"prune must be null where no posterior is pruned \(input: student/<row>\)",
+        r"prune must be null where no posterior is pruned \(input: student/<run>\)",
     ),
     "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) where the input is a posterior, got None"),
     "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must be that of the posterior that is"),

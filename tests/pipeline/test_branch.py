@@ -48,10 +48,10 @@ def test_a_search_parts_the_rows_at_what_is_made_of_the_method(prepared: Path, m
     monkeypatch.chdir(prepared)
     found = branch.branch_of(load(), "pair", "boston", "b-pair", "tune", SETTINGS)
     assert names(found.upstream) == ["trajectory/b-walk"]
-    assert names(found.chain.rows) == ["coreset/b-pair", "student/b-pair"]
+    assert names(found.chain.runs) == ["coreset/b-pair", "student/b-pair"]
     whole = branch.branch_of(load(), "walk", "boston", "b-pair", "tune", SETTINGS)
     assert whole.upstream == ()
-    assert names(whole.chain.rows) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
+    assert names(whole.chain.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
 
 
 def test_a_trial_gets_what_is_made_before_and_what_it_has_made(

@@ -65,7 +65,7 @@ def gone(pid: int) -> bool:
 def test_a_mistake_is_one_line_and_code_2_and_a_stage_is_run_once(host: Path) -> None:
     wrong = asked(host, "trajectory", "boston-sdg")
     assert list(wrong.lines()) == [
-        "trajectory boston-sdg: trajectories.boston-sdg is not a row (did you mean boston-sgd?)\n"
+        "trajectory boston-sdg: trajectories.boston-sdg is not a run (did you mean boston-sgd?)\n"
     ]
     assert wrong.wait() == 2
     for times in (1, 2):

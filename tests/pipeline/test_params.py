@@ -100,12 +100,12 @@ WRONG = {
     "unknown input": (
         "runs.b-run.input",
         "trajectory/b-wolk",
-        "runs.b-run.input must be a row above (did you mean b-walk?)",
+        "runs.b-run.input must be a run above (did you mean b-walk?)",
     ),
     "input of a wrong kind": (
         "runs.b-run.input",
         "prepare/boston",
-        "runs.b-run.input must be trajectory/<row>, got 'prepare/boston'",
+        "runs.b-run.input must be trajectory/<run>, got 'prepare/boston'",
     ),
     "other data": ("trajectories.b-walk.input", "prepare/digits", "trajectories.b-walk.input must be prepare/boston"),
     "no such stage": (
@@ -184,11 +184,11 @@ WRONG_BUNDLES = {
     "a list": ({"inputs": {"both": ["coreset/b-pair", "trajectory/b-walk"]}}, "inputs.both must be two artifacts"),
     "no kind": (several(corset="coreset/b-pair"), "inputs.both.corset must be a stage kind (did you mean coreset?)"),
     "data": (several(prepare="prepare/boston"), "inputs.both.prepare must be a stage kind"),
-    "another kind": (several(coreset="trajectory/b-walk"), "inputs.both.coreset must be coreset/<row>, got 'traj"),
-    "no text": (several(coreset=3), "inputs.both.coreset must be coreset/<row>, got 3"),
+    "another kind": (several(coreset="trajectory/b-walk"), "inputs.both.coreset must be coreset/<run>, got 'traj"),
+    "no text": (several(coreset=3), "inputs.both.coreset must be coreset/<run>, got 3"),
     "no row": (
         {**several(teacher="teacher/b-wolk"), "runs": {}},
-        "inputs.both.teacher must be a row of teachers (known: none), got 'teacher/b-wolk'",
+        "inputs.both.teacher must be a run of teachers (known: none), got 'teacher/b-wolk'",
     ),
     "more than it reads": (
         {**several(teacher="teacher/t"), "teachers": {"t": GOOD["trajectories"]["b-walk"]}},
@@ -204,7 +204,7 @@ WRONG_BUNDLES = {
     ),
     "two where it reads one": (
         {"runs": {"b-run": {**GOOD["runs"]["b-run"], "input": "inputs/both"}}},
-        "runs.b-run.input must be trajectory/<row>, got 'inputs/both'",
+        "runs.b-run.input must be trajectory/<run>, got 'inputs/both'",
     ),
     "a kind that it does not read": (
         {"inputs": {"both": {"trajectory": "trajectory/b-walk", "student": "student/b-pair"}}},

@@ -66,11 +66,11 @@ def changed(**runs: dict[str, Any]) -> dict[str, Any]:
 WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     "a share and no run": (
         {"b_half": {"input": "prepare/boston"}},
-        "runs.b-half.prune must be null where no posterior is pruned (input: student/<row>), got 0.5",
+        "runs.b-half.prune must be null where no posterior is pruned (input: student/<run>), got 0.5",
     ),
     "a share and a trajectory": (
         {"b_half": {"method": "ffg_w", "input": "trajectory/b-sgd"}},
-        "runs.b-half.prune must be null where no posterior is pruned (input: student/<row>), got 0.5",
+        "runs.b-half.prune must be null where no posterior is pruned (input: student/<run>), got 0.5",
     ),
     "a run and no share": (
         {"b_half": {"override": {}}},
@@ -99,16 +99,16 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     ),
     "itself": (
         {"b_half": {"input": "student/b-half"}},
-        "runs.b-half.input must be a row above",
+        "runs.b-half.input must be a run above",
     ),
     "a run below": (
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
-        "runs.b-whole.input must be a row above (known: none), got 'student/b-half'",
+        "runs.b-whole.input must be a run above (known: none), got 'student/b-half'",
     ),
     "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, those of its input, got 3"),
     "inducing weights at a trajectory": (
         {"b_whole": {"input": "trajectory/b-sgd"}},
-        "runs.b-whole.input must be student/<row> or prepare/boston, got 'trajectory/b-sgd'",
+        "runs.b-whole.input must be student/<run> or prepare/boston, got 'trajectory/b-sgd'",
     ),
 }
 
@@ -141,7 +141,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
         "evaluate@b-half",
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
-    assert [row.key for row in branch._rows(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
+    assert [row.key for row in branch._lineage(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
     assert report.run_info(found.run("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
 
 

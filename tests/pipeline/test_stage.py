@@ -186,7 +186,7 @@ def test_an_artifact_of_another_schema_version(there: Path) -> None:
     fit("trajectory", "b-walk")
     place = places.artifact("trajectory", "b-walk") / artifacts.MANIFEST
     place.write_text(json.dumps({**json.loads(place.read_text()), "schema": 999}))
-    with pytest.raises(ArtifactError, match=r"manifest\.json: schema version must be 1, got 999; make it again"):
+    with pytest.raises(ArtifactError, match=r"manifest\.json: schema version must be 2, got 999; make it again"):
         fit("student", "b-run")
 
 

@@ -75,7 +75,7 @@ def test_values_are_written_as_in_yaml():
 def test_the_shipped_study_is_whole():
     """Every point of it is a config of its method, and its figure can be drawn."""
     asked = study.plan(Path("params/study/inducing-figure4.yaml"), SETTINGS)
-    assert asked.chain.rows[-1].config.layers == {"head": {"rows": 10}}
+    assert asked.chain.runs[-1].config.layers == {"head": {"rows": 10}}
     metrics = ("accuracy", "nll", "brier", "ece")
     trials = trials_of(asked, lambda at, seed: dict.fromkeys(metrics, 0.5))
     assert b"<svg" in figure.draw(asked.name, asked.config, trials, 110)

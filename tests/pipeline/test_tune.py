@@ -49,7 +49,7 @@ def gaussian_nll(targets, mean):
 def test_the_chain_begins_with_the_searched_method_and_its_teacher_is_made_before(toy):
     search = search_of()
     assert [r.key for r in search.upstream] == ["toy-level"]
-    assert [r.key for r in search.chain.rows] == ["toy-shift"]
+    assert [r.key for r in search.chain.runs] == ["toy-shift"]
     assert search.present == {"inner.shift": 6.0}
 
 
@@ -96,7 +96,7 @@ def test_sampled_numbers_reach_the_searched_method_alone():
         ("level", "toy", None, "declares nothing to search.*shift"),
         ("shfit", "toy", None, "did you mean shift"),
         ("shift", "tay", None, "did you mean toy"),
-        ("shift", "toy", "toy-x", "is not a row"),
+        ("shift", "toy", "toy-x", "is not a run"),
     ],
 )
 def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
@@ -153,7 +153,7 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     path.write_text(path.read_text().replace("inner: {shift: 6.0}", extra))
     code = (
         "import sys, argparse, tune_cases, bdl_pipe.registry; from pathlib import Path;"
-        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline import tune;"
+        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline.search import tune;"
         "import os; sys.argv[1] == 'r' or Path('crash').write_text(str(os.getpid()));"
         "tune.main(argparse.Namespace(method='shift', dataset='toy', samples=3, resume=sys.argv[1]=='r',"
         " apply=True, max_concurrent=1))"

@@ -134,10 +134,10 @@ def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -
     for step in range(STEPS):
         optimiser.zero_grad()
         theirs.loss(step).backward()
-        if config.clip is not None:
+        if config.grad_clip_norm is not None:
             norm = torch.stack([p.grad.square().sum() for p in theirs.parameters()]).sum().sqrt()
             for p in theirs.parameters():
-                p.grad *= min(1.0, config.clip / (norm.item() + 1e-6))
+                p.grad *= min(1.0, config.grad_clip_norm / (norm.item() + 1e-6))
         optimiser.step()
         schedule.step()
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-5, rtol=1e-4)
@@ -303,13 +303,13 @@ def test_every_step_is_reported_once() -> None:
     ("key", "value", "rule"),
     [
         ("name", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
-        ("rate", 0, "must be > 0, got 0.0"),
+        ("lr", 0, "must be > 0, got 0.0"),
         ("schedule", "square", "must be one of constant, cosine, one_cycle, step, linear, got 'square'"),
         ("warmup", 0, "must be in (0, 1), got 0.0"),
         ("warmup", 1, "must be in (0, 1), got 1.0"),
         ("weight_decay", -1, "must be >= 0, got -1.0"),
         ("momentum", 1, "must be in [0, 1), got 1.0"),
-        ("clip", 0, "must be > 0 or null, got 0.0"),
+        ("grad_clip_norm", 0, "must be > 0 or null, got 0.0"),
         ("milestones", [0.5, 0.5], "must rise, each in (0, 1), got [0.5, 0.5]"),
         ("milestones", [0.0], "must rise, each in (0, 1), got [0.0]"),
         ("milestones", [0.5, 1], "must rise, each in (0, 1), got [0.5, 1.0]"),

@@ -136,7 +136,7 @@ def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -
 
 
 def test_the_epoch_of_each_snapshot_is_known(tiny_table: FitData) -> None:
-    assert SnapshotPolicy(3, every=2, snapshots_per_epoch=4, start=True).at(2) == [0, 1, 1.5, 2]
+    assert SnapshotPolicy(3, every=2, parts_per_epoch=4, start=True).at(2) == [0, 1, 1.5, 2]
     assert SnapshotPolicy(99, every=5, start=True).at(12) == [0, 2, 7, 12] and SnapshotPolicy(2).at(12) == [11, 12]
     whole = trajectory(tiny_table, snapshots_per_epoch=5, snapshots=60)
     spaced = trajectory(tiny_table, snapshots_per_epoch=5, snapshots=4, every=3, keep_start=True)
@@ -280,7 +280,7 @@ def test_keys_that_are_absent_are_not_written() -> None:
     ("changes", "message"),
     [
         ({"every": 0}, "s.every must be > 0, got 0"),
-        ({"after": -1}, "s.after must be >= 0, got -1"),
+        ({"extra_epochs": -1}, "s.extra_epochs must be >= 0, got -1"),
         ({"extra_epochs": 5}, "s.extra_epochs must be 0 where early_stopping is null, got 5"),
         ({"variance_floor": 0}, "s.variance_floor must be > 0 or null, got 0.0"),
         ({"moments": {"count": 1, "every": 1}}, "s.moments.count must be > 1, got 1"),

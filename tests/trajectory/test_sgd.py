@@ -77,7 +77,7 @@ def test_snapshots_within_epochs_are_those_after_their_steps(tiny_images: FitDat
 
 
 def test_more_parts_than_steps_are_refused(tiny_images: FitData) -> None:
-    with pytest.raises(ConfigError, match=r"^parts must be <= the steps of an epoch \(5\), got 6"):
+    with pytest.raises(ConfigError, match=r"^snapshots_per_epoch must be <= the steps of an epoch \(5\), got 6"):
         trajectory(tiny_images, snapshots_per_epoch=6)
 
 

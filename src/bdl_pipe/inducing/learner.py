@@ -65,7 +65,7 @@ class RandomConfig:
         noise_variance: σ² of regression at the start.
         learn_noise: whether σ² is learned.
         prune: the share of Z's entries (_u) or of the weights (_w) that is removed from a fitted posterior of the same
-            numbers (``input: student/<row>``), which is then fitted on by ``training``; null: a fit of its own.
+            numbers (``input: student/<run>``), which is then fitted on by ``training``; null: a fit of its own.
     """
 
     network: NetworkConfig

@@ -109,7 +109,7 @@ def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> 
     """
     source = sources.get("student")
     if source is None:
-        rule = "must be null where no posterior is pruned (input: student/<row>)"
+        rule = "must be null where no posterior is pruned (input: student/<run>)"
         require(config.prune is None, "prune", rule, config.prune)
         return
     require(len(sources) == 1, "input", "must be a posterior or a trajectory, not both")
