@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ..core.settings import Settings
 from . import code
 from .body import Request
 from .body import main as run_stage
@@ -37,9 +38,8 @@ _MODULES: Final = (  # what stages import, and what the libraries below them imp
     "pipeline.rows.model",
     "pipeline.rows.stage",
     "pyarrow.pandas_compat",
-    "ray",
-    "ray.dashboard.optional_deps",
 )
+_RAY: Final = ("ray", "ray.dashboard.optional_deps")
 _TRACKING: Final = (
     "mlflow.tracking",
     "mlflow.pyfunc",
@@ -64,7 +64,6 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
 def preload() -> None:
     """Import what stages import; whatever cannot be imported here is left to the stage, which says why."""
     from ..core.executors import cluster
-    from ..core.settings import Settings
     from ..rows import tracking
 
     tracking.quiet()
@@ -74,12 +73,17 @@ def preload() -> None:
     for name in METHODS:
         with contextlib.suppress(ImportError):
             METHODS[name]
-    for module in (*_MODULES, *(_TRACKING if Settings.read().tracking else ())):
+    for module in modules(Settings.read()):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for kind in code.BODIES:
         for method in METHODS if code.has_method(kind) else (None,):
             code.digest(kind, method)  # of what has just been imported; a fork finds it done
+
+
+def modules(settings: Settings) -> tuple[str, ...]:
+    """What stages will import under ``settings``, beside the methods."""
+    return (*_MODULES, *(_RAY if settings.executor == "ray" else ()), *(_TRACKING if settings.tracking else ()))
 
 
 class Host:
@@ -268,7 +272,6 @@ def _head(telling: int) -> int:
     from bdl_pipe.errors import UserError
 
     from ..core.executors.cluster import head
-    from ..core.settings import Settings
 
     ended = False
 

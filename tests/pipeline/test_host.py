@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.core.settings import Settings
 from pipeline.graph import client, dvc
 from pipeline.graph import host as host_module
 from tests.end_to_end.conftest import PARAMS, make
@@ -171,6 +172,14 @@ def test_a_head_that_is_starting_when_its_owner_ends_leaves_nothing(
         owner.kill()
         owner.wait()
     assert until(lambda: gone(server.pid) and in_session(head.pid) == [], 25)
+
+
+def test_a_host_imports_what_its_stages_will_and_nothing_else() -> None:
+    whole, least = host_module.modules(Settings()), host_module.modules(Settings("inline", tracking=False))
+    assert {"ray", "mlflow.tracking", "torch._dynamo"} <= {*whole} and "torch._dynamo" in least
+    assert not {name.partition(".")[0] for name in least} & {"ray", "mlflow", "alembic", "git"}
+    for settings in (Settings("inline"), Settings(tracking=False)):
+        assert {*least} < {*host_module.modules(settings)} < {*whole}
 
 
 def test_a_host_that_cannot_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
