@@ -1,10 +1,8 @@
 """Shapes and types of bdl_pipe are checked at run time under pytest; tiny data sets for all tests."""
 
-from jaxtyping import install_import_hook
+import tests.typecheck
 
-import tests.typecheck  # noqa: F401 (the hook looks it up by name)
-
-install_import_hook("bdl_pipe", "tests.typecheck.checked")
+tests.typecheck.install("bdl_pipe")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
