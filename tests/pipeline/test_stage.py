@@ -305,7 +305,6 @@ def forks(prepared: Path) -> Iterator[Forks]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("forks")
 @pytest.mark.parametrize("kind", ["trajectory", "teacher", "coreset"])
 def test_killed_at_random_points_ends_with_the_same_bits(there: Path, forks: Forks, kind: str, tmp_path: Path) -> None:
     """kill -9 at four random moments of the work; the members' checkpoints and finished members are used."""
