@@ -1,10 +1,8 @@
 """Shapes and types of bdl_pipe are checked at run time under pytest; tiny data sets for all tests."""
 
-from jaxtyping import install_import_hook
+import tests.typecheck
 
-import tests.typecheck  # noqa: F401 (the hook looks it up by name)
-
-install_import_hook("bdl_pipe", "tests.typecheck.checked")
+tests.typecheck.install("bdl_pipe")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -56,3 +54,13 @@ def tiny_table() -> FitData:
 def tiny(tiny_images: FitData, tiny_table: FitData) -> dict[str, FitData]:
     """Task -> data."""
     return {"classification": tiny_images, "regression": tiny_table}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their module run in one process, which makes it once, not one in each."""
+    for item in items:
+        if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
+            scopes = {d.scope for defs in item._fixtureinfo.name2fixturedefs.values() for d in defs}
+            if "module" in scopes:
+                item.add_marker(pytest.mark.xdist_group(item.module.__name__))

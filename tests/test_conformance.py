@@ -22,11 +22,17 @@ from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, Case
 from tests.conftest import make_tiny_images, make_tiny_table
 
-STUDENTS = [case for case in CASES if case.kind == "student"]
-RANDOM = [case for case in CASES if case.random]
-all_cases = pytest.mark.parametrize("case", CASES, ids=str)
-students = pytest.mark.parametrize("case", STUDENTS, ids=str)
 ROOT = 7
+
+
+def parametrize(cases: list[Case]) -> pytest.MarkDecorator:
+    """Over cases; those of a method in one process, which makes each of them once."""
+    marked = [pytest.param(c, marks=pytest.mark.xdist_group(f"{__name__}.{c.method}"), id=str(c)) for c in cases]
+    return pytest.mark.parametrize("case", marked)
+
+
+all_cases = parametrize(CASES)
+students = parametrize([case for case in CASES if case.kind == "student"])
 
 
 class Interrupted(Exception):
@@ -77,8 +83,14 @@ def inputs_of(case: Case) -> dict[str, list[State]]:
 
 
 @functools.cache
+def undisturbed(case: Case, member: int) -> tuple[State, Recorder]:
+    """A fit, and what it told."""
+    recorder = Recorder()
+    return make(case, Seed(ROOT).fold("member", member), recorder), recorder
+
+
 def made(case: Case, member: int = 0) -> State:
-    return make(case, Seed(ROOT).fold("member", member), Recorder())
+    return undisturbed(case, member)[0]
 
 
 def make(case: Case, rng: Seed, report: Report) -> State:
@@ -105,47 +117,43 @@ def test_equal_seeds_give_equal_bits(case: Case) -> None:
     assert same(made(case), make(case, Seed(ROOT).fold("member", 0), Recorder()))
 
 
-@pytest.mark.parametrize("case", RANDOM, ids=str)
+@parametrize([case for case in CASES if case.random])
 def test_other_seeds_give_other_bits(case: Case) -> None:
     one, other = made(case), made(case, 1)
     assert one.tensors.keys() == other.tensors.keys()
     assert any(not torch.equal(v, other.tensors[k]) for k, v in one.tensors.items())
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.random], ids=str)
+@parametrize([case for case in CASES if not case.random])
 def test_what_draws_nothing_does_not_depend_on_the_seed(case: Case) -> None:
     assert same(made(case), made(case, 1))
 
 
 @all_cases
 def test_a_fit_reports_its_steps(case: Case) -> None:
-    recorder = Recorder()
-    make(case, Seed(ROOT).fold("member", 0), recorder)
-    assert recorder.steps > 0
+    assert undisturbed(case, 0)[1].steps > 0
 
 
 @all_cases
 def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> None:
-    rng = Seed(ROOT).fold("member", 0)
-    undisturbed = Recorder()
-    make(case, rng, undisturbed)
-    if undisturbed.asked == 0:
+    rng, asked = Seed(ROOT).fold("member", 0), undisturbed(case, 0)[1].asked
+    if asked == 0:
         assert not case.random or case.stage.in_driver, "a fit that draws and is not over at once must be resumable"
         return
-    stops = np.random.default_rng(0).integers(1, undisturbed.asked + 1, 2)
-    for stop in {1, undisturbed.asked, *map(int, stops)}:
+    stops = np.random.default_rng(0).integers(1, asked + 1, 2)
+    for stop in {1, asked, *map(int, stops)}:
         interrupted = Recorder(stop_at=stop)
         with pytest.raises(Interrupted):
             make(case, rng, interrupted)
         resumed = Recorder(start=interrupted.kept)
         assert same(make(case, rng, resumed), made(case)), f"stopped at {stop}"
-        assert resumed.asked <= undisturbed.asked - stop, "the resumed run started over"
+        assert resumed.asked <= asked - stop, "the resumed run started over"
 
 
 TABLES = [c for c in CASES if c.stage.fit_many is not None and c.task == "regression"]  # images: alone
 
 
-@pytest.mark.parametrize("case", TABLES, ids=str)
+@parametrize(TABLES)
 def test_members_made_together_are_those_made_alone(case: Case) -> None:
     rngs = [Seed(ROOT).fold("member", m) for m in range(2)]
     config, inputs = config_of(case), inputs_of(case)

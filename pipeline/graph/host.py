@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ..core.settings import Settings
 from . import code
 from .body import Request
 from .body import main as run_stage
@@ -37,9 +38,8 @@ _MODULES: Final = (  # what stages import, and what the libraries below them imp
     "pipeline.tracking.model",
     "pipeline.stages.fit",
     "pyarrow.pandas_compat",
-    "ray",
-    "ray.dashboard.optional_deps",
 )
+_RAY: Final = ("ray", "ray.dashboard.optional_deps")
 _TRACKING: Final = (
     "mlflow.tracking",
     "mlflow.pyfunc",
@@ -57,14 +57,19 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
     import psutil
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's business
-    preload()
-    Host(Path(path), psutil.Process(owner)).serve(ahead)
+    try:
+        process = psutil.Process(owner)
+    except psutil.NoSuchProcess:
+        return
+    for _ in preload():  # seconds of a core each, on a busy machine a minute together
+        if not _lives(process):
+            return
+    Host(Path(path), process).serve(ahead)
 
 
-def preload() -> None:
-    """Import what stages import; whatever cannot be imported here is left to the stage, which says why."""
+def preload() -> Iterator[None]:
+    """Import what stages import, one step at a time; what cannot be imported is left to the stage, which says why."""
     from ..core.executors import cluster
-    from ..core.settings import Settings
     from ..tracking import experiments
 
     experiments.quiet_environment()
@@ -74,12 +79,19 @@ def preload() -> None:
     for name in METHODS:
         with contextlib.suppress(ImportError):
             METHODS[name]
-    for module in (*_MODULES, *(_TRACKING if Settings.read().tracking else ())):
+        yield
+    for module in modules(Settings.read()):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+        yield
     for kind in code.BODIES:
         for method in METHODS if code.has_method(kind) else (None,):
             code.digest(kind, method)  # of what has just been imported; a fork finds it done
+
+
+def modules(settings: Settings) -> tuple[str, ...]:
+    """What stages will import under ``settings``, beside the methods."""
+    return (*_MODULES, *(_RAY if settings.executor == "ray" else ()), *(_TRACKING if settings.tracking else ()))
 
 
 class Host:
@@ -111,7 +123,7 @@ class Host:
         if ahead is not None:
             self._ahead = self._fork(lambda: _ahead(self._path, ahead), dict(os.environ), _log())
         try:
-            while self._owner.is_running() and self._owner.status() != "zombie":
+            while _lives(self._owner):
                 for key, _ in self._selector.select(_POLL_SECONDS):
                     key.data()
                 self._reap()
@@ -245,6 +257,16 @@ class Host:
         _end_groups([*self._stages, *([self._ahead] if self._ahead else []), *([self._head[0]] if self._head else [])])
 
 
+def _lives(process: Any) -> bool:
+    """Whether a ``psutil.Process`` runs; one that has ended and was not waited for does not."""
+    import psutil
+
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _stage(path: Path, request: Request) -> int:
     os.environ |= {HOST: str(path), "PYTHONUNBUFFERED": "1"}
     return run_stage(request)
@@ -268,7 +290,6 @@ def _head(telling: int) -> int:
     from bdl_pipe.errors import UserError
 
     from ..core.executors.cluster import head
-    from ..core.settings import Settings
 
     ended = False
 

@@ -88,6 +88,10 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {
     "tune": ("tune", "sgd", "--dataset", "digits", "--samples", "2"),
     "study": ("study", "params/study/tiny-rates.yaml"),
 }
+ALONE: Final = VERBS | {
+    "repro": ("run", "all", "--executor", "inline"),
+    "paper": (*VERBS["paper"], "--executor", "inline"),
+}
 
 
 def project_in(folder: Path) -> Project:
@@ -102,6 +106,13 @@ def project_in(folder: Path) -> Project:
     project.env |= {"BDL_EXECUTOR": "ray", "BDL_CHECKPOINT_SECONDS": "0"}
     project.pipeline("run", "prepare", "digits", "--executor", "inline")  # for tune; the others bring their data
     return project
+
+
+def copied(project: Project, folder: Path) -> Project:
+    shutil.copytree(project.folder, folder, symlinks=True)
+    copy = Project(folder)
+    copy.env |= {name: project.env[name] for name in ("BDL_EXECUTOR", "BDL_CHECKPOINT_SECONDS")}
+    return copy
 
 
 def results(verb: str, folder: Path) -> Any:
@@ -236,17 +247,23 @@ def _namespaces() -> bool:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """For what one machine makes: stages in the process itself, trials on a Ray inside it."""
-    return project_in(tmp_path_factory.mktemp("alone") / "tiny")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """What the others are copies of."""
+    return project_in(tmp_path_factory.mktemp("prepared") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Cluster]]:
+def alone(prepared: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """For what one machine makes: stages in the command's own process, trials on a Ray inside it."""
+    return copied(prepared, tmp_path_factory.mktemp("alone") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def there(prepared: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Cluster]]:
     """A project, and a cluster whose nodes do not have it."""
     if not _namespaces():
         pytest.skip("needs root, ip, and a kernel that allows network, mount and process namespaces")
-    project = project_in(tmp_path_factory.mktemp("there") / "tiny")
+    project = copied(prepared, tmp_path_factory.mktemp("there") / "tiny")
     with ExitStack() as stack:
         yield project, Cluster(stack, project.folder)
 
@@ -265,5 +282,5 @@ def test_a_cluster_that_loses_a_node_ends_with_the_bits_of_one_machine(
     cluster.kill()
     out, error = process.communicate(timeout=600)
     assert process.returncode == 0, f"{out}\n{error}"
-    alone.pipeline(*VERBS[verb], env={"BDL_EXECUTOR": "inline"})
+    alone.pipeline(*ALONE[verb], env={"BDL_EXECUTOR": "inline"})
     assert results(verb, project.folder) == results(verb, alone.folder)

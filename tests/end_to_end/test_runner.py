@@ -153,7 +153,7 @@ def test_a_driver_that_is_killed_takes_everything_with_it(tmp_path: Path, finish
 
 def test_a_second_runner_waits_and_takes_the_result(tmp_path: Path) -> None:
     """The first is stopped in the middle of its stage, so that the second is certain to meet it there."""
-    project = make(tmp_path / "two", PARAMS.replace("override: {epochs: 3}", "override: {epochs: 400}"))
+    project = make(tmp_path / "two", PARAMS.replace("override: {epochs: 3}", "override: {epochs: 100}"))
     command = (sys.executable, "-m", "pipeline", "repro", "trajectory@boston-sgd")
     first = project.start(*command)
     at_work = int(wait_for(project.folder / ".state/locks/trajectory/boston-sgd.pid"))

@@ -29,6 +29,7 @@ CASES = [(method, task) for method in PRUNED for task in ("classification", "reg
 SHARE = 0.4
 FIXED = {"early_stopping": None}
 cases = pytest.mark.parametrize(("method", "task"), CASES)
+pytestmark = pytest.mark.xdist_group(__name__)  # what is fitted once is shared
 
 
 def config_of(method: str, task: str, **changes: Any) -> Any:

@@ -46,12 +46,33 @@ def test_the_closure_is_the_import_graphs(graph: grimp.ImportGraph, kind: str, m
     assert code.closure([code.BODIES[kind], module(method)]) == theirs - {"pipeline", "pipeline.stages"}
 
 
-@pytest.mark.parametrize("method", ["deterministic", "vbpc", "gp", "d_vbll", "ciber_last"])
-def test_what_a_process_imports_is_in_the_closure(method: str) -> None:
-    text = f"import sys, {module(method)}; print(*(m for m in sys.modules if m.startswith('bdl_pipe')))"
-    said = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
-    assert {*said.split()} <= code.closure([module(method)])
-    assert code.REGISTRY not in said.split(), "no method reads the registry"
+SEEN = ("deterministic", "vbpc", "gp", "d_vbll", "ciber_last")
+IMPORTED = """
+import importlib, json, os, sys
+import torch
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        importlib.import_module(name)
+        print(json.dumps([name, [m for m in sys.modules if m.startswith("bdl_pipe")]]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """Method -> the modules of ours that a process has which has imported the method's; torch they have in common."""
+    command = [sys.executable, "-c", IMPORTED, *map(module, SEEN)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return dict(map(json.loads, said.splitlines()))
+
+
+@pytest.mark.parametrize("method", SEEN)
+def test_what_a_process_imports_is_in_the_closure(method: str, imported: dict[str, list[str]]) -> None:
+    modules = imported[module(method)]
+    assert {module(method)} <= {*modules} <= code.closure([module(method)])
+    assert code.REGISTRY not in modules, "no method reads the registry"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +89,12 @@ def digests(folder: Path) -> dict[str, str]:
     command = [sys.executable, "-c", DIGESTS]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def before(copy: Path) -> dict[str, str]:
+    """The digests of the code as it is."""
+    return digests(copy)
 
 
 COMMENT = "\n# a comment\n"
@@ -90,8 +117,10 @@ COMMENT = "\n# a comment\n"
         ("pipeline/stages/fit.py", {*METHODS}),
     ],
 )
-def test_an_edit_changes_the_digests_of_its_own_methods(copy: Path, file: str, stale: set[str]) -> None:
-    before, text = digests(copy), (copy / file).read_text()
+def test_an_edit_changes_the_digests_of_its_own_methods(
+    copy: Path, before: dict[str, str], file: str, stale: set[str]
+) -> None:
+    text = (copy / file).read_text()
     (copy / file).write_text(text + COMMENT)
     try:
         after = digests(copy)
@@ -100,8 +129,8 @@ def test_an_edit_changes_the_digests_of_its_own_methods(copy: Path, file: str, s
     assert {key.split()[1] for key in before if before[key] != after[key] and key.startswith("student ")} == stale
 
 
-def test_a_new_method_changes_no_digest(copy: Path) -> None:
-    before, registry = digests(copy), copy / "src/bdl_pipe/registry.py"
+def test_a_new_method_changes_no_digest(copy: Path, before: dict[str, str]) -> None:
+    registry = copy / "src/bdl_pipe/registry.py"
     text = registry.read_text()
     new = copy / "src/bdl_pipe/baselines/snapshots.py"
     new.write_text("SNAPSHOTS = None\n")

@@ -38,7 +38,7 @@ def ray_executor() -> Iterator[Executor]:
     assert [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.fixture(params=["inline", "ray"])
+@pytest.fixture(params=["inline", pytest.param("ray", marks=pytest.mark.xdist_group(__name__))])  # with ray_executor's
 def executor(request: pytest.FixtureRequest) -> Executor:
     return request.getfixturevalue("ray_executor") if request.param == "ray" else Inline(EAGER)
 

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.core.settings import Settings
 from pipeline.graph import client, dvc
 from pipeline.graph import host as host_module
 from tests.end_to_end.conftest import PARAMS, make
@@ -144,6 +145,33 @@ def in_session(leader: int) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.parametrize("waited_for", [True, False], ids=["gone", "zombie"])
+def test_a_host_whose_owner_ends_while_it_imports_ends_before_the_next_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_for: bool
+) -> None:
+    owner, steps = subprocess.Popen(["sleep", "600"]), []
+
+    def imports() -> Iterator[None]:
+        steps.append("with an owner")
+        yield
+        owner.kill()
+        if waited_for:
+            owner.wait()
+        else:
+            assert until(lambda: psutil.Process(owner.pid).status() == psutil.STATUS_ZOMBIE)
+        yield
+        steps.append("without one")
+        yield
+
+    monkeypatch.setattr(host_module, "preload", imports)
+    monkeypatch.setattr(host_module.signal, "signal", lambda *_: None)
+    host_module.main(str(tmp_path / "host.sock"), owner.pid)
+    assert steps == ["with an owner"] and list(tmp_path.iterdir()) == []
+    owner.wait()
+    host_module.main(str(tmp_path / "host.sock"), owner.pid)  # and one that was never there
+    assert steps == ["with an owner"]
+
+
 def test_what_a_child_starts_as_it_is_told_to_end_is_ended_too() -> None:
     """It is not yet among the child's children when they are counted, nor any more when the child is gone."""
     code = "trap 'sleep 601 & exit' TERM; echo ready; while :; do sleep 0.1; done"
@@ -171,6 +199,14 @@ def test_a_head_that_is_starting_when_its_owner_ends_leaves_nothing(
         owner.kill()
         owner.wait()
     assert until(lambda: gone(server.pid) and in_session(head.pid) == [], 25)
+
+
+def test_a_host_imports_what_its_stages_will_and_nothing_else() -> None:
+    whole, least = host_module.modules(Settings()), host_module.modules(Settings("inline", tracking=False))
+    assert {"ray", "mlflow.tracking", "torch._dynamo"} <= {*whole} and "torch._dynamo" in least
+    assert not {name.partition(".")[0] for name in least} & {"ray", "mlflow", "alembic", "git"}
+    for settings in (Settings("inline"), Settings(tracking=False)):
+        assert {*least} < {*host_module.modules(settings)} < {*whole}
 
 
 def test_a_host_that_cannot_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -231,7 +232,7 @@ def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> N
 
 
 DRIVER = """
-import sys
+import os, sys, traceback
 from contextlib import contextmanager
 from pathlib import Path
 from pipeline.core import params
@@ -246,37 +247,90 @@ def stage_run(*args, **named):
     yield experiments.StageRun()
 
 experiments.stage_run = stage_run
-settings = Settings.read()
-fit_stage.fit(sys.argv[1], "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
+for line in sys.stdin:
+    kind, log = line.rstrip("\\n").split(" ", 1)
+    pid = os.fork()
+    if pid == 0:
+        os.environ["WALK_LOG"], settings, code = log, Settings.read(), 1
+        try:
+            fit_stage.fit(kind, "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+
+
+class Forks:
+    """Stages in processes of their own, forks of one that has imported everything, as the host's are."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"BDL_EXECUTOR": "inline", "BDL_CHECKPOINT_SECONDS": "0", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            cwd=folder,
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, kind: str, log: Path | str = "") -> int:
+        """The process that fits; ``log``: the file of its steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{kind} {log}\n")
+        self._process.stdin.flush()
+        return self._said()
+
+    def wait(self) -> int:
+        """The exit code of what was started last."""
+        return self._said()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0
+
+    def _said(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def forks(prepared: Path) -> Iterator[Forks]:
+    made = Forks(prepared)
+    yield made
+    made.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trajectory", "teacher", "coreset"])
-def test_killed_at_random_points_ends_with_the_same_bits(there: Path, kind: str, tmp_path: Path) -> None:
+def test_killed_at_random_points_ends_with_the_same_bits(there: Path, forks: Forks, kind: str, tmp_path: Path) -> None:
     """kill -9 at four random moments of the work; the members' checkpoints and finished members are used."""
     raw = yaml.safe_load(Path("params.yaml").read_text())
     raw["methods"]["walk"] = {"steps": 60, "pause": 0.01}
     Path("params.yaml").write_text(yaml.safe_dump(raw))
     steps, log = 60 * 2 * 2, tmp_path / "log"
-    env = {**os.environ, "BDL_EXECUTOR": "inline", "BDL_CHECKPOINT_SECONDS": "0", "WALK_LOG": str(log)}
-    env["PYTHONPATH"] = f"{ROOT}/src:{ROOT}"
     chance = random.Random(f"kill {kind}")
     for target in sorted(chance.sample(range(1, steps - 1), 4)):
-        process = subprocess.Popen([sys.executable, "-c", DRIVER, kind], env=env)
+        process = forks.start(kind, log)
         deadline = time.monotonic() + 120
         while not log.exists() or log.read_text().count("\n") < target:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert psutil.pid_exists(process) and time.monotonic() < deadline
             time.sleep(0.003)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    subprocess.run([sys.executable, "-c", DRIVER, kind], env=env, check=True)
+        os.kill(process, signal.SIGKILL)
+        assert forks.wait() == -signal.SIGKILL
+    forks.start(kind, log)
+    assert forks.wait() == 0
     resumed = files(places.artifact(kind, "b-walk"))
     done = log.read_text().count("\n")
     assert steps <= done <= steps + 4, f"{done} steps were done: work was lost or never done"
     assert not places.checkpoints(kind, "b-walk").exists()
-    env.pop("WALK_LOG")
-    subprocess.run([sys.executable, "-c", DRIVER, kind], env=env, check=True)
+    forks.start(kind)
+    assert forks.wait() == 0
     assert files(places.artifact(kind, "b-walk")) == resumed
     assert not list(Path("work").rglob("*.tmp"))
 

@@ -1,0 +1,79 @@
+"""The run-time checks of the tests do check: types, and sizes that one call's arguments and result have in common."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bdl_pipe.predictive import Categorical
+from tests.typecheck import quick
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+THREE, FOUR = torch.zeros(3), torch.zeros(4)
+
+
+def plain(count: int, share: float = 0.5) -> str:
+    return str(count) if count else None  # type: ignore[return-value]
+
+
+def summed(a: Float[Tensor, " n"], b: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""]:
+    return a.sum() if b is None else (a + b).sum()
+
+
+def halved(a: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return a[: len(a) // 2] if len(a) % 2 == 0 else a
+
+
+def nested(a: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    inner(torch.zeros(len(a) + 1))
+    return a
+
+
+def steps(a: Float[Tensor, " n"], count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+def partly(a: "Unknown", b: Int[Tensor, " n"]) -> None: ...
+
+
+@dataclasses.dataclass
+class Pair:
+    a: Float[Tensor, " n"]
+    b: Float[Tensor, " n"]
+
+
+inner = quick(halved)
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong"),
+    [
+        (plain, [(1,), (1, 2)], [("1",), (1, "2"), (0,)]),
+        (summed, [(THREE,), (THREE, THREE)], [(THREE, FOUR), (THREE.int(),), (THREE[None],), (3.0,)]),
+        (halved, [(THREE,)], [(FOUR,), (None,)]),
+        (nested, [(torch.zeros(2),)], [(THREE,), ("n",)]),  # n is another one in the call of a call
+        (steps, [(THREE, 2)], [(THREE[None], 2), (THREE, 2.5)]),
+        (partly, [("anything", THREE.int())], [("anything", THREE)]),
+        (Pair, [(THREE, THREE)], [(THREE, FOUR), (THREE, 4)]),
+    ],
+)
+def test_what_is_annotated_is_checked(function: Callable[..., Any], right: list[Any], wrong: list[Any]) -> None:
+    checked = quick(function)
+    for arguments in right:
+        checked(*arguments)
+    for arguments in wrong:
+        with pytest.raises(TypeError):
+            checked(*arguments)
+
+
+def test_the_package_is_checked() -> None:
+    with pytest.raises(TypeError):
+        Categorical(torch.zeros(2, 3, 4), torch.zeros(4))
+    with pytest.raises(TypeError):
+        Categorical(torch.zeros(3, 4))
