@@ -214,13 +214,13 @@ def test_a_failed_run_prints_no_table_of_other_params(project: Project) -> None:
     assert "| ensemble |" in older
     project.edit(
         "params.yaml",
-        "batch: 32, optimiser: {name: adam, rate: 3e-3}",
-        "batch: 32, optimiser: {name: adam, rate: 1e30}",
+        "batch: 32, optimiser: {name: adam, lr: 3e-3}",
+        "batch: 32, optimiser: {name: adam, lr: 1e30}",
     )
     project.edit(
         "params.yaml",
         "input: prepare/boston, override: {epochs: 3}",
-        "input: prepare/boston, override: {epochs: 3, optimiser: {rate: 3e-3}}",
+        "input: prepare/boston, override: {epochs: 3, optimiser: {lr: 3e-3}}",
     )
     done = project.pipeline("repro", code=1)
     assert "FAILED trajectory@digits-sgd" in done.stderr and "lower the learning rate" in done.stderr
