@@ -160,7 +160,7 @@ def fit(
     draws: int,
     falls: bool | None = None,
 ) -> list[Bayesian]:
-    """Predictor networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
+    """Fit networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
     nets = [bayesian(kind, rng) for rng in rngs]
     decayed = steps * DECAYED // STEPS if (kind in DECAYING if falls is None else falls) else None
     run_steps([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
@@ -168,7 +168,7 @@ def fit(
 
 
 def fit_points(x: Tensor, y: Tensor, rngs: Sequence[Seed], *, steps: int, rate: float) -> list[list[nn.Module]]:
-    """Predictor networks, :data:`MEMBERS` a seed."""
+    """Fit networks, :data:`MEMBERS` a seed."""
     ensembles: list[list[nn.Module]] = [[network(rng.fold("member", m)) for m in range(MEMBERS)] for rng in rngs]
     every = [Point(net) for nets in ensembles for net in nets]
     nothing: Noises = iter(dict, None)

@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def apply(overlay: Path, target: Path = Path("params.yaml")) -> list[str]:
-    """Merge the file ``overlay`` into ``target``; what changed, a line each.
+    """Merge the file ``overlay`` into ``target``, and return what changed, a line each.
 
     Raises:
         DataError: a file is missing or is not YAML.
@@ -50,7 +50,7 @@ def apply(overlay: Path, target: Path = Path("params.yaml")) -> list[str]:
 
 
 def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
-    """An overlay file, with where its numbers come from at its head."""
+    """Write an overlay file, with where its numbers come from at its head."""
     import yaml
 
     head = "".join(f"# {line}\n" for line in comments)
@@ -59,7 +59,7 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
 
 
 def _merge(base: MutableMapping[str, Any], overlay: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
-    """``config.merge``, in place: another variant (a section whose ``name`` differs) replaces the old whole."""
+    """Merge in place as ``config.merge`` does: another variant (with another ``name``) replaces the old one whole."""
     for key, value in overlay.items():
         old = base.get(key)
         same = isinstance(old, MutableMapping) and isinstance(value, Mapping)

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _student(run: str, paper: str | None) -> Path:
-    """The artifact of a row of runs: of params.yaml, or of the params file of a paper's table."""
+    """Find the artifact of a run of params.yaml, or of the params file of a paper's table."""
     root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
     with places.rooted(root):
         student = places.artifact("student", run)
@@ -54,7 +54,7 @@ def _student(run: str, paper: str | None) -> Path:
 
 
 def _names(path: Path, count: int) -> list[str] | None:
-    """File names of a folder's images, in the order in which they were read; None for other inputs."""
+    """List the file names of a folder's images, in the order in which they were read; None for other inputs."""
     from bdl_pipe.data.sources.images import image_files
 
     if not path.is_dir():
@@ -66,7 +66,7 @@ def _names(path: Path, count: int) -> list[str] | None:
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the table, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

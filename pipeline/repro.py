@@ -21,7 +21,7 @@ from .graph.scheduler import Outcome
 
 
 def main(args: Namespace) -> int:
-    """Returns 1 if a stage failed.
+    """Run what is out of date; return 1 if a stage failed.
 
     Raises:
         UserError: params.yaml, the environment, or a target is wrong; nothing has run then.
@@ -65,7 +65,7 @@ def _record(stages: Plan, why: Mapping[str, str]) -> None:
 
 @contextmanager
 def _parent_run() -> Iterator[Callable[[Outcome], None]]:
-    """The tracked run that every stage's run belongs to."""
+    """Open the tracked run that every stage's run belongs to."""
     from .tracking import experiments
 
     experiments.initialise()
@@ -81,7 +81,7 @@ def _parent_run() -> Iterator[Callable[[Outcome], None]]:
 
 
 def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
-    """What happened, the table, and where to look further."""
+    """Print what happened, the table, and where to look further."""
     for name, lines in outcome.failed.items():
         print(f"\nFAILED {name}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
@@ -101,7 +101,7 @@ def _counts(outcome: Outcome) -> str:
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
-    """The comparison: the report's, where it is of these params; else of the runs that are, and why others are not."""
+    """Print the comparison: the report's, where it is of these params, else that of the runs that are, and why not more."""
     from rich.console import Console
 
     from .report import terminal
@@ -120,7 +120,7 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:
-    """Why a run has no scores of these params: the stage that failed, or what has not been run."""
+    """Say why a run has no scores of these params: the stage that failed, or what has not been run."""
     for name in (*plan.ancestors(everything, [stage.name]), stage.name):
         if name in outcome.failed:
             return f"{name} failed: {(outcome.failed[name] or ['it said nothing'])[-1]}"

@@ -9,7 +9,7 @@ from .graph import body, plan, run
 
 
 def main(args: Namespace) -> int:
-    """Returns 1 if a stage of ``all`` failed.
+    """Run the stage; return 1 if a stage of ``all`` failed.
 
     Raises:
         UserError: the key is missing, unknown or too much, or the stage fails.

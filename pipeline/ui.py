@@ -20,7 +20,7 @@ SERVER: Final = {
 
 
 def main(args: Namespace) -> int:
-    """Serves until it is interrupted.
+    """Serve until it is interrupted.
 
     Raises:
         UserError: params.yaml is wrong, there is no store, or MLflow is not installed.

@@ -11,7 +11,7 @@ _OF_SGD: Final = {"keep": "snapshots", "after": "extra_epochs", "parts": "snapsh
 
 
 def refuse(raw: Mapping[str, Any]) -> None:
-    """Look through a params file that has been read for keys of old.
+    """Look for old keys in a params file that has been read.
 
     Raises:
         ConfigError: there is one; with its present name and the command that rewrites the file.

@@ -122,13 +122,13 @@ class Params:
         return [run for run in self.runs.values() if run.kind == kind]
 
     def lineage(self, run: Run) -> list[Run]:
-        """All runs that one is made from, each after those that it is made from itself; the run is the last."""
+        """List all runs that one is made from, each after those that it is made from itself; the run is the last."""
         above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
         return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
 
 def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
-    """Read and check all of it. ``registry``: the methods that there are; the library's by default.
+    """Read and check the whole of a params file. ``registry``: the methods that there are; the library's by default.
 
     Raises:
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
@@ -138,7 +138,7 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
 
 
 def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) -> Params:
-    """``load`` of what was read already.
+    """Check what was read already, as :func:`load` does.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -176,7 +176,7 @@ def _library() -> Mapping[str, Method]:
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """A YAML mapping; a key that stands twice is an error, and 1e-3 is a number (as in YAML 1.2)."""
+    """Read a YAML mapping. A key that stands twice is an error, and 1e-3 is a number (as in YAML 1.2)."""
     if not os.path.lexists(path):
         raise DataError(f"{path}: there is no such file in {Path.cwd()}")
     text = read_text(path)
@@ -248,7 +248,7 @@ def _row(
 
 
 def _bundle(key: str, value: Any) -> dict[Kind, str]:
-    """An spec of ``inputs``: stage kind -> ``<stage kind>/<run>``."""
+    """Check an entry of ``inputs``: stage kind -> ``<stage kind>/<run>``."""
     path = f"inputs.{key}"
     require(isinstance(value, dict) and len(value) > 1, path, "must be two artifacts or more (kind: kind/run)", value)
     for kind, name in value.items():
@@ -259,7 +259,7 @@ def _bundle(key: str, value: Any) -> dict[Kind, str]:
 
 
 def _check_bundle(key: str, bundle: Mapping[Kind, str], runs: Mapping[tuple[str, str], Run]) -> None:
-    """Its runs are there, and of one data set."""
+    """Check that the runs of an entry of ``inputs`` are there, and of one data set."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]
@@ -274,7 +274,7 @@ def _check_bundle(key: str, bundle: Mapping[Kind, str], runs: Mapping[tuple[str,
 def _sources(
     spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
 ) -> Mapping[Kind, str]:
-    """The runs that an spec names as its input: of all kinds that its stage needs, of some where it may choose."""
+    """Find the runs that a spec names as its input: of all kinds that its stage needs, of some where it may choose."""
     needs, data = stage.needs, f"prepare/{spec.dataset}"
     several = f"inputs/<key> with {' and '.join(needs)}"
     meant = [f"{kind}/<run>" for kind in needs] if stage.input_optional or len(needs) == 1 else [several] * bool(needs)
@@ -296,7 +296,7 @@ def _sources(
 
 
 def _check_sources(run: Run, path: str, above: Mapping[tuple[str, str], Run]) -> None:
-    """They are runs above it, of its data, with seeds enough, and its numbers fit theirs."""
+    """Check that a run's sources are runs above it, of its data, with seeds enough, and that its numbers fit theirs."""
     place, configs = f"{path}.input", {}
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
@@ -319,7 +319,7 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """What DVC does not watch, one line each: files of users outside ``data/``; runs that another one names."""
+    """Say what DVC does not watch, a line each: users' files outside ``data/``; data sets that another one names."""
     lines = []
     for key, dataset in params.datasets.items():
         if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):

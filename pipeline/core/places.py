@@ -19,22 +19,22 @@ def artifact(kind: str, key: str) -> Path:
 
 
 def record(kind: str, key: str) -> Path:
-    """What differs between equal runs, beside the artifact: seconds, memory, device, commit."""
+    """Where that lies which differs between equal runs: seconds, memory, device, commit."""
     return (_root or WORK) / kind / f"{key}.run.json"
 
 
 def identity(kind: str, key: str) -> Path:
-    """What an artifact was made from, see ``graph.fresh``."""
+    """Where it is written what an artifact was made from, see ``graph.fresh``."""
     return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
 
 
 def lock(kind: str, key: str) -> Path:
-    """Held by the process that is at a stage."""
+    """Where the lock lies that the process holds which is at a stage."""
     return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
 
 
 def sources() -> Path:
-    """Hashes of code and users' files, see ``graph.sources``."""
+    """Where the hashes of code and users' files lie, see ``graph.sources``."""
     return WORK / "sources.yaml"
 
 
@@ -44,7 +44,7 @@ def checkpoints(kind: str, key: str) -> Path:
 
 @contextmanager
 def rooted(root: Path) -> Iterator[None]:
-    """Within the block, this process's artifacts lie in ``root/<kind>/<key>``; workers never ask for places."""
+    """Let this process's artifacts lie in ``root/<kind>/<key>`` within the block; workers never ask for places."""
     global _root
     before, _root = _root, root
     try:

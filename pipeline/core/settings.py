@@ -35,7 +35,7 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
-        """Raises ConfigError naming the variable, its rule and its value."""
+        """Read the environment; raise ConfigError with the variable, its rule and its value."""
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
         return cls(
@@ -51,7 +51,7 @@ class Settings:
 
 
 def require_device(device: str) -> None:
-    """Raises UserError where ``device`` is ``cuda`` and this process sees no GPU."""
+    """Raise UserError where ``device`` is ``cuda`` and this process sees no GPU."""
     if device == "cuda":
         import torch
 
@@ -67,7 +67,7 @@ def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str,
 
 
 def _count(env: Mapping[str, str], name: str) -> int:
-    """A whole number, 1 by default."""
+    """Read a whole number, 1 by default."""
     value = _number(env, name, 1.0, least=1.0)
     if not value.is_integer():
         raise ConfigError(name, "must be a whole number", env[name])

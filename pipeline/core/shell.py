@@ -12,7 +12,7 @@ from .settings import Settings
 
 @contextmanager
 def opened(executor: str | None = None, params: Params | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
-    """What a stage needs: checked params (those of params.yaml), an executor that is closed at the end, settings."""
+    """Open what a stage needs: checked params (of params.yaml), an executor that is closed at the end, settings."""
     settings = Settings.read(executor=executor)
     params = load() if params is None else params
     running = choose(settings)

@@ -46,7 +46,7 @@ class Request:
 
 
 def main(request: Request) -> int:
-    """The exit code of a stage's process; a user's mistake is one line on stderr and 2."""
+    """Run a stage, and return the exit code of its process; a user's mistake is one line on stderr and 2."""
     try:
         with rooted(request.root):
             params = load() if request.raw is None else typed(request.raw)
@@ -65,7 +65,7 @@ def main(request: Request) -> int:
 
 @contextmanager
 def rooted(root: str) -> Iterator[None]:
-    """Artifacts lie in ``root`` within the block; where it is empty, where they always do."""
+    """Let artifacts lie in ``root`` within the block; where it is empty, where they always do."""
     with ExitStack() as stack:
         if root:
             stack.enter_context(places.rooted(Path(root)))
@@ -73,7 +73,7 @@ def rooted(root: str) -> Iterator[None]:
 
 
 def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: bool = False) -> bool:
-    """Run a stage unless its result is up to date; whether it ran.
+    """Run a stage unless its result is up to date, and say whether it ran.
 
     Another process that is at the same stage is waited for, and its result taken.
 
@@ -92,7 +92,7 @@ def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: 
 
 
 def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """The stage itself. A body is imported when it is wanted: a data set needs no network."""
+    """Do the work of a stage. Its module is imported when it is wanted: a data set needs no network."""
     if stage.kind == "prepare":
         from ..stages import prepare
 
@@ -117,7 +117,7 @@ def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) 
 
 @contextmanager
 def alone(stage: Stage) -> Iterator[None]:
-    """One process at a time is at a stage; who waits says for whom. The system ends the lock of a process that dies."""
+    """Let one process at a time be at a stage; who waits says for whom. A process that dies loses its lock."""
     from filelock import FileLock, Timeout
 
     place = places.lock(stage.kind, stage.key)

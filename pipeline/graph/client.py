@@ -53,7 +53,7 @@ class Remote:
         self.pid = int(self._answer("pid"))
 
     def wait(self) -> int:
-        """Its exit code; minus the number of the signal that ended it.
+        """Wait for its exit code: minus the number of the signal, where one ended it.
 
         Raises:
             Lost: the host has ended.
@@ -68,7 +68,7 @@ class Remote:
 
 
 class Piped:
-    """The same, with what it prints read by whoever asked."""
+    """A stage in a fork of the host, whose output is read by whoever asked."""
 
     def __init__(self, path: Path, request: Mapping[str, Any]) -> None:
         reading, writing = os.pipe()
@@ -90,7 +90,7 @@ class Piped:
 
 
 def start(owner: int, created: float, ahead: Sequence[str] | None = None) -> Path:
-    """The socket of the owner's host, which is started unless it is there.
+    """Return the socket of the owner's host, which is started unless it is there.
 
     Args:
         owner, created: process id and start time of the process that the host ends with.
@@ -120,7 +120,7 @@ def start(owner: int, created: float, ahead: Sequence[str] | None = None) -> Pat
 
 
 def ray_address() -> str:
-    """The address of the Ray head that stages share; empty where there is no host.
+    """Return the address of the Ray head that stages share; empty where there is no host.
 
     Raises:
         UserError: Ray did not start.
@@ -141,7 +141,7 @@ def ray_address() -> str:
 
 
 def main(kind: str, arguments: Sequence[str]) -> int:
-    """``python -m stages.<kind> [KEY]``: a fork of the host under ``dvc repro``, else this process."""
+    """Run ``python -m stages.<kind> [KEY]``: in a fork of the host under ``dvc repro``, else in this process."""
     request: dict[str, Any] = {"kind": kind, "key": arguments[0] if arguments else ""}
     if sys.platform == "linux" and os.environ.get("DVC_STAGE") and kind != "sources":
         from .dvc import Invocation
@@ -194,7 +194,7 @@ def _answers(path: Path) -> bool:
 
 
 def _folder() -> Path:
-    """Where sockets lie: a folder that is this user's alone."""
+    """Make the folder in which sockets lie, which is this user's alone."""
     folder = Path(tempfile.gettempdir()) / f"bdl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()

@@ -36,7 +36,7 @@ class Lines:
             self.refresh()
 
     def say(self, name: str, text: str) -> None:
-        """A line that ``name`` printed."""
+        """Show a line that ``name`` printed."""
         with self._lock:
             if name in self._running:
                 self._running[name] = (self._running[name][0], text)
@@ -59,7 +59,7 @@ class Lines:
             self.refresh()
 
     def skip(self, name: str) -> None:
-        """``name`` needs no run after all: what it is made from has come out the same."""
+        """Count ``name`` as done: what it is made from has come out the same."""
         with self._lock:
             self._ended += 1
             text = f"[{self._ended}/{self._total}] {name}: is up to date"

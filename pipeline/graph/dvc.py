@@ -53,7 +53,7 @@ class Invocation:
 
     @classmethod
     def above(cls) -> Self | None:
-        """The nearest one above this process; None where there is none."""
+        """Find the nearest one above this process; None where there is none."""
         import psutil
 
         for process in psutil.Process().parents():
@@ -72,7 +72,7 @@ class Invocation:
 
 
 def installed() -> bool:
-    """Whether DVC is here; a line on stderr where it is another one than was tested."""
+    """Say whether DVC is here; with a line on stderr where it is another version than was tested."""
     try:
         version = metadata.version("dvc")
     except metadata.PackageNotFoundError:
@@ -115,7 +115,7 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
     if not names:
         return None
     problem = _commit(_grouped(names, fresh, plan))
-    if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an spec
+    if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an entry
         os.replace(LOCK, _BROKEN)
         problem = _commit(_grouped([*fresh, _SOURCES], fresh, plan))
     if problem is None:
@@ -126,7 +126,7 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
 
 
 def _grouped(names: Sequence[str], fresh: Sequence[str], plan: Plan) -> list[str]:
-    """``names``, with a stage kind in place of its stages where all of the kind are up to date.
+    """Return ``names`` with a stage kind in place of its stages where all of the kind are up to date.
 
     DVC reads the whole graph once for each name that it is given: 110 s for 83 of them, 13 s for their kinds.
     """
@@ -145,7 +145,7 @@ def _commit(names: Sequence[str]) -> str | None:
 
 
 def _knows(spec: Mapping[str, Any] | None, stage: Stage) -> bool:
-    """Whether an spec of the lock is of this result: the file of what it was made from is the same, and so is what
+    """Whether an entry of the lock is of this result: the file of what it was made from is the same, and so is what
     DVC compares, the names of what the stage reads and the numbers."""
     if spec is None:
         return False
@@ -167,7 +167,7 @@ def _knows_sources(spec: Mapping[str, Any] | None) -> bool:
 
 
 def _code() -> str:
-    """A hash of all that the stage ``sources`` reads of our code."""
+    """Hash all that the stage ``sources`` reads of our code."""
     whole = hashlib.sha256()
     for path in sorted(code.files()):
         whole.update(str(path).encode() + path.read_bytes())
@@ -175,7 +175,7 @@ def _code() -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The stages of a lock file; None where it is not whole."""
+    """Read the stages of a lock file; None where it is not whole."""
     try:
         lock = yaml.load(path.read_text(), _Loader)
         return dict(lock["stages"]) if lock else {}

@@ -18,7 +18,7 @@ from .plan import Stage
 
 
 def reason(stage: Stage) -> str | None:
-    """Why a stage is out of date, as far as its own inputs say it; None where its result is up to date."""
+    """Say why a stage is out of date, as far as its own inputs tell; None where its result is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
         known = json.loads(place.read_text())
@@ -48,14 +48,14 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
 
 
 def made_from(stage: Stage) -> dict[str, Any]:
-    """What a stage is made from now: numbers, digests of code and data, and hashes of inputs, as JSON has them."""
+    """Collect what a stage is made from now: numbers, digests of code and data, hashes of inputs, as JSON has them."""
     inputs = {str(path): _hash(path) for path in stage.reads}
     facts = {"params": dict(stage.params), "sources": dict(stage.digests), "inputs": inputs}
     return json.loads(json.dumps(facts))
 
 
 def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first thing that has changed, in words."""
+    """Name the first thing that has changed."""
     for section, what in (("params", "the number"), ("sources", "the code or data"), ("inputs", "the input")):
         before, after = known.get(section, {}), now[section]
         for name in sorted({*before, *after}):
@@ -65,13 +65,13 @@ def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def _hash(path: Path) -> str | None:
-    """The SHA-256 of an artifact's manifest, which holds that of every file in it, or of a file; None: not there."""
+    """Hash an artifact's manifest, which holds the hash of every file in it, or a file; None where it is not there."""
     path = path / MANIFEST if path.is_dir() else path
     return sha256(path) if path.is_file() else None
 
 
 def _altered(path: Path, since: int) -> str | None:
-    """A file of an artifact that is missing, or is another one than the manifest says.
+    """Find a file of an artifact that is missing, or is another one than the manifest says.
 
     Args:
         since: nanoseconds; what was written before is taken to be what the manifest was written of, if its size is.

@@ -90,7 +90,7 @@ def preload() -> Iterator[None]:
 
 
 def modules(settings: Settings) -> tuple[str, ...]:
-    """What stages will import under ``settings``, beside the methods."""
+    """List what stages will import under ``settings``, beside the methods."""
     return (*_MODULES, *(_RAY if settings.executor == "ray" else ()), *(_TRACKING if settings.tracking else ()))
 
 
@@ -166,7 +166,7 @@ class Host:
         kept: socket.socket | None = None,
         death: signal.Signals = signal.SIGKILL,
     ) -> int:
-        """A child in a session of its own that does ``work`` and ends; it dies with this process by ``death``."""
+        """Fork a child in a session of its own that does ``work`` and ends; it dies with this process by ``death``."""
         parent, signals = os.getpid(), (signal.SIGINT, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the child can say that it was interrupted
         pid = os.fork()
@@ -218,7 +218,7 @@ class Host:
             self._selector.register(answer, selectors.EVENT_READ, self._hear)
 
     def _hear(self) -> None:
-        """The head is there, or cannot be."""
+        """Tell all who asked that the head is there, or why it cannot be."""
         assert self._head is not None
         text = os.read(self._head[1], 4096).decode() or "error Ray ended as it started"
         self._selector.unregister(self._head[1])
@@ -231,7 +231,7 @@ class Host:
         self._asking = []
 
     def _gone(self, pid: int) -> None:
-        """A requester has ended before its stage did: nobody waits for the stage any more."""
+        """End a stage whose requester has ended before it: nobody waits for it any more."""
         connection = self._stages.pop(pid)
         self._selector.unregister(connection)
         connection.close()
@@ -280,13 +280,13 @@ def _ahead(path: Path, targets: Sequence[str]) -> int:
 
 
 def _log() -> tuple[int, int]:
-    """Where what is run ahead prints."""
+    """Open the file to which that prints which is run ahead."""
     log = os.open(LOG.with_name("ahead.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     return log, log
 
 
 def _head(telling: int) -> int:
-    """The life of the process that holds the Ray head: until it is told to end."""
+    """Hold the Ray head until this process is told to end."""
     from bdl_pipe.errors import UserError
 
     from ..core.executors.cluster import head
@@ -319,7 +319,7 @@ def _tell(connection: socket.socket, text: str) -> None:
 
 
 def _end_groups(pids: Sequence[int]) -> None:
-    """SIGTERM for each child; for what is left after a while of all that they started, SIGKILL."""
+    """End each child by SIGTERM, and by SIGKILL what is left after a while of all that they started."""
     import psutil
 
     family = []
@@ -336,7 +336,7 @@ def _end_groups(pids: Sequence[int]) -> None:
 
 
 def _left_of(leaders: Sequence[int]) -> Iterator[Any]:
-    """What children started and did not live to end, also after they were told to: it is in their sessions."""
+    """Find what children started and did not live to end: it is in their sessions."""
     import psutil
 
     for process in psutil.process_iter():
@@ -346,7 +346,7 @@ def _left_of(leaders: Sequence[int]) -> Iterator[Any]:
 
 
 def _die_with(parent: int, death: signal.Signals) -> None:
-    """This process gets the signal ``death`` when its parent ends, also by SIGKILL."""
+    """Let this process get the signal ``death`` when its parent ends, also by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(death))
     if os.getppid() != parent:  # it ended in between

@@ -74,7 +74,7 @@ class Process(Protocol):
         """What it prints, until it closes its output."""
 
     def wait(self) -> int:
-        """Its exit code; minus the number of the signal that ended it."""
+        """Wait for its exit code: minus the number of the signal, where one ended it."""
 
 
 def priorities(plan: Plan, seconds: Mapping[str, float]) -> dict[str, float]:

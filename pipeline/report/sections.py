@@ -192,7 +192,7 @@ def legend(part: Part) -> str:
 def transfer(part: Part) -> str:
     splits = part.table.splits(part.dataset, "transfer:")
     about = (
-        f"Predictor on {escape(part.dataset)}, scored on another set's labelled test rows whose classes it has. "
+        f"Fitted on {escape(part.dataset)}, scored on another set's labelled test rows whose classes it has. "
         f"The probabilities are those over all classes of {escape(part.dataset)}, also where only some are shared."
     )
     tables = "".join(f"<h4>on {escape(s[9:])}</h4>{transfer_table(part, s)}" for s in splits)

@@ -58,18 +58,18 @@ class Branch:
         return self.chain.runs[-1]
 
     def facts(self) -> list[Any]:
-        """What every trial's score depends on, but the searched numbers, the data and the code."""
+        """Collect what every trial's score depends on, but the searched numbers, the data and the code."""
         runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
         return [runs, self.chain.seed]
 
     @property
     def tags(self) -> dict[str, Any]:
-        """What tracked runs are filtered by."""
+        """Collect the tags by which tracked runs are filtered."""
         return {"method": self.method.name, "dataset": self.dataset}
 
 
 def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: str, settings: Settings) -> Branch:
-    """The runs that make ``key`` of ``runs``, or of the first run on ``dataset`` that ``method`` is in.
+    """Find the runs that make ``key`` of ``runs``, or the first run on ``dataset`` that ``method`` is in.
 
     Args:
         verb: who asks; the seeds' addresses differ by it.
@@ -92,7 +92,7 @@ def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: 
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
-    """Split 0 with its validation rows apart, of data that are prepared here unless they are up to date.
+    """Load split 0 with its validation rows apart; the data are prepared here unless they are up to date.
 
     Raises:
         UserError: there are none, or the data cannot be prepared.
@@ -110,12 +110,12 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
 
 
 def data_hash(branch: Branch) -> str:
-    """The SHA-256 of the prepared data's manifest."""
+    """Hash the prepared data's manifest."""
     return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
 def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any]:
-    """The record of an unfinished search that is gone on from; {} for a new one.
+    """Read the record of an unfinished search that is gone on with; {} for a new one.
 
     Raises:
         UserError: there is one and ``resume`` is not asked for, or the other way round, or it
@@ -139,12 +139,12 @@ def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any
 
 
 def finish(folder: Path, identity: str) -> None:
-    """Nothing is left to go on with."""
+    """Forget the record of a search that is finished."""
     write_bytes(folder / RECORD, json.dumps({"identity": identity, "finished": True}).encode())
 
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
-    """What the chain is made from, fitted on training rows alone; kept, so that it is made once."""
+    """Make what the chain is made from, fitted on training rows alone; it is kept, so that it is made once."""
     from ..core.executors import Task, choose
     from ..core.executors.display import Display
     from ..core.executors.store import Store
@@ -176,7 +176,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
 
 
 def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
-    """How many seeds of each upstream run a trial, which is of one seed, is made from."""
+    """Count the seeds of each upstream run that a trial, which is of one seed, is made from."""
     counts: dict[tuple[str, str], int] = {(run.kind, run.key): 1 for run in (*branch.upstream, *branch.chain.runs)}
     for run in (*branch.chain.runs[::-1], *branch.upstream[::-1]):
         for kind, key in run.sources.items():
@@ -191,7 +191,7 @@ def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
 def tracked(
     name: str, tags: Mapping[str, Any], begun: Mapping[str, Any], folder: Path, identity: str
 ) -> Iterator[None]:
-    """The search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
+    """Open the search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
     outer = os.environ.get(experiments.PARENT)
     run_id = experiments.start_parent(name, tags, begun.get("parent"))
     commits = sorted({*begun.get("commits", ()), provenance.commit()})
@@ -212,7 +212,7 @@ def tracked(
 
 
 def _lineage(params: Params, method: str, dataset: str, key: str | None) -> tuple[Run, ...]:
-    """All that a run is made from, and the run itself, each after what it is made from."""
+    """List all that a run is made from, and the run itself, each after what it is made from."""
     runs = [params.run("student", key)] if key else [r for r in params.of("student") if r.spec.dataset == dataset]
     for run in runs:
         lineage = params.lineage(run)

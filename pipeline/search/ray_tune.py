@@ -57,7 +57,7 @@ class Trials:
 
 @contextmanager
 def ray_of(settings: Settings) -> Iterator[None]:
-    """Ray inside this process, or the cluster that RAY_ADDRESS names; left as it was found."""
+    """Connect to Ray inside this process, or to the cluster that RAY_ADDRESS names, and leave it as it was found."""
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     with cluster.connected(settings):
@@ -67,7 +67,7 @@ def ray_of(settings: Settings) -> Iterator[None]:
 def search(
     search: "Search", data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
 ) -> list[Score]:
-    """Run the samples that are not yet finished; every sample's last score.
+    """Run the samples that are not yet finished, and return every sample's last score.
 
     Raises:
         UserError: samples failed, with the first one's reason.
@@ -88,7 +88,7 @@ def run(
     folder: Path,
     settings: Settings,
 ) -> list[Any]:
-    """Run the trials that are not yet finished; every trial's Result of Ray Tune.
+    """Run the trials that are not yet finished, and return every trial's Result of Ray Tune.
 
     Args:
         work: the trainable; it reports ``TIME`` and some of ``trials.metrics``.
@@ -158,7 +158,7 @@ def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
 
 
 def _callback(trials: Trials) -> Any:
-    """Tells MLflow and the terminal of every trial. It is stored with the search, so it holds no connection."""
+    """Make what tells MLflow and the terminal of every trial. It is stored with the search: it holds no connection."""
     from ray.tune import Callback
 
     class Told(Callback):

@@ -61,12 +61,12 @@ class Study(Branch):
 
     @property
     def stem(self) -> Path:
-        """The results' place, without a suffix."""
+        """Return the results' place, without a suffix."""
         family, _, title = self.name.partition("-")
         return RESULTS / family / title
 
     def identity(self, data: str) -> str:
-        """A hash of everything that a trial's score depends on, but the code."""
+        """Hash everything that a trial's score depends on, but the code."""
         scored = [config.to_mapping(self.params.evaluate), {k: list(v) for k, v in self.config.grid.items()}]
         return provenance.digest([*self.facts(), *scored, self.config.seeds, data])
 
@@ -129,7 +129,7 @@ def check(study: Study) -> None:
 def run(
     study: Study, data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
 ) -> list[Trial]:
-    """Run the trials that are not yet finished; all of them.
+    """Run the trials that are not yet finished, and return all of them.
 
     Raises:
         UserError: trials failed, with the first one's reason.
@@ -157,7 +157,7 @@ def _trial(sampled: Mapping[str, Any], reported: Mapping[str, Any], metrics: Seq
 
 
 def facts(study: Study, trials: Sequence[Trial], data: str, folder: Path, settings: Settings) -> dict[str, Any]:
-    """Where the figures come from."""
+    """Collect where the figures come from."""
     import torch
 
     commits = json.loads((folder / RECORD).read_text()).get("commits", ())
@@ -177,7 +177,7 @@ def facts(study: Study, trials: Sequence[Trial], data: str, folder: Path, settin
 
 
 def write(study: Study, trials: Sequence[Trial], about: Mapping[str, Any]) -> list[Path]:
-    """The trials, then the figure, then the page that shows it: whoever finds the page finds the others."""
+    """Write the trials, then the figure, then the page that shows it: whoever finds the page finds the others."""
     from .studies import figure, table
 
     made = {suffix: study.stem.with_name(study.stem.name + suffix) for suffix in (".csv", ".svg", ".md")}

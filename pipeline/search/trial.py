@@ -1,7 +1,7 @@
 """One trial of a search: the method's chain on training rows, scored on validation rows.
 
-The chain is the rows from the first that the method makes to the run that predicts. The score is
-the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first row's
+The chain is the runs from the first that the method makes to the one that predicts. The score is
+the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first run's
 method can ``peek`` into a checkpoint, the score of what it would be if it stopped there is reported
 at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
 """
@@ -38,7 +38,7 @@ class Chain:
     """What a trial makes.
 
     Attributes:
-        rows: from the first row of the searched method to the run; each makes one member of split 0.
+        runs: from the first of the searched method to the one that predicts; each makes one seed of split 0.
         method: whose numbers are searched.
         threads: of the trial's process.
         verb: ``tune`` or ``study``; with ``member`` a part of the seeds' addresses.
@@ -52,16 +52,16 @@ class Chain:
     member: int = 0
 
     def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
-        """Each row's config, with the sampled numbers in those of the searched method."""
+        """Read each run's config, with the sampled numbers in those of the searched method."""
         return [self._config(run, nested(sampled) if run.method.name == self.method else {}) for run in self.runs]
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
-        """What the first row makes of the training rows and of what it is made from in ``upstream``."""
+        """Make the first run from the training rows and from what it is made from in ``upstream``."""
         first = self.runs[0]
         return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
-        """From what the first row made to the fitted posterior."""
+        """Go on from what the first run made to the fitted posterior."""
         made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
         for run, numbers in zip(self.runs[1:], configs[1:], strict=True):
             made = run.stage.fit_one(data, inputs_of(run, states), numbers, rng=self.address(run), report=Silent())
@@ -69,12 +69,12 @@ class Chain:
         return made
 
     def address(self, run: Run) -> Seed:
-        """The same in every trial of a member: they differ by their numbers alone."""
+        """Return a seed's address, the same in every trial: trials differ by their numbers alone."""
         return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.member)
 
     @property
     def predictions(self) -> Seed:
-        """The address of the run's predictions."""
+        """Return the address of the run's predictions."""
         return prediction_address(self.seed, self.runs[-1].key, 0, self.member)
 
     def _config(self, run: Run, overlay: Mapping[str, Any]) -> Any:
@@ -83,7 +83,7 @@ class Chain:
 
 
 def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
-    """What the first member of a row takes of what was made."""
+    """Collect what the first seed of a run takes of what was made."""
     inputs = dict[str, list[State]]()
     for kind, key in run.sources.items():
         states = made[kind, key]
@@ -125,7 +125,7 @@ class Milestones(TaskReport):
 
 
 def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream, channel: Channel) -> None:
-    """The trainable that Ray Tune runs; its checkpoints go the way that ``channel`` is."""
+    """Fit and score one sample, as Ray Tune's trainable; its checkpoints go through ``channel``."""
     from ray import tune
 
     torch.set_num_threads(chain.threads)
@@ -147,7 +147,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
 
 
 def validation_nll(state: State, data: FitData, rng: Seed) -> float:
-    """Mean −log p(y | x) over the validation rows, in nats, in the targets' own units.
+    """Compute the mean of −log p(y | x) over the validation rows, in nats, in the targets' own units.
 
     Raises:
         Diverged: a prediction is not finite.
@@ -162,12 +162,12 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: the number that is tried is the number that is written."""
+    """Round to four significant digits: the number that is tried is the number that is written."""
     return float(f"{value:.4g}")
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
+    """Nest dotted keys: ``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
     tree: dict[str, Any] = {}
     for key, value in dotted.items():
         *sections, name = key.split(".")

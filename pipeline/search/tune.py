@@ -46,7 +46,7 @@ class Search(Branch):
     present: Mapping[str, float]
 
     def identity(self, data: str) -> str:
-        """A hash of everything that a trial's score depends on, but the code."""
+        """Hash everything that a trial's score depends on, but the code."""
         return provenance.digest([*self.facts(), dict(self.space), self.samples, data])
 
 
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def plan(params: Params, method: str, dataset: str, samples: int, key: str | None, settings: Settings) -> Search:
-    """Which runs a search of ``method`` on ``dataset`` makes: those of the run ``key``, or of the first that it is in.
+    """Find the runs that a search of ``method`` on ``dataset`` makes: of the run ``key``, or of the first that it is in.
 
     Raises:
         UserError: there is no such method, data set or run, or nothing to search.
@@ -114,7 +114,7 @@ def conclude(search: Search, scores: Sequence[ray_tune.Score]) -> Path:
 
 
 def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
-    """The searched rows' overrides: other rows and data sets keep their numbers."""
+    """Write the searched runs' overrides: other runs and data sets keep their numbers."""
     overlay: dict[str, Any] = {}
     for run in search.chain.runs:
         if run.method.name == search.method.name:

@@ -122,7 +122,7 @@ def facts(run: Run, params: Params) -> dict[str, Any]:
 
 
 def tags(run: Run, params: Params) -> dict[str, Any]:
-    """What tracked runs are filtered by."""
+    """Collect the tags by which tracked runs are filtered."""
     spec = run.spec
     return {"dataset": spec.dataset, "method": spec.method, "setting": spec.setting, "seed": params.seed}
 

@@ -20,7 +20,7 @@ def bundle(key: str, params: Params) -> None:
         UserError: there is no such spec, or one of its artifacts is not there.
     """
     if key not in params.inputs:
-        raise ConfigError(f"inputs.{key}", f"is not an spec{nearest(key, params.inputs)}")
+        raise ConfigError(f"inputs.{key}", f"is not an entry{nearest(key, params.inputs)}")
     hashes = {}
     for kind, name in params.inputs[key].items():
         place = places.artifact(kind, name.partition("/")[2])

@@ -56,7 +56,7 @@ class StageRun:
         print(f"warning: {text}", file=sys.stderr)
 
     def artifact(self, path: Path) -> None:
-        """SnapshotPolicy a copy of a small file or folder."""
+        """Keep a copy of a small file or folder."""
 
     def model(self, student: Path) -> None:
         """Log the fitted posterior in ``student`` as a model that can be served."""
@@ -93,7 +93,7 @@ class _Tracked(StageRun):
 def stage_run(
     kind: str, key: str, tags: Mapping[str, Any], params: Mapping[str, Any], deps: Sequence[str] = ()
 ) -> Iterator[StageRun]:
-    """A run for the block; it ends FINISHED, or FAILED/KILLED by what the block raises.
+    """Open a run for the block; it ends FINISHED, or FAILED/KILLED by what the block raises.
 
     Args:
         kind, key: the stage, as in ``evaluate`` and ``fashion_mnist-sgld``.
@@ -135,20 +135,20 @@ def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, res
 
 
 def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
-    """End it: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+    """End the parent as ``FINISHED``, ``FAILED`` or ``KILLED``."""
     os.environ.pop(PARENT, None)
     if run_id is not None:
         attempt(lambda: client().set_terminated(run_id, status))
 
 
 def quiet_environment() -> None:
-    """Before mlflow is imported: no telemetry, no bars, no minutes of retries."""
+    """Set what MLflow reads as it is imported: no telemetry, no bars, no minutes of retries."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
 
 def store_uri() -> str:
-    """Where runs are kept: ``MLFLOW_TRACKING_URI``, or the project's own SQLite file."""
+    """Say where runs are kept: ``MLFLOW_TRACKING_URI``, or the project's own SQLite file."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(FOLDER).absolute()}/mlflow.db"
 
 
@@ -167,7 +167,7 @@ def final_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested sections → dotted keys and texts; ``{"a": {"b": 1}}`` → ``{"a.b": "1"}``."""
+    """Flatten nested sections to dotted keys and texts: ``{"a": {"b": 1}}`` → ``{"a.b": "1"}``."""
     flat: dict[str, str] = {}
     for key, value in params.items():
         if isinstance(value, Mapping):
@@ -178,7 +178,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def child(name: str, parent: str | None, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
-    """A run below ``parent`` that the caller ends with :func:`end`; for trials of a search."""
+    """Open a run below ``parent`` that the caller ends with :func:`end`; for trials of a search."""
     about = {**tags, **({_NEST: parent} if parent else {})}
     return attempt(lambda: _begin(name, about, params)) or StageRun()
 
@@ -221,7 +221,7 @@ def _end(run_id: str, status: str) -> None:
 
 @cache
 def _session_parent() -> str:
-    """The parent of stages that share one ``dvc repro``, or else one process: found or made."""
+    """Find or make the parent of stages that share one ``dvc repro``, or else one process."""
     name, invocation = provenance.invocation()
     stages = experiment()  # takes the lock itself
     with store_lock():
@@ -243,7 +243,7 @@ def _mark_dead_runs_killed() -> None:
 
 @cache
 def client() -> Any:
-    """MLflow's client of the store."""
+    """Return MLflow's client of the store."""
     quiet_environment()
     _preflight(store_uri())
     import logging
@@ -257,7 +257,7 @@ def client() -> Any:
 
 @cache
 def experiment(name: str = EXPERIMENT) -> str:
-    """The experiment's id; store and experiment are made under the lock if need be."""
+    """Return the experiment's id; store and experiment are made under the lock if need be."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         return _find_experiment(name, None)
     ready = Path(FOLDER, f".{name.replace(' ', '-')}.ready")
@@ -282,7 +282,7 @@ def _find_experiment(name: str, artifacts: Path | None) -> str:
 
 
 def store_lock() -> Any:
-    """Held while something is looked up and then made, by one process of this project at a time."""
+    """Hold a lock while something is looked up and then made, by one process of this project at a time."""
     from filelock import FileLock
 
     Path(FOLDER).mkdir(exist_ok=True)
@@ -290,7 +290,7 @@ def store_lock() -> Any:
 
 
 def _preflight(uri: str) -> None:
-    """MLflow would retry a dead server for minutes."""
+    """Refuse a dead server, which MLflow would try again for minutes."""
     address = urlparse(uri)
     if address.scheme in ("http", "https") and address.hostname:
         port = address.port or (443 if address.scheme == "https" else 80)
@@ -301,7 +301,7 @@ _stopped = False
 
 
 def attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
-    """What ``action`` returns; None if it fails or tracking is off. A failure that would repeat stops all tracking."""
+    """Return what ``action`` does, None if it fails or tracking is off. What would fail again stops all tracking."""
     global _stopped
     if _stopped or not Settings.read().tracking:
         return None

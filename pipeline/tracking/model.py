@@ -14,7 +14,7 @@ _NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytor
 
 
 def log(student: Path, run_id: str) -> str:
-    """Log the artifact in ``student`` as a model of an MLflow run; the model's URI."""
+    """Log the artifact in ``student`` as a model of an MLflow run, and return the model's URI."""
     import mlflow
 
     from . import experiments
@@ -35,7 +35,7 @@ def save(student: Path, folder: Path) -> None:
 
 @contextmanager
 def _suppress_warnings() -> Iterator[None]:
-    """Without MLflow's advice on type hints and examples: the signature is given."""
+    """Suppress MLflow's advice on type hints and examples: the signature is given."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -52,7 +52,7 @@ def _flavour(student: Path) -> dict[str, Any]:
 
 
 def _signature(schema: dict[str, Any]) -> Any:
-    """What goes in: uint8 images of the fitted shape, or the fitted columns by name."""
+    """Describe what goes in: uint8 images of the fitted shape, or the fitted columns by name."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema, TensorSpec

@@ -15,7 +15,7 @@ OWNER: Final = "BDL_OWNER"  # the process of the dvc repro that stages are run f
 
 
 def tags(deps: Sequence[str]) -> dict[str, str]:
-    """Tags of any run here: git commit, device, and ``sha256.<path>`` for each of ``deps``."""
+    """Collect the tags of any run here: git commit, device, and ``sha256.<path>`` for each of ``deps``."""
     return {
         "git_commit": commit(),
         "mlflow.source.git.commit": commit().removesuffix("-dirty"),
@@ -27,7 +27,7 @@ def tags(deps: Sequence[str]) -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """The checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
+    """Return the checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
 
     What a run itself writes, ``dvc.lock``, ``report/`` and ``results/``, does not make it dirty.
     """
@@ -45,18 +45,18 @@ def _git(*words: str) -> str:
 
 
 def hashes(deps: Sequence[str]) -> dict[str, str]:
-    """Path → the SHA-256 of an artifact's manifest, which holds that of every file in it, or of a file."""
+    """Hash artifacts by their manifests, which hold the hash of every file in them, and files: path → SHA-256."""
     digests = {path: _sha256(Path(path)) for path in deps}
     return {path: digest for path, digest in digests.items() if digest}
 
 
 def digest(numbers: Any) -> str:
-    """A short hash of what params files hold, or anything else that JSON can."""
+    """Hash what params files hold, or anything else that JSON can, to a short text."""
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def invocation() -> tuple[str, str]:
-    """(name, process) of what the stages of one invocation share: a ``dvc`` above us, or this process."""
+    """Name what the stages of one invocation share, as (name, process): a ``dvc`` above us, or this process."""
     import psutil
 
     owner = os.environ.get(OWNER)  # of a host's forks, which are not below it
@@ -73,14 +73,14 @@ def invocation() -> tuple[str, str]:
 
 
 def process(pid: int) -> str:
-    """``host/pid/start time``: pids are used again, these are not."""
+    """Name this process by ``host/pid/start time``: pids are used again, these are not."""
     import psutil
 
     return f"{socket.gethostname()}/{pid}/{psutil.Process(pid).create_time():.2f}"
 
 
 def is_dead(name: str) -> bool:
-    """Whether ``name`` (see :func:`process`) was a process of this machine that is gone."""
+    """Say whether ``name`` (see :func:`process`) was a process of this machine that is gone."""
     import psutil
 
     host, _, rest = name.partition("/")

@@ -28,7 +28,7 @@ def linear_trajectory(epochs: int = 6) -> State:
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> np.ndarray:
-    """VmappedModels networks as vectors in float64 [network, weight]."""
+    """Stack networks as vectors in float64 [network, weight]."""
     names = [name for name, _ in SPEC.build(Seed(0)).named_parameters()]
     return torch.cat([tensors[name].flatten(1) for name in names], 1).double().numpy()
 

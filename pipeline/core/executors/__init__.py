@@ -20,7 +20,7 @@ Work = Callable[[Any, Mapping[str, Any], "Report"], Any]  # (payload, shared, re
 
 @dataclass(frozen=True)
 class Task:
-    """One unit of work.
+    """A task is one unit of work.
 
     Attributes:
         name: unique within a call; it names the task's checkpoint.
@@ -64,7 +64,7 @@ class Executor(Protocol):
         store: Store | None = None,
         light: bool | None = False,
     ) -> list[Done]:
-        """The results in the order of the tasks.
+        """Run the tasks, and return their results in the same order.
 
         Args:
             work: an importable function.
@@ -85,7 +85,7 @@ class Executor(Protocol):
 
 
 def choose(settings: Settings) -> Executor:
-    """The executor that the settings name. Nothing is started or connected to before there is work."""
+    """Return the executor that the settings name. Nothing is started or connected to before there is work."""
     from .inline import Inline
 
     if settings.executor == "inline":

@@ -117,7 +117,7 @@ class Cluster:
             ray.kill(hub)
 
     def _at_once(self, tasks: Sequence[Task]) -> int:
-        """All tasks, for Ray to queue; groups of workers only as many as there is room for."""
+        """Say how many tasks to hand over: all, for Ray to queue, but of groups of workers those that there is room for."""
         import ray
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
@@ -137,7 +137,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(settings: Settings) -> Iterator[None]:
-    """Ray in this process: the cluster that is named, the head that stages share, or one that starts and ends here.
+    """Connect this process to Ray: a cluster that is named, the head that stages share, or one that lives for the block.
 
     A connection that is there is kept.
 
@@ -168,7 +168,7 @@ def connected(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def head(settings: Settings) -> Iterator[str]:
-    """The address of a head for other processes of this machine, which ends with the block.
+    """Start a head for other processes of this machine, which ends with the block, and yield its address.
 
     Raises:
         UserError: as :func:`connected`.
@@ -189,14 +189,14 @@ def _local(temporary: str) -> dict[str, Any]:
 
 
 def named(address: str) -> dict[str, Any]:
-    """How to connect to a cluster whose nodes were started anywhere: they are sent our code."""
+    """Say how to connect to a cluster whose nodes were started anywhere: they are sent our code."""
     root = Path(__file__).resolve().parents[3]
     modules = [str(place) for place in (root / "pipeline", root / "stages", root / "src" / "bdl_pipe")]
     return {"address": address, "runtime_env": {"py_modules": modules, "excludes": ["__pycache__"]}}
 
 
 def prepare_environment() -> None:
-    """Before ray is imported: switches, and where workers find our code."""
+    """Set what Ray reads as it is imported: switches, and where workers find our code."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if not os.environ.get("RAY_ADDRESS"):
@@ -208,7 +208,7 @@ def prepare_environment() -> None:
 
 
 def preflight(address: str) -> None:
-    """Ray itself waits minutes for an address where nobody answers.
+    """Refuse an address where nobody answers, for which Ray itself would wait minutes.
 
     Raises:
         UserError: the address is not host:port, or nothing listens there.
@@ -228,7 +228,7 @@ def preflight(address: str) -> None:
 
 
 def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> None:
-    """A request that no node can meet would wait for ever.
+    """Refuse a request that no node can meet, which would wait for ever.
 
     Raises:
         UserError: naming what is asked for and the most that one node has.

@@ -39,11 +39,11 @@ class Display:
         self._flush()
 
     def expect(self, total: int) -> None:
-        """There are ``total`` tasks more."""
+        """Expect ``total`` tasks more."""
         self._total += total
 
     def step(self, task: str, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Task ``task`` is at ``step`` of ``total``."""
+        """Show that ``task`` is at ``step`` of ``total``."""
         self._share[task] = step / max(total, 1)
         if metrics:
             kept, _ = self._latest.setdefault(task, ({}, step))

@@ -21,7 +21,7 @@ def make_hub(store: Store | None) -> Any:
 
 
 class Hub(CheckpointChannel):
-    """The driver's ear, an actor on its node: keeps checkpoints in files, and progress until it is asked for.
+    """An actor on the driver's node keeps checkpoints in files, and progress until it is asked for.
 
     It reads the node's files for workers on others.
     """
@@ -43,7 +43,7 @@ class Hub(CheckpointChannel):
         return file.read(start, count)
 
     def put_result(self, task: str, outcome: Done | Exception) -> None:
-        """What a group's work came to; of several errors the first."""
+        """Keep what a group's work came to; of several errors the first."""
         self._outcomes.setdefault(task, outcome)
 
     def get_result(self, task: str) -> Done | Exception:
@@ -51,7 +51,7 @@ class Hub(CheckpointChannel):
 
 
 class NullChannel:
-    """The end of a worker that the driver does not listen to."""
+    """This channel leads nowhere: the driver does not listen to its worker."""
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         pass
@@ -67,7 +67,7 @@ class NullChannel:
 
 
 class ActorChannel:
-    """A worker's end of the way to the hub."""
+    """This channel leads to the hub."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub
@@ -86,7 +86,7 @@ class ActorChannel:
 
 
 def get(ref: Any) -> Any:
-    """``ray.get``, with what the task raised as it was raised there."""
+    """Call ``ray.get``, and raise what the task raised as it was raised there."""
     import ray
 
     try:

@@ -44,7 +44,7 @@ class Inline:
 
 
 class _LocalChannel(CheckpointChannel):
-    """No way at all: the driver is the worker."""
+    """This channel has no length: the driver is the worker."""
 
     def __init__(self, display: Display, store: Store | None) -> None:
         super().__init__(store)

@@ -15,7 +15,7 @@ from .hub import get
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file that the hub reads where it is not here."""
+    """A file that is read through the hub, on a machine where it is not."""
 
     file: FileBytes
     hub: Any
@@ -31,7 +31,7 @@ class HubFile:
 
 
 def through_hub(value: Any, hub: Any) -> Any:
-    """``value`` with all files in it to be had from ``hub``; what is none is left as it is."""
+    """Return ``value`` with all files in it to be had from ``hub``; what is no file is left as it is."""
     if isinstance(value, State) and isinstance(value.tensors, StoredTensors):
         return State(value.tensors.through(lambda source: _hub_file(source, hub)), value.config)
     if isinstance(value, dict):

@@ -51,7 +51,7 @@ class Store:
         (self._place / f"{task}.part").unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """The stage's result is safe: forget everything that no other process is at."""
+        """Forget everything that no other process is at, as the stage's result is safe."""
         if self._lock is not None:
             self._lock.close()
         with contextlib.suppress(OSError):  # another process is at work
@@ -64,7 +64,7 @@ class Store:
 
 
 class CheckpointChannel:
-    """The driver's end of a worker's way to it, as to checkpoints; without a store it is never asked to keep any."""
+    """The part of a channel that keeps checkpoints; without a store it is never asked to keep any."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
@@ -82,7 +82,7 @@ class CheckpointChannel:
 
 
 def _hold(place: Path) -> IO[bytes]:
-    """Make the folder; its lock file, open and shared with whoever else works there."""
+    """Make the folder, and return its lock file, open and shared with whoever else works there."""
     path = place.with_name(place.name + _LOCK)
     while True:
         try:

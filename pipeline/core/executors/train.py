@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at onc
 
 
 def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, gpus: float) -> int:
-    """How many groups the cluster holds at once.
+    """Count the groups that the cluster holds at once.
 
     Raises:
         UserError: none, so a task would wait for ever.
@@ -77,7 +77,7 @@ def group(
 def _loop(
     work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
 ) -> Callable[[], None]:
-    """What each worker runs."""
+    """Run the task in one worker of a group."""
 
     def run() -> None:
         import ray

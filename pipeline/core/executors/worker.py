@@ -42,7 +42,7 @@ class TaskReport(Report):
 
     @property
     def seconds(self) -> float:
-        """Spent on this task, in earlier attempts too (up to their last checkpoint)."""
+        """Return the seconds spent on this task, in earlier attempts too (up to their last checkpoint)."""
         return self._before + time.monotonic() - self._start
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -93,7 +93,7 @@ def attempt(
 
 
 def finished(blob: bytes, origin: str) -> Done | None:
-    """What ``attempt`` stored; None if it does not parse."""
+    """Read what ``attempt`` stored; None if it does not parse."""
     try:
         state, facts = _untimed(blob, origin)
     except ArtifactError:

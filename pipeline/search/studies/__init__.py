@@ -79,7 +79,7 @@ class StudyConfig:
             _check_panel(panel, self.grid, f"figure[{i}]")
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """Every combination: axis -> value; the last axis varies fastest."""
+        """List every combination: axis -> value; the last axis varies fastest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
 
@@ -98,19 +98,19 @@ class Trial:
 
 
 def keys_of(axis: str) -> tuple[str, ...]:
-    """``weights.rows+cols`` -> (``weights.rows``, ``weights.cols``)."""
+    """Split an axis into its keys: ``weights.rows+cols`` -> (``weights.rows``, ``weights.cols``)."""
     first, *others = (part.strip() for part in axis.split("+"))
     section = first.rpartition(".")[0]
     return (first, *(f"{section}.{key}" if section and key and "." not in key else key for key in others))
 
 
 def numbers(point: Mapping[str, Any]) -> dict[str, Any]:
-    """A combination as dotted keys of the method's config; a seed stays what it is."""
+    """Write a combination as dotted keys of the method's config; a seed stays what it is."""
     return {key: value for axis, value in point.items() for key in keys_of(axis)}
 
 
 def written(value: Any) -> str:
-    """A value as YAML has it."""
+    """Write a value as YAML has it."""
     if value is None:
         return "null"
     return (

@@ -15,7 +15,7 @@ from .table import column, of, stat
 
 
 def draw(name: str, config: StudyConfig, trials: Sequence[Trial], dpi: int) -> bytes:
-    """An SVG file: mean and standard error over seeds, and every seed as a faint dot; diverged fits are left out."""
+    """Draw an SVG file: mean and standard error over seeds, each seed as a faint dot; diverged fits are left out."""
     wide, high = len(config.figure), len(config.metrics)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(0.5 + 2.5 * wide, 0.9 + 1.8 * high), layout="constrained")
@@ -55,7 +55,7 @@ def _panel(axes: Axes, panel: Panel, metric: str, config: StudyConfig, trials: S
 
 
 def _around(top: Axes, low: Axes, panel: Panel, config: StudyConfig) -> None:
-    """The values that are held above a column, the name of its axis below it, and the lines' names."""
+    """Write the values that are held above a column, the name of its axis below it, and the lines' names."""
     held = ", ".join(f"{config.title(axis)} = {written(value)}" for axis, value in panel.at.items())
     top.set_title(held)
     low.set_xlabel(config.title(panel.x))
@@ -68,7 +68,7 @@ def _lines(panel: Panel, config: StudyConfig) -> tuple[Any, ...]:
 
 
 def _said(config: StudyConfig, trials: Sequence[Trial]) -> str:
-    """For those who do not see it: where each metric is best."""
+    """Say where each metric is best, for those who do not see the figure."""
     parts = []
     for metric in config.metrics:
         means = [(s.value, p) for p in config.points() if (s := stat(of(trials, p), metric))]

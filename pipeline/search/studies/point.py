@@ -27,7 +27,7 @@ def trial(
     upstream: Upstream,
     channel: Channel,
 ) -> None:
-    """The trainable that Ray Tune runs: reports the scores, or none where the fit diverged.
+    """Fit and score one trial, as Ray Tune's trainable: the scores are reported, or none where the fit diverged.
 
     A checkpoint goes the way that ``channel`` is at each quarter of the first row's steps, so that what was interrupted
     goes on there.
@@ -48,7 +48,7 @@ def trial(
 
 
 def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, chain: Chain) -> dict[str, float]:
-    """The metrics of the validation rows, in the targets' own units.
+    """Compute the metrics of the validation rows, in the targets' own units.
 
     Raises:
         Diverged: a prediction is not finite.

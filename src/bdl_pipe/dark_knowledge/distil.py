@@ -5,7 +5,7 @@
 Two modes, one loss. *offline*: θ is one of the teacher stage's stored draws, chosen uniformly at each
 step. *online*: Algorithm 1 itself: θ is the current position of an SGLD chain that moves one step per
 student step and stores nothing; ``burn_in`` chain steps come before the first. With infinitely many
-draws both run_steps the same expected loss. Our deviations: ρ_t and the update rule are the optimiser's
+draws both descend the same expected loss. Our deviations: ρ_t and the update rule are the optimiser's
 (γ is its ``weight_decay``), and the student's batch size is its own.
 The student's state is a ``NetworkDraws`` of one draw; regression students answer in standardised units.
 """

@@ -1,4 +1,4 @@
-"""Distilling a pseudo-coreset: images and labels run_steps the dataset loss of the closed form.
+"""Distilling a pseudo-coreset: images and labels descend the dataset loss of the closed form.
 
 Lee et al. 2025, algorithm 1: a batch B of training rows, a network of the model pool with features
 φ, the head's posterior q given S in closed form (eq. 21), the loss of eq. 27 on B, one Adam step of
