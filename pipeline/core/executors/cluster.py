@@ -117,7 +117,7 @@ class Cluster:
             ray.kill(hub)
 
     def _at_once(self, tasks: Sequence[Task]) -> int:
-        """Say how many tasks to hand over: all, for Ray to queue, but of groups of workers those that there is room for."""
+        """Count the tasks to hand over: all, for Ray to queue, but of groups of workers those that there is room for."""
         import ray
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
