@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def plan(params: Params, method: str, dataset: str, samples: int, key: str | None, settings: Settings) -> Search:
-    """Find the runs that a search of ``method`` on ``dataset`` makes: of the run ``key``, or of the first that it is in.
+    """Find the runs that a search of ``method`` on ``dataset`` makes: of the run ``key``, or of the first it is in.
 
     Raises:
         UserError: there is no such method, data set or run, or nothing to search.

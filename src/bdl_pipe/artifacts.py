@@ -77,7 +77,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._entries)
 
     def rows(self, name: str, start: int | None, stop: int | None) -> Tensor:
-        """``self[name][start:stop]``, of which no other bytes are read."""
+        """Return ``self[name][start:stop]``, of which no other bytes are read."""
         entry = self._entries[name]
         count, *shape = entry["shape"]
         first, last, _ = slice(start, stop).indices(count)
@@ -86,7 +86,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self._read(entry["dtype"], [last - first, *shape], begin + first * size, begin + last * size)
 
     def through(self, way: Callable[[Source], Source]) -> "StoredTensors":
-        """The same tensors by another way to their file."""
+        """Return the same tensors by another way to their file."""
         found = copy.copy(self)
         found._source = way(self._source)
         return found
@@ -98,7 +98,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
-    """``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
+    """Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
     return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 
@@ -110,14 +110,14 @@ class Artifact:
     manifest: Mapping[str, Any]
 
     def names(self) -> list[str]:
-        """The names of the states inside, sorted."""
+        """List the names of the states inside, sorted."""
         return sorted(f.removesuffix(".safetensors") for f in self.manifest["files"] if f.endswith(".safetensors"))
 
     def state(self, name: str) -> State:
         return read_state(self.path / name)
 
     def open(self, name: str) -> State:
-        """The state whose tensors are read when they are asked for, in whatever process that is.
+        """Return a state whose tensors are read when they are asked for, in whatever process that is.
 
         Raises:
             ArtifactError: a file is missing or does not parse.
@@ -140,7 +140,7 @@ def write_state(stem: Path, state: State) -> None:
 
 
 def read_state(stem: Path) -> State:
-    """Raises ArtifactError where a file is missing or does not parse."""
+    """Read what :func:`write_state` wrote; raise ArtifactError where a file is missing or does not parse."""
     tensors, config = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
     try:
         return State(safetensors.torch.load_file(tensors), json.loads(config.read_text()))
@@ -161,7 +161,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def to_bytes(state: State) -> bytes:
-    """One safetensors blob with the config in its metadata, for checkpoints that travel."""
+    """Write one safetensors blob with the config in its metadata, for checkpoints that travel."""
     tensors = {k: v.detach().cpu().contiguous() for k, v in state.tensors.items()}
     return safetensors.torch.save(tensors, metadata={"config": json.dumps(state.config, sort_keys=True)})
 
@@ -215,7 +215,7 @@ def swap(new: Path, place: Path) -> None:
 
 
 def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
-    """The artifact at ``path``.
+    """Open the artifact at ``path``.
 
     Raises:
         ArtifactError: naming the file and what is wrong with it: missing, of another kind or
@@ -277,24 +277,24 @@ def stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The inverse of :func:`stack`."""
+    """Undo :func:`stack`."""
     count = len(next(iter(tensors.values())))
     return [{name: t[i] for name, t in tensors.items()} for i in range(count)]
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, without it."""
+    """Select the tensors whose names begin with ``prefix``, and take it off."""
     return {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
 
 
 def pack(states: Sequence[State]) -> State:
-    """Several states as one."""
+    """Write several states as one."""
     tensors = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors.items()}
     return State(tensors, {"packed": [state.config for state in states]})
 
 
 def unpack(state: State) -> list[State]:
-    """The inverse of :func:`pack`."""
+    """Undo :func:`pack`."""
     parts: list[dict[str, Tensor]] = [{} for _ in state.config["packed"]]
     for key, tensor in state.tensors.items():
         number, name = key.split(".", 1)

@@ -67,7 +67,7 @@ def _same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The inverse of ``read``: nested dicts, lists and numbers that JSON can hold."""
+    """Undo ``read``: write nested dicts, lists and numbers that JSON can hold."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not _left_out(config, f)}
     return {k: _plain(v) for k, v in values.items()}
 

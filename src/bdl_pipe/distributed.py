@@ -19,14 +19,14 @@ from .errors import require
 
 
 def world() -> tuple[int, int]:
-    """(rank, size) of the process group; (0, 1) where there is none."""
+    """Return (rank, size) of the process group; (0, 1) where there is none."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
-    """This rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
+    """Take this rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
 
     Raises:
         ConfigError: the ranks do not divide the batch; a smaller batch would be another experiment.
@@ -38,7 +38,7 @@ def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
 
 @torch.no_grad()
 def average(parameters: Iterable[Tensor]) -> None:
-    """Every gradient becomes its mean over ranks: one all-reduce for each dtype and device.
+    """Replace every gradient by its mean over ranks: one all-reduce for each dtype and device.
 
     Every rank must have gradients for the same parameters.
     """
@@ -53,7 +53,7 @@ def average(parameters: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def mean(value: Tensor) -> Tensor:
-    """The mean over ranks of a tensor without graph."""
+    """Average a tensor without graph over ranks."""
     _, size = world()
     if size == 1:
         return value
@@ -64,7 +64,7 @@ def mean(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module) -> None:
-    """Rank 0's buffers (batch norm's running statistics) on every rank."""
+    """Copy rank 0's buffers (batch norm's running statistics) to every rank."""
     if world()[1] == 1:
         return
     for bucket in _buckets(module.buffers()):
@@ -74,7 +74,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
-    """What ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
+    """Return what ``load`` does on rank 0, on every rank: none may go on from another checkpoint."""
     rank, size = world()
     if size == 1:
         return load()
@@ -87,7 +87,7 @@ def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors by dtype and device, in a fixed order."""
+    """Group tensors by dtype and device, in a fixed order."""
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -10,18 +10,18 @@ _LONGEST: Final = 200  # characters of a value, of a key's path, of another libr
 
 
 def brief(text: object, most: int = _LONGEST) -> str:
-    """``text`` on one line, its end cut off beyond ``most`` characters."""
+    """Write ``text`` on one line, its end cut off beyond ``most`` characters."""
     line = _one_line(str(text))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def short(value: object) -> str:
-    """The beginning of ``value`` as Python writes it, on one line."""
+    """Write the beginning of ``value`` as Python does, on one line."""
     return brief(_REPR.repr(value))
 
 
 def _one_line(text: str) -> str:
-    """Line ends as blanks; what else cannot be printed as its escape."""
+    """Write line ends as blanks, and what else cannot be printed as its escape."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
 
 

@@ -28,7 +28,7 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, count: int) -> bytes:
-        """``count`` of them from ``start`` on.
+        """Read ``count`` of them from ``start`` on.
 
         Raises:
             ArtifactError: they are not there any more.
@@ -55,7 +55,7 @@ class FileBytes:
 
     @classmethod
     def of(cls, path: Path, sha256: str = "") -> "FileBytes":
-        """Raises ArtifactError where there is none."""
+        """Look at a file; raise ArtifactError where there is none."""
         try:
             found = path.stat()
         except OSError:
@@ -63,14 +63,14 @@ class FileBytes:
         return cls(path.absolute(), found.st_size, found.st_ino, found.st_mtime_ns, sha256)
 
     def is_here(self) -> bool:
-        """Whether this machine has it, as it was."""
+        """Say whether this machine has it, as it was."""
         try:
             return self._is(os.stat(self.path))
         except OSError:
             return False
 
     def read(self, start: int, count: int) -> bytes:
-        """``count`` bytes from ``start`` on.
+        """Read ``count`` bytes from ``start`` on.
 
         Raises:
             ArtifactError: the file is not here or has been replaced, or has fewer bytes.
@@ -96,13 +96,13 @@ class FileBytes:
 
 @cache
 def _sha256(path: Path, inode: int, changed: int) -> str:
-    """Of a file's bytes; ``inode`` and ``changed`` tell it from another one at its path."""
+    """Hash a file's bytes; ``inode`` and ``changed`` tell it from another one at its path."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _whole(read: Callable[[int], bytes], count: int) -> bytes:
-    """Linux reads 2 GiB at once at the most."""
+    """Read ``count`` bytes, of which Linux reads 2 GiB at once at the most."""
     parts = []
     while count > 0:
         parts.append(read(count))
@@ -132,7 +132,7 @@ def refuse_full_disk(error: OSError, path: Path) -> None:
 
 
 def read_error(error: OSError, path: Path) -> DataError:
-    """What a user is told of a file that cannot be opened."""
+    """Make the error that says why a file cannot be opened."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return DataError(f"{brief(path)}: is missing")
     if isinstance(error, IsADirectoryError):
@@ -177,7 +177,7 @@ def require_utf8(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """Read the text of a UTF-8 file.
 
     Raises:
         DataError: as :func:`require_utf8`.
@@ -192,7 +192,7 @@ def _other_encoding(path: Path, found: str, encoding: str | None) -> DataError:
 
 
 def _line(path: Path) -> int:
-    """The number of the first line that is no UTF-8 text or holds a zero byte."""
+    """Find the number of the first line that is no UTF-8 text or holds a zero byte."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:

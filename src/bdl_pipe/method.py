@@ -85,7 +85,7 @@ class StageSpec:
 
     @property
     def fit_one(self) -> Fit:
-        """The function that fits one seed, whichever of the two there is."""
+        """Return the function that fits one seed, whichever of the two there is."""
         if self.fit_many is None:
             assert self.fit is not None
             return self.fit
@@ -93,7 +93,7 @@ class StageSpec:
 
 
 def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
-    """Which of an artifact's ``count`` states seed ``number`` is made from.
+    """Say which of an artifact's ``count`` states seed ``number`` is made from.
 
     ``one_to_one``: the one of its own number; ``cyclic``: the same, from the first again after the last; ``all``.
     """

@@ -32,11 +32,11 @@ class Posterior(Protocol):
     """What every method fits."""
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
+        """Return the predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
         ...
 
     def state(self) -> State:
-        """Tensors and config; ``config["posterior"]`` is the class's key in ``registry.POSTERIORS``."""
+        """Return tensors and config; ``config["posterior"]`` is the class's key in ``registry.POSTERIORS``."""
         ...
 
     @classmethod
@@ -70,7 +70,7 @@ class NetworkSpec:
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Network outputs [draw, batch, output] to a predictive."""
+        """Read network outputs [draw, batch, output] as a predictive."""
         if self.likelihood == "categorical":
             return Categorical(F.log_softmax(outputs, dim=-1))
         if self.likelihood == "gaussian":
@@ -105,7 +105,7 @@ class NetworkDraws:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """``rng`` is not used: the draws are fixed. A trunk that all draws have in common is computed once."""
+        """Mix the draws; ``rng`` is not used. A trunk that all draws have in common is computed once."""
         draws = unstack(self.weights)
         if self._one_trunk:
             features = functional_call(self._skeleton.trunk, under("trunk.", draws[0]), (inputs,))
@@ -132,7 +132,7 @@ class Predictor:
         self.posterior, self.transform, self.classes = posterior, transform, classes
 
     def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
-        """The predictive of raw rows, regression rescaled to the targets' own units."""
+        """Predict raw rows; regression is rescaled to the targets' own units."""
         predictive = self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
@@ -141,7 +141,7 @@ class Predictor:
     def batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[slice, Predictive]]:
-        """The predictive of each batch of raw rows, in order, with the rows that it is of.
+        """Yield the predictive of each batch of raw rows, in order, with the rows that it is of.
 
         Sizes are at most ``batch`` and differ by at most one, so that a posterior that looks at its batch answers the
         same every time. Every batch has the same address, so that draw s is the same network in all of them.
@@ -159,5 +159,5 @@ class Predictor:
 
 
 def prediction_address(seed: int, run: str, split: int, member: int) -> Seed:
-    """The address of a fitted posterior's draws: one for its scores, new rows, searches and the served model."""
+    """Return the address of a posterior's draws: one for its scores, new rows, searches and the served model."""
     return Seed(seed).fold("evaluate", run, split, member)

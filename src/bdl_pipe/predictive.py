@@ -23,29 +23,29 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        """E[y | x]: class probabilities [batch, class], or the mean [batch, output]."""
+        """Return E[y | x]: class probabilities [batch, class], or the mean [batch, output]."""
 
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Var[y | x], of the shape of ``mean`` (of each class's indicator, for classes)."""
+        """Return Var[y | x], of the shape of ``mean`` (of each class's indicator, for classes)."""
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
-        """log p(y | x) of each example, natural log."""
+        """Return log p(y | x) of each example, natural log."""
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
-        """The predictive of shift + scale·y, both [output]; for classes, an error of ours."""
+        """Return the predictive of shift + scale·y, both [output]; for classes, an error of ours."""
 
 
 def mixture(log_terms: Tensor) -> Tensor:
-    """log (1/S) Σ_s exp(log_terms[s]) over the first dimension."""
+    """Compute log (1/S) Σ_s exp(log_terms[s]) over the first dimension."""
     return torch.logsumexp(log_terms, dim=0) - math.log(log_terms.shape[0])
 
 
 def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
-    """Of N(mean, variance), in float64."""
+    """Compute the quantile of N(mean, variance), in float64."""
     return mean.double() + variance.double().sqrt() * torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
 
 
@@ -82,11 +82,11 @@ class Categorical(Predictive):
         raise TypeError("classes have no scale")
 
     def entropy(self) -> Float[Tensor, " batch"]:
-        """H[y | x] of the mixture, in nats."""
+        """Return H[y | x] of the mixture, in nats."""
         return -torch.special.xlogy(self.mean, self.mean).sum(-1)
 
     def mutual_information(self) -> Float[Tensor, " batch"]:
-        """I[y; θ | x] = H[mixture] − mean of the draws' entropies, in nats; 0 for one draw."""
+        """Return I[y; θ | x] = H[mixture] − mean of the draws' entropies, in nats; 0 for one draw."""
         probs = self.draw_log_probs.exp()
         inner = -torch.special.xlogy(probs, probs).sum(-1).mean(0)  # [batch]
         return (self.entropy() - inner).clamp_min(0)
@@ -98,24 +98,24 @@ class Continuous(Predictive):
     @property
     @abstractmethod
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Var over draws of the mean alone; 0 for one draw."""
+        """Return the variance over draws of the mean alone; 0 for one draw."""
 
     @abstractmethod
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        """P(y ≤ value | x) of each output by itself, in float64."""
+        """Return P(y ≤ value | x) of each output by itself, in float64."""
 
     @abstractmethod
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        """Values [batch, output] in float64 that the quantile at ``level`` lies between."""
+        """Return values [batch, output] in float64 that the quantile at ``level`` lies between."""
 
     @property
     @abstractmethod
     def reach(self) -> tuple[Tensor, Tensor]:
-        """Between which values [batch, output] the method's own likelihood is above zero; ±∞ where it always is."""
+        """Say between which values [batch, output] the method's own likelihood is above zero; ±∞ where it always is."""
 
     @final
     def quantile(self, level: float) -> Float[Tensor, "batch output"]:
-        """y with P(Y ≤ y | x) = ``level``, 0 < level < 1, of each output, in float64 (Chandrupatla 1997, by SciPy)."""
+        """Solve P(Y ≤ y | x) = ``level`` for y of each output, in float64 (Chandrupatla 1997, by SciPy)."""
         from scipy.optimize.elementwise import find_root  # half a second, which every process would pay
 
         low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
@@ -147,7 +147,7 @@ class Gaussian(Continuous):
 
     @property
     def variance(self) -> Float[Tensor, "batch output"]:
-        """E[Var] + Var[E], the mixture's variance (the population form over draws)."""
+        """Return E[Var] + Var[E], the mixture's variance (the population form over draws)."""
         return self.draw_variance.mean(0) + self.draw_mean.var(0, correction=0)
 
     @property

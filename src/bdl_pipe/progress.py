@@ -19,17 +19,17 @@ class Report(ABC):
 
     @abstractmethod
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Step ``step`` of ``total`` is done; ``metrics`` are worth recording."""
+        """Tell that step ``step`` of ``total`` is done; ``metrics`` are worth recording."""
 
     def due(self) -> bool:
-        """Whether it is time to save a checkpoint."""
+        """Say whether it is time to save a checkpoint."""
         return False
 
     def save(self, state: State) -> None:  # noqa: B027 — listening to nothing is a valid report
-        """SnapshotPolicy ``state`` so that a later ``load`` returns it, also after a kill."""
+        """Keep ``state`` so that a later ``load`` returns it, also after a kill."""
 
     def load(self) -> State | None:
-        """The last checkpoint that was saved whole, if any."""
+        """Return the last checkpoint that was saved whole, if any."""
         return None
 
 

@@ -24,18 +24,18 @@ class Seed:
     address: tuple[str | int, ...] = ()
 
     def fold(self, *parts: str | int) -> "Seed":
-        """The seed at a further address; ("a", 1) and ("a1",) are different places."""
+        """Return the seed at a further address; ("a", 1) and ("a1",) are different places."""
         return Seed(self.root, self.address + parts)
 
     def integer(self) -> int:
-        """A 63-bit integer that depends on the root and the whole address."""
+        """Return a 63-bit integer that depends on the root and the whole address."""
         text = json.dumps([self.root, *self.address])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - _BITS)
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh torch generator on ``device``, always in the same state for the same address."""
+        """Make a fresh torch generator on ``device``, always in the same state for the same address."""
         return torch.Generator(device=device).manual_seed(self.integer())
 
     def numpy(self) -> np.random.Generator:
-        """A fresh numpy generator."""
+        """Make a fresh numpy generator."""
         return np.random.default_rng(self.integer())

@@ -18,13 +18,13 @@ COVERAGE: Final = 0.9
 
 
 def table(batches: Iterable[tuple[slice, Predictive]], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """:func:`columns` of all rows, from the predictives of their batches (``Predictor.batches``)."""
+    """Make :func:`columns` of all rows, from the predictives of their batches (``Predictor.batches``)."""
     parts = [columns(predictive, names) for _, predictive in batches]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def columns(predictive: Predictive, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Columns of [batch] values; ``names``: the classes, or the target columns."""
+    """Make columns of [batch] values; ``names``: the classes, or the target columns."""
     if isinstance(predictive, Categorical):
         return _class_columns(predictive, names)
     assert isinstance(predictive, Continuous)

@@ -117,7 +117,7 @@ class Cluster:
             ray.kill(hub)
 
     def _at_once(self, tasks: Sequence[Task]) -> int:
-        """Count the tasks to hand over: all, for Ray to queue, but of groups of workers those that there is room for."""
+        """Count the tasks to hand over: all, for Ray to queue, but of groups of workers those that have room."""
         import ray
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
@@ -137,7 +137,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(settings: Settings) -> Iterator[None]:
-    """Connect this process to Ray: a cluster that is named, the head that stages share, or one that lives for the block.
+    """Connect this process to Ray: a cluster that is named, the head that stages share, or one for this block alone.
 
     A connection that is there is kept.
 

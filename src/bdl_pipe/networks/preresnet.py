@@ -64,7 +64,7 @@ class Block(nn.Module):
 def preresnet_trunk(
     config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+    """Build the trunk for images of any size and channels (an odd side is halved up), and return it with its width."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
     channels = _STEM
     for group in range(3):

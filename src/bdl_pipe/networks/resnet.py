@@ -70,7 +70,7 @@ class Block(nn.Module):
 def resnet_trunk(
     config: ResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+    """Build the trunk for images of any size and channels (an odd side is halved up), and return it with its width."""
     stem = _conv_norm(input_shape[0], _STEM, 3, 1, generator)
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(*stem, nn.ReLU()))
     channels = _STEM
@@ -84,7 +84,7 @@ def resnet_trunk(
 
 
 def _residual(depth: int, inner: int, stride: int) -> list[tuple[int, int, int]]:
-    """Output channels, side and stride of each convolution of a block."""
+    """List output channels, side and stride of each convolution of a block."""
     if depth == 18:
         return [(inner, 3, stride), (inner, 3, 1)]
     return [(inner, 1, 1), (inner, 3, stride), (_BOTTLENECK * inner, 1, 1)]

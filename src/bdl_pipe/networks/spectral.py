@@ -41,7 +41,7 @@ class SpectralBound(nn.Module):
 
 
 def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
-    """Bound every linear and convolutional layer inside ``module``, in place; the layers' names."""
+    """Bound every linear and convolutional layer inside ``module``, in place, and return the layers' names."""
     bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _LAYERS)]
     for _, layer in bounded:
         parametrize.register_parametrization(layer, "weight", SpectralBound(bound))

@@ -47,11 +47,11 @@ class MeanField(nn.Module):
         self.register_buffer("_prior", torch.cat(priors), persistent=False)  # prior variances [weight]
 
     def draw(self, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...]."""
+        """Draw standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...]."""
         return {k: torch.randn(steps, *v.shape, generator=generator) for k, v in self.log_sd.items()}
 
     def forward(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
-        """The module's output with the weights m + s·noise."""
+        """Compute the module's output with the weights m + s·noise."""
         means, log_sds = self._flat()
         drawn = means + log_sds.exp() * torch.cat([noise[_key(name)].flatten() for name in self._shapes])
         parts = drawn.split([shape.numel() for shape in self._shapes.values()])
@@ -59,7 +59,7 @@ class MeanField(nn.Module):
         return functional_call(self.module, weights, (inputs,))
 
     def kl(self) -> Tensor:
-        """KL(q(θ) || p(θ)), a scalar, constants kept."""
+        """Compute KL(q(θ) || p(θ)), a scalar, constants kept."""
         means, log_sds = self._flat()
         prior = self._prior.to(means)
         log_ratio = 2 * log_sds - prior.log()

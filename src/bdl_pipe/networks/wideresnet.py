@@ -66,7 +66,7 @@ class Block(nn.Module):
 def wideresnet_trunk(
     config: WideResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of any size: an odd side is halved up."""
+    """Build the trunk, and return it with its width, for images of any size: an odd side is halved up."""
     blocks = (config.depth - 4) // 6
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
     channels = _STEM

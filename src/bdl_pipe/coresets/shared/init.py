@@ -30,7 +30,7 @@ class Coreset:
     classes: Int[Tensor, " n"]
 
     def state(self, data: FitData, about: dict[str, object]) -> State:
-        """As an artifact; ``raw`` are the inputs before the transform (intensities in [0, 1], unclipped)."""
+        """Return the artifact's state; ``raw`` are inputs before the transform (intensities in [0, 1], unclipped)."""
         tensors = {
             "images": self.images,
             "labels": self.labels,
@@ -46,13 +46,13 @@ class Coreset:
 
 
 def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float = 1.0) -> Float[Tensor, "n k"]:
-    """(onehot − 1/k)/√(k/10) (Zhou et al. 2022), times ``label_scale``."""
+    """Return (onehot − 1/k)/√(k/10) (Zhou et al. 2022), times ``label_scale``."""
     onehot = F.one_hot(classes, outputs).to(torch.float32)
     return label_scale * (onehot - 1 / outputs) / math.sqrt(outputs / 10)
 
 
 def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed) -> Coreset:
-    """``ipc`` training rows of each class, drawn without replacement.
+    """Draw ``ipc`` training rows of each class, without replacement.
 
     Raises:
         DataError: a class has fewer than ``ipc`` training rows.

@@ -60,12 +60,12 @@ class ModelPool:
             member.steps = slot * config.steps // config.networks
 
     def draw(self, step: int) -> tuple[int, networks.Network]:
-        """The slot and the network that outer step ``step`` uses."""
+        """Return the slot and the network that outer step ``step`` uses."""
         slot = self._rng.fold("draw", step).integer() % self._config.networks
         return slot, self._members[slot].network
 
     def advance(self, slot: int, images: Tensor, labels: Tensor, augmentation: AugmentConfig) -> float:
-        """Train the network of ``slot`` one step on the coreset, or draw it anew at age T; its loss."""
+        """Train the network of ``slot`` one step on the coreset, draw it anew at age T, and return its loss."""
         member = self._members[slot]
         address = self._rng.fold("noise", slot, self._generations[slot], member.steps)
         loss = step_on_coreset(member, images, labels, augmentation, address)
@@ -75,7 +75,7 @@ class ModelPool:
         return loss
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, buffers and Adam states of every slot, ages and generations."""
+        """Return weights, buffers and Adam states of every slot, ages and generations."""
         ages = torch.tensor([member.steps for member in self._members])
         tensors = {"ages": ages, "generations": torch.tensor(self._generations)}
         for slot, member in enumerate(self._members):

@@ -35,7 +35,7 @@ def fresh(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> Trained:
-    """A new network on ``device`` and its Adam with a constant rate.
+    """Make a new network on ``device`` and its Adam with a constant learning rate.
 
     The head has no bias in the paper: ours is 0 and not trained.
     """
@@ -45,12 +45,12 @@ def fresh(
 
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:
-    """φ(x) [b, h]; batch normalisation, where there is one, in evaluation mode."""
+    """Compute φ(x) [b, h]; batch normalisation, where there is one, is in evaluation mode."""
     return feature_scale * network.eval().trunk(images)
 
 
 def step_on_coreset(trained: Trained, images: Tensor, labels: Tensor, config: AugmentConfig, rng: Seed) -> float:
-    """One Adam step on the augmented coreset; returns its loss. ``rng`` is the step's own address."""
+    """Take one Adam step on the augmented coreset, and return its loss. ``rng`` is the step's own address."""
     network = trained.network.train()
     trained.optimiser.zero_grad(set_to_none=True)
     with networks.dropout_masks(network, rng.fold("dropout")):

@@ -47,7 +47,7 @@ class HeadPosterior:
     ratio: float
 
     def kl(self) -> Float[Tensor, ""]:
-        """KL[q ‖ p] in nats, constants kept (eq. 28–30).
+        """Compute KL[q ‖ p] in nats, constants kept (eq. 28–30).
 
         With V's log-determinant and trace written out, −kh log ρ and −kh cancel exactly:
         ½(k log det A − k tr(A⁻¹(A − I)) + ρ‖m‖²).
@@ -60,13 +60,13 @@ class HeadPosterior:
         return 0.5 * (classes * (log_det - shrink) + self.rho * self.mean.square().sum())
 
     def logit_moments(self, test_features: Float[Tensor, "b h"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
-        """Mean φᵀm of each class's logit and their common variance φᵀVφ (diagonal of eq. 31)."""
+        """Compute the mean φᵀm of each class's logit and their common variance φᵀVφ (diagonal of eq. 31)."""
         return test_features @ self.mean, variance(
             test_features, self.features, self.factor, rho=self.rho, ratio=self.ratio
         )
 
     def predict(self, test_features: Float[Tensor, "b h"]) -> Categorical:
-        """softmax(mean / √(1 + π/8 · variance)) (eq. 25), as a predictive of one draw."""
+        """Return softmax(mean / √(1 + π/8 · variance)) (eq. 25), as a predictive of one draw."""
         return Categorical(class_log_probs(*self.logit_moments(test_features))[None])
 
 
@@ -77,7 +77,7 @@ def solve(
     gamma: float = 100.0,
     beta: float | None = None,
 ) -> HeadPosterior:
-    """The posterior of the head given a coreset (eq. 21).
+    """Solve for the posterior of the head given a coreset (eq. 21).
 
     Args:
         features: Φ, the trunk's features of the coreset.
@@ -119,7 +119,7 @@ def variance(
     rho: float,
     ratio: float,
 ) -> Float[Tensor, " b"]:
-    """φᵀVφ of each test row.
+    """Compute φᵀVφ of each test row.
 
     Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that round-off can push below 0: clamped there.
     Primal (``features`` is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
@@ -131,7 +131,7 @@ def variance(
 
 
 def class_log_probs(mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " b"]) -> Float[Tensor, "b k"]:
-    """log softmax of the mean-field approximation of E[softmax] (eq. 25; Lu et al. 2020)."""
+    """Compute the log softmax of the mean-field approximation of E[softmax] (eq. 25; Lu et al. 2020)."""
     return F.log_softmax(mean / torch.sqrt(1 + MEAN_FIELD * logit_variance)[:, None], dim=-1)
 
 
@@ -142,7 +142,7 @@ def dataset_loss(
     num_train: int = 60_000,
     beta_dataset: float = 1e-8,
 ) -> Float[Tensor, ""]:
-    """The outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
+    """Compute the outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
 
     Args:
         batch_features: features of training rows; they need no graph.

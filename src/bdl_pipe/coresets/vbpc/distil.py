@@ -63,7 +63,7 @@ class DistilConfig:
 
 
 def stored(checkpoint: State, config: DistilConfig) -> tuple[Tensor, Tensor]:
-    """Images and labels in a checkpoint of :func:`distil`."""
+    """Read images and labels from a checkpoint of :func:`distil`."""
     tensors = checkpoint.tensors
     return tensors["task.images"], tensors["task.labels"] * config.label_lr / config.lr
 
@@ -95,7 +95,7 @@ class Distillation(loop.Objective):
         self._slot, self._accuracy = 0, 0.0
 
     def coreset(self) -> tuple[Tensor, Tensor]:
-        """Images and labels as they stand, detached."""
+        """Return images and labels as they stand, detached."""
         return self._images.detach(), self._unit * self._labels.detach()
 
     def parameters(self) -> list[Tensor]:
@@ -135,7 +135,7 @@ class Distillation(loop.Objective):
         return (step + 1) % self._config.accuracy_every == 0 or step + 1 == self._config.steps
 
     def _batch(self, address: Seed) -> tuple[Tensor, Tensor]:
-        """Augmented training rows, drawn with replacement, and their classes."""
+        """Draw augmented training rows with replacement, and their classes."""
         size = (min(self._config.batch, len(self._data.train)),)
         index = torch.randint(len(self._data.train), size, generator=address.fold("batch").generator()).numpy()
         images = self._data.transform.inputs(self._data.train.inputs[index], self._data.device)
@@ -154,7 +154,7 @@ def distil(
     rng: Seed,
     report: Report,
 ) -> Coreset:
-    """A coreset distilled from ``start``; resumes from ``report.load()`` with the same bits.
+    """Distil a coreset from ``start``; it resumes from ``report.load()`` with the same bits.
 
     Raises:
         Diverged: the loss became NaN or infinite.

@@ -49,7 +49,7 @@ class VbpcConfig:
 
 
 def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, report: Report) -> State:
-    """A distilled coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
+    """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
     start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
     made = distil(
         data,
@@ -65,7 +65,7 @@ def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Se
 
 
 def from_checkpoint(checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed) -> State:
-    """The coreset as it stands in a checkpoint of :func:`distil_coreset`, for a search that judges it half-way."""
+    """Read the coreset as it stands in a checkpoint of :func:`distil_coreset`: a search judges it half-way."""
     start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
     images, labels = stored(checkpoint, config.coreset)
     return Coreset(images, labels, start.classes).state(data, {"coreset": "vbpc", "ipc": config.ipc})

@@ -78,13 +78,13 @@ class VbpcPosterior:
 
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
-        """φ(x) [b, h] of transformed inputs."""
+        """Compute φ(x) [b, h] of transformed inputs."""
         parts = inputs.split(_CHUNK)
         return torch.cat([features(self._network, part, self.spec.feature_scale) for part in parts])
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
-        """Class probabilities of transformed inputs; ``rng`` is not used."""
+        """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return self.head.predict(self.features(inputs))
 
     def state(self) -> State:
@@ -103,7 +103,7 @@ class VbpcPosterior:
 
 
 def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
-    """One fresh network, trained on the one coreset in ``inputs`` (on ``data.device``), with the closed-form head.
+    """Train a fresh network on the one coreset in ``inputs`` (on ``data.device``), and solve for its head.
 
     Only the data's shape and device are used, no row of it. Resumes from ``report.load()`` with the same bits.
 
