@@ -101,7 +101,7 @@ def _counts(outcome: Outcome) -> str:
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
-    """Print the comparison: the report's, where it is of these params, else of the runs that are, and why not of all."""
+    """Print the comparison: the report's, where it is of these params, else of the runs that are; and what is missing."""
     from rich.console import Console
 
     from .report import terminal
