@@ -10,6 +10,7 @@ with ``pid <n>`` at its start and ``exit <code>`` at its end; ``ray`` with ``add
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -57,7 +58,10 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
     import psutil
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's business
+    gc.disable()
     preload()
+    gc.freeze()  # what is imported is no garbage: a fork that looked for some there would copy every page of it
+    gc.enable()
     Host(Path(path), psutil.Process(owner)).serve(ahead)
 
 
