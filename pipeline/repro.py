@@ -43,8 +43,10 @@ def main(args: Namespace) -> int:
         _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
+    host = run.start_host()
     with _parent_run() as tell:
         try:
+            host.join()
             outcome = run.bring_all(stages, params, jobs=args.jobs)
         except client.Lost as error:
             raise UserError(str(error)) from None
