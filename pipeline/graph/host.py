@@ -10,6 +10,7 @@ with ``pid <n>`` at its start and ``exit <code>`` at its end; ``ray`` with ``add
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -61,9 +62,14 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
         process = psutil.Process(owner)
     except psutil.NoSuchProcess:
         return
-    for _ in preload():  # seconds of a core each, on a busy machine a minute together
-        if not _lives(process):
-            return
+    gc.disable()
+    try:
+        for _ in preload():  # seven seconds of a core together, on a busy machine a minute
+            if not _lives(process):
+                return
+        gc.freeze()  # what is imported is no garbage: a fork that looked for some there would copy every page of it
+    finally:
+        gc.enable()
     Host(Path(path), process).serve(ahead)
 
 

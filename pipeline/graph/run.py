@@ -3,7 +3,9 @@
 ``make repro``, ``dvc repro`` (which it runs ahead of), ``paper`` and ``run all`` are this one.
 """
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,6 +34,21 @@ def stale(stages: Plan) -> dict[str, str]:
         elif above is not None:
             why[name] = f"{above} is to be run"
     return why
+
+
+def start_host() -> threading.Thread:
+    """Start this process's host beside what is done meanwhile; once the thread has ended, it is there or cannot be."""
+
+    def start() -> None:
+        import psutil
+
+        me = psutil.Process()
+        with contextlib.suppress(client.Lost):  # whoever needs it tries again, and says so
+            client.start(me.pid, me.create_time())
+
+    thread = threading.Thread(target=start if sys.platform == "linux" else lambda: None, daemon=True)
+    thread.start()
+    return thread
 
 
 def ensure_all(

@@ -199,6 +199,17 @@ def test_an_altered_file_is_found(project: Project) -> None:
     assert file.read_bytes() == blob and stale(project) == set()
 
 
+def test_dvc_is_asked_only_for_what_it_does_not_know(project: Project) -> None:
+    """A folder beside those that the report reads is in DVC's record of it; with nothing new, DVC is not started."""
+    shutil.copytree(project.folder / "work/evaluate/digits-ensemble", project.folder / "work/evaluate/other")
+    assert stale_for_dvc(project) == {"report"}
+    assert "nothing to do" in project.pipeline("repro").stdout
+    assert stale_for_dvc(project) == set()
+    shutil.rmtree(project.folder / ".dvc")
+    again = project.pipeline("repro")
+    assert "nothing to do" in again.stdout and again.stderr == ""
+
+
 def test_without_dvc_the_run_says_so_and_is_whole(tmp_path: Path) -> None:
     """A machine whose DVC does not work: results are in place, and one line says that they are not recorded."""
     project = make(tmp_path / "none", PARAMS)
