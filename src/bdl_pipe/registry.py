@@ -44,7 +44,7 @@ class Lazy(Mapping[str, T], Generic[T]):
         return len(self._places)
 
     def module(self, name: str) -> str:
-        """The module of an entry, in full; nothing is imported."""
+        """Return the module of an entry, in full; nothing is imported."""
         return f"{__package__}.{self._places[name].partition(':')[0]}"
 
 
@@ -105,8 +105,8 @@ POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
 )
 
 
-def stored_address(path: Path, split: int = 0, member: int = 0) -> "Seed":
-    """The address of the predictions of a member of a student artifact, the one that its scores are at.
+def stored_address(path: Path, split: int = 0, seed: int = 0) -> "Seed":
+    """Return the address of the predictions of a seed of a student artifact, the one that its scores are at.
 
     Raises:
         ArtifactError: the folder is not a whole student artifact, or does not say which run of which seed it is of.
@@ -117,25 +117,25 @@ def stored_address(path: Path, split: int = 0, member: int = 0) -> "Seed":
     about = artifacts.load(path, "student", verify=False).manifest["about"]
     if not {"seed", "run"} <= about.keys():
         raise ArtifactError(f"{path}: must say its seed and its run; make it again")
-    return prediction_address(about["seed"], about["run"], split, member)
+    return prediction_address(about["seed"], about["run"], split, seed)
 
 
-def load_predictor(path: Path, split: int = 0, member: int = 0, device: str = "cpu") -> "Predictor":
-    """The fitted posterior in a student artifact: raw inputs in, original units out.
+def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu") -> "Predictor":
+    """Load the fitted posterior in a student artifact: raw inputs in, original units out.
 
     Raises:
-        ArtifactError: the folder is not a whole student artifact, or has no such split or member.
+        ArtifactError: the folder is not a whole student artifact, or has no such split or seed.
     """
     from . import artifacts
     from .data.transform import Transform
     from .posterior import Predictor
 
     artifact = artifacts.load(path, "student")
-    name = f"{split}-{member}"
-    made = [n for n in artifact.names() if not n.startswith("transform-")]
-    if name not in made:
+    name = f"{split}-{seed}"
+    stored = [n for n in artifact.names() if not n.startswith("transform-")]
+    if name not in stored:
         raise ArtifactError(
-            f"{path}: has no member {member} of split {split} (it has <split>-<member> {', '.join(made)})"
+            f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})"
         )
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
@@ -143,7 +143,7 @@ def load_predictor(path: Path, split: int = 0, member: int = 0, device: str = "c
 
 
 def posterior_of(state: "State", device: "torch.device | str" = "cpu") -> "Posterior":
-    """The posterior whose ``state()`` this is, on ``device``.
+    """Return the posterior whose ``state()`` this is, on ``device``.
 
     Raises:
         ArtifactError: the state is of no registered posterior.
