@@ -1,10 +1,12 @@
 """What README and docs/ show is run, or read by what would run it."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ OTHER_PROGRAMS = ("export", "mlflow", "dvc")
 WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
 
 
-def of(*languages: str) -> list[object]:
+def of(*languages: str) -> list[Any]:
     return [block for block in BLOCKS if block.values[1] in languages]
 
 
@@ -48,22 +50,53 @@ def test_a_block_is_of_a_kind_that_is_tested(page: Path, language: str, text: st
     assert language in KINDS
 
 
-@pytest.mark.parametrize(("page", "language", "text"), of("python"))
-def test_the_library_runs_without_the_pipeline(page: Path, language: str, text: str, tmp_path: Path) -> None:
-    if text.startswith("# src/"):
-        return  # a file of the new method, see below
-    coreset = tmp_path / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # one that make repro would leave
+RUNNING = """
+import json, os, sys, torch._dynamo
+for text, out in json.load(sys.stdin):
+    if os.fork() == 0:
+        for number, path in ((1, out), (2, out + ".err")):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        exec(compile(text, out, "exec"), {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Block -> exit code, stdout and stderr, each in a process of its own; they have the import of torch in common."""
+    folder = tmp_path_factory.mktemp("blocks")
+    coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # one that make repro would leave
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
+    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith("# src/")]
+    outs = [folder / str(number) for number in range(len(texts))]
+    asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
     done = subprocess.run(
-        [sys.executable, "-c", text + WITHOUT_PIPELINE],
+        [sys.executable, "-c", RUNNING],
+        input=asked,
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env=_environment(),
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"tensor|Size|\d", done.stdout)
+    codes = map(int, done.stdout.split())
+    return {
+        text: (code, out.read_text(), Path(f"{out}.err").read_text())
+        for text, code, out in zip(texts, codes, outs, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("page", "language", "text"), of("python"))
+def test_the_library_runs_without_the_pipeline(
+    page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
+) -> None:
+    if text.startswith("# src/"):
+        return  # a file of the new method, see below
+    code, out, error = ran[text]
+    assert code == 0, error
+    assert re.search(r"tensor|Size|\d", out)
 
 
 def _environment() -> dict[str, str]:

@@ -144,7 +144,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
     """Run ``python -m stages.<kind> [KEY]``: in a fork of the host under ``dvc repro``, else in this process."""
     request: dict[str, Any] = {"kind": kind, "key": arguments[0] if arguments else ""}
     if sys.platform == "linux" and os.environ.get("DVC_STAGE") and kind != "sources":
-        from .dvc import Invocation
+        from .invocation import Invocation
 
         invocation = Invocation.above()
         if invocation is not None:

@@ -5,7 +5,6 @@ those that ``dvc.lock`` does not have so. A plain ``dvc repro`` runs ``python -m
 itself. Nothing of DVC is imported here or replaced.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,10 +12,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import yaml
 
@@ -35,42 +33,6 @@ _RWLOCK: Final = Path(".dvc/tmp/rwlock")
 _SOURCES: Final = "sources"
 _GRAPH: Final = Path("dvc.yaml")
 _TARGET_COST: Final = 20  # stages that DVC records in the time that one target more takes it
-_PASSIVE: Final = ("-v", "--verbose", "-q", "--quiet")  # options of dvc repro that leave what it runs alone
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """The ``dvc repro`` that this process runs under.
-
-    Attributes:
-        pid, created: its process.
-        targets: what it was asked for; empty: the whole graph; null: more than targets, which only DVC can tell.
-        forced: it runs what is up to date, too.
-    """
-
-    pid: int
-    created: float
-    targets: tuple[str, ...] | None
-    forced: bool
-
-    @classmethod
-    def above(cls) -> Self | None:
-        """Find the nearest one above this process; None where there is none."""
-        import psutil
-
-        for process in psutil.Process().parents():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if any(Path(word).name == "dvc" for word in words[:3]) and "repro" in words:
-                    return cls._of(process.pid, process.create_time(), words[words.index("repro") + 1 :])
-        return None
-
-    @classmethod
-    def _of(cls, pid: int, created: float, words: list[str]) -> Self:
-        given = [word for word in words if word not in _PASSIVE]
-        plain = not any(word.startswith("-") for word in given)
-        forced = "--force" in words or any(w.startswith("-") and not w.startswith("--") and "f" in w for w in words)
-        return cls(pid, created, tuple(given) if plain else None, forced)
 
 
 def installed() -> bool:

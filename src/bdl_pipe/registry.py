@@ -134,9 +134,7 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     name = f"{split}-{seed}"
     stored = [n for n in artifact.names() if not n.startswith("transform-")]
     if name not in stored:
-        raise ArtifactError(
-            f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})"
-        )
+        raise ArtifactError(f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})")
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
     return Predictor(posterior_of(artifact.state(name), device), transform, classes)

@@ -16,7 +16,8 @@ import pytest
 from pipeline.core.settings import Settings
 from pipeline.graph import client, dvc
 from pipeline.graph import host as host_module
-from tests.end_to_end.conftest import PARAMS, make
+from pipeline.graph.invocation import Invocation
+from tests.end_to_end.conftest import PARAMS, ROOT, make
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone"),
@@ -246,5 +247,13 @@ def test_another_dvc_is_told(
     ],
 )
 def test_what_a_dvc_repro_asks_for(words: list[str], targets: tuple[str, ...] | None, forced: bool) -> None:
-    found = dvc.Invocation._of(1, 2.0, words)
+    found = Invocation._of(1, 2.0, words)
     assert (found.targets, found.forced) == (targets, forced)
+
+
+def test_a_stages_own_process_under_dvc_imports_little() -> None:
+    """It asks the host, which has imported the rest; torch alone is two seconds of every stage."""
+    code = "import sys, stages.prepare; from pipeline.graph import invocation; invocation.Invocation.above()\n"
+    code += "print(*({'torch', 'numpy', 'yaml', 'ray', 'mlflow'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
