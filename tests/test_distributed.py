@@ -72,7 +72,7 @@ def test_two_ranks_fit_the_posterior_of_one_process(
         torch.testing.assert_close(one, value, atol=1e-6 * scale, rtol=1e-6)
         moved = max(moved, float((one.double() - value.double()).abs().max()))
     assert moved > 0, "the halves of a batch are not added in the order of the whole: nothing was shared"
-    assert METHODS[name].stages["student"].shares
+    assert METHODS[name].stages["student"].data_parallel
 
 
 def test_only_rank_0_reports_and_saves_and_tells_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:

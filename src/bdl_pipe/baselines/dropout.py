@@ -14,26 +14,22 @@ network and the joint predictive of several rows exists; each row's own predicti
 State: the learner's ``state_dict``; config ``spec`` (a :class:`DropoutSpec`), ``epochs`` and ``loss``.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from .. import distributed, networks
-from ..artifacts import State
-from ..config import read, to_mapping
-from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec, Task
+from ..method import Method, StageSpec
 from ..networks import NetworkConfig
 from ..predictive import Predictive
-from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.learner import NoisyLearner, TrainingConfig
 from ..training.likelihood import HomoscedasticLikelihood
-from ..training.warm_start import Weights, begin, fit_from
+from ..training.posterior import LearnerPosterior, LearnerSpec
+from ..training.warm_start import Weights, begin
 
 _ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
@@ -65,17 +61,14 @@ class DropoutConfig:
 
 
 @dataclass(frozen=True)
-class DropoutSpec:
+class DropoutSpec(LearnerSpec[DropoutConfig]):
     """What a learner is built from."""
 
     config: DropoutConfig
-    input_shape: tuple[int, ...]
-    outputs: int
-    task: Task
 
 
 @final
-class Dropout(Learner):
+class Dropout(NoisyLearner):
     """A network whose activations are masked by masks that the caller draws."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
@@ -155,31 +148,7 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
 class DropoutPosterior(LearnerPosterior[Dropout]):
     """A fitted :class:`Dropout`."""
 
-    key = "dropout"
-
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> Dropout:
-        return Dropout(read(DropoutSpec, spec, "spec"), Seed(0))
-
-
-def fit(
-    data: Sequence[FitData], inputs: Sequence[Inputs], config: DropoutConfig, *, rngs: Sequence[Seed], report: Report
-) -> list[State]:
-    """A posterior on each of ``data``; weights start at the last snapshot of a trajectory in ``inputs``, if any.
-
-    Raises:
-        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it; a network
-        whose
-            activations cannot all be masked.
-        Diverged: a loss became NaN or infinite.
-    """
-    spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
-
-    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
-        return Dropout(spec, rng, start)
-
-    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
-    return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
+    key, spec_class, learner_class = "dropout", DropoutSpec, Dropout
 
 
 DROPOUT = Method(
@@ -187,7 +156,9 @@ DROPOUT = Method(
     config=DropoutConfig,
     tasks=("classification", "regression"),
     stages={
-        "student": StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+        "student": StageSpec(
+            fit_many=DropoutPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
+        )
     },
     search={
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
