@@ -35,7 +35,7 @@ def alone() -> tuple[dict[str, torch.Tensor], ranks.Listening]:
 def test_without_a_group_nothing_happens(tiny_images: FitData) -> None:
     parameter, rows = torch.zeros(3), torch.arange(5)
     parameter.grad = torch.ones(3)
-    distributed.average([parameter])
+    distributed.average_gradients([parameter])
     distributed.broadcast_buffers(nn.BatchNorm2d(2))
     assert distributed.world() == (0, 1) and torch.equal(distributed.shard(rows), rows)
     assert torch.equal(parameter.grad, torch.ones(3)) and distributed.broadcast_from_rank0(lambda: None) is None

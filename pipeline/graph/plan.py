@@ -141,7 +141,7 @@ def _prepare(key: str, params: Params) -> Stage:
 
 def _inputs(key: str, params: Params) -> Stage:
     if key not in params.inputs:
-        raise UserError(f"inputs.{key} is not an spec (known: {', '.join(params.inputs) or 'none'})")
+        raise UserError(f"inputs.{key} is not an input (known: {', '.join(params.inputs) or 'none'})")
     names = params.inputs[key].values()
     return Stage(
         kind="inputs",

@@ -7,10 +7,11 @@ artifacts are one by this stage: its own artifact holds the hash of each, and no
 import json
 
 from bdl_pipe import artifacts
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError
 
 from ..core import places
-from ..core.params import Params, nearest
+from ..core.params import Params
 
 
 def bundle(key: str, params: Params) -> None:
@@ -20,7 +21,7 @@ def bundle(key: str, params: Params) -> None:
         UserError: there is no such spec, or one of its artifacts is not there.
     """
     if key not in params.inputs:
-        raise ConfigError(f"inputs.{key}", f"is not an spec{nearest(key, params.inputs)}")
+        raise ConfigError(f"inputs.{key}", f"is not an input{nearest(key, params.inputs)}")
     hashes = {}
     for kind, name in params.inputs[key].items():
         place = places.artifact(kind, name.partition("/")[2])

@@ -56,7 +56,7 @@ class StageRun:
         print(f"warning: {text}", file=sys.stderr)
 
     def artifact(self, path: Path) -> None:
-        """SnapshotPolicy a copy of a small file or folder."""
+        """Keep a copy of a small file or folder."""
 
     def model(self, student: Path) -> None:
         """Log the fitted posterior in ``student`` as a model that can be served."""

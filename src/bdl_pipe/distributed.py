@@ -19,14 +19,14 @@ from .errors import require
 
 
 def world() -> tuple[int, int]:
-    """(rank, size) of the process group; (0, 1) where there is none."""
+    """Return (rank, size) of the process group; (0, 1) where there is none."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
-    """This rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
+    """Return this rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
 
     Raises:
         ConfigError: the ranks do not divide the batch; a smaller batch would be another experiment.
@@ -37,8 +37,8 @@ def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
 
 
 @torch.no_grad()
-def average(parameters: Iterable[Tensor]) -> None:
-    """Every gradient becomes its mean over ranks: one all-reduce for each dtype and device.
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace every gradient by its mean over ranks: one all-reduce for each dtype and device.
 
     Every rank must have gradients for the same parameters.
     """
@@ -53,7 +53,7 @@ def average(parameters: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def mean(value: Tensor) -> Tensor:
-    """The mean over ranks of a tensor without graph."""
+    """Return the mean over ranks of a tensor without graph."""
     _, size = world()
     if size == 1:
         return value
@@ -64,7 +64,7 @@ def mean(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module) -> None:
-    """Rank 0's buffers (batch norm's running statistics) on every rank."""
+    """Give every rank the buffers of rank 0 (batch norm's running statistics)."""
     if world()[1] == 1:
         return
     for bucket in _buckets(module.buffers()):
@@ -74,7 +74,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
-    """What ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
+    """Return what ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
     rank, size = world()
     if size == 1:
         return load()
@@ -87,11 +87,11 @@ def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors by dtype and device, in a fixed order."""
-    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    """Group tensors by dtype and device, in a fixed order."""
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(found.values())
+        buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(buckets.values())
 
 
 def _scatter(flat: Tensor, bucket: list[Tensor]) -> None:

@@ -26,7 +26,7 @@ class Report(ABC):
         return False
 
     def save(self, state: State) -> None:  # noqa: B027 — listening to nothing is a valid report
-        """SnapshotPolicy ``state`` so that a later ``load`` returns it, also after a kill."""
+        """Keep ``state`` so that a later ``load`` returns it, also after a kill."""
 
     def load(self) -> State | None:
         """The last checkpoint that was saved whole, if any."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ from ..errors import require
 from ..method import Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
-from ..predictive import Categorical, Gaussian, Predictive
+from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
 from ..training.learner import FitResult, Learner, TrainingConfig
 from ..training.posterior import LearnerPosterior
@@ -148,8 +147,8 @@ class Sngp(Learner):
     def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
         """The predictive of f of the given variance [batch]; None: 0."""
         if self.spec.task == "classification":
-            shrink = 1 if variance is None else torch.sqrt(1 + math.pi / 8 * variance)[:, None]
-            return Categorical(F.log_softmax(outputs / shrink, dim=-1)[None])
+            spread = outputs.new_zeros(()) if variance is None else variance[:, None]
+            return Categorical(mean_field(outputs, spread)[None])
         total = self.log_noise.exp() if variance is None else self.log_noise.exp() + variance[:, None]
         return Gaussian(outputs[None], total.expand_as(outputs)[None])
 

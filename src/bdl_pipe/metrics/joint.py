@@ -4,13 +4,10 @@ log p(y_i, y_j | x_i, x_j, D) = log (1/S) Σ_s p(y_i|x_i, θ_s) p(y_j|x_j, θ_s)
 that shared parameters make; a predictive of one draw has none, and a gap of exactly 0.
 """
 
-import math
-
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..predictive import Categorical
+from ..predictive import Categorical, mixture
 from .mean import Mean
 
 
@@ -28,7 +25,7 @@ def joint_log_prob(
     The quantity that a distilled predictive cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
     """
     terms = terms.double()
-    return _mixture(terms[:, first] + terms[:, second])
+    return mixture(terms[:, first] + terms[:, second])
 
 
 def joint_scores(
@@ -38,9 +35,5 @@ def joint_scores(
 
     A gap above 0 says that the dependence that the draws imply is borne out by the labels.
     """
-    joint, marginal = joint_log_prob(terms, first, second), _mixture(terms.double())
+    joint, marginal = joint_log_prob(terms, first, second), mixture(terms.double())
     return Mean.of(-joint), Mean.of(joint - (marginal[first] + marginal[second]))
-
-
-def _mixture(terms: Tensor) -> Tensor:
-    return torch.logsumexp(terms, 0) - math.log(len(terms))

@@ -59,7 +59,7 @@ def fastest_order(network: nn.Module) -> torch.memory_format:
 
 
 def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[str, Tensor]:
-    """VmappedModels weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
+    """Return stacked weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
 
     Filters that are in it already, as those of one channel or one pixel are in any, stay as they are.
     """
