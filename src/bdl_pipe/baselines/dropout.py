@@ -24,6 +24,7 @@ from .. import distributed, networks
 from ..errors import require
 from ..method import Method, StageSpec
 from ..networks import NetworkConfig
+from ..networks.normalisation import evaluation
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
@@ -122,7 +123,7 @@ class Dropout(NoisyLearner):
 
 
 def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Place of each activation in the trunk -> how many units or channels it has.
+    """Return how many units or channels each activation in the trunk has, by its place.
 
     Raises:
         ConfigError: the trunk has blocks, inside which no mask can be put after an activation, or has no activation.
@@ -131,17 +132,14 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
     rule = "must be of a network whose activations are layers of its trunk (mlp, convnet, vgg), a mask after each"
     require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
-    found, rows = {}, torch.zeros(1, *input_shape)
-    was_training = trunk.training
-    trunk.eval()  # the one row leaves running statistics alone
-    with torch.no_grad():
+    units, rows = {}, torch.zeros(1, *input_shape)
+    with torch.no_grad(), evaluation(trunk):  # the one row leaves running statistics alone
         for place, layer in trunk.named_children():
             rows = layer(rows)
             if type(layer).__module__ == _ACTIVATIONS:
-                found[place] = rows.shape[1]
-    trunk.train(was_training)
-    require(bool(found), "network.name", "must be of a network with activations")
-    return found
+                units[place] = rows.shape[1]
+    require(bool(units), "network.name", "must be of a network with activations")
+    return units
 
 
 @final

@@ -19,10 +19,9 @@ from torch.func import functional_call
 
 from ..artifacts import under
 from ..errors import UserError, require
+from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from .cache import FactorCache
-from .layers import Inducing, Weights
-from .modes import evaluation
+from .layers import FactorCache, Inducing, Weights
 from .posteriors import Members, Noise
 from .shared import Shared
 from .weightspace import FactorisedWeights, LocalLayer
