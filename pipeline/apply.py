@@ -11,6 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError
 from bdl_pipe.files import write_bytes
 
@@ -62,8 +63,7 @@ def _merge(base: MutableMapping[str, Any], overlay: Mapping[str, Any], prefix: s
     """Merge in place as ``config.merge`` does: another variant (with another ``name``) replaces the old one whole."""
     for key, value in overlay.items():
         old = base.get(key)
-        same = isinstance(old, MutableMapping) and isinstance(value, Mapping)
-        if isinstance(old, MutableMapping) and same and value.get("name", old.get("name")) == old.get("name"):
+        if isinstance(old, MutableMapping) and isinstance(value, Mapping) and same_variant(old, value):
             _merge(old, value, f"{prefix}{key}.", lines)
         elif old != value:
             base[key] = value

@@ -146,7 +146,7 @@ def _averaged(rank: int) -> list[Tensor | None]:
         values = torch.arange(parameter.numel(), dtype=parameter.dtype).view(parameter.shape)
         parameter.grad = torch.empty_like(parameter).copy_(values * (1 + 2 * rank) + number)
     parameters.append(torch.zeros(4))
-    distributed.average(parameters)
+    distributed.average_gradients(parameters)
     return [p.grad for p in parameters]
 
 

@@ -35,7 +35,7 @@ def alone() -> tuple[dict[str, torch.Tensor], ranks.Listening]:
 def test_without_a_group_nothing_happens(tiny_images: FitData) -> None:
     parameter, rows = torch.zeros(3), torch.arange(5)
     parameter.grad = torch.ones(3)
-    distributed.average([parameter])
+    distributed.average_gradients([parameter])
     distributed.broadcast_buffers(nn.BatchNorm2d(2))
     assert distributed.world() == (0, 1) and torch.equal(distributed.shard(rows), rows)
     assert torch.equal(parameter.grad, torch.ones(3)) and distributed.broadcast_from_rank0(lambda: None) is None
@@ -72,7 +72,7 @@ def test_two_ranks_fit_the_posterior_of_one_process(
         torch.testing.assert_close(one, value, atol=1e-6 * scale, rtol=1e-6)
         moved = max(moved, float((one.double() - value.double()).abs().max()))
     assert moved > 0, "the halves of a batch are not added in the order of the whole: nothing was shared"
-    assert METHODS[name].stages["student"].shares
+    assert METHODS[name].stages["student"].data_parallel
 
 
 def test_only_rank_0_reports_and_saves_and_tells_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:

@@ -130,7 +130,7 @@ def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
     fitted, split, _ = classes(draws=1)
     result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     assert "mutual_information" not in result.metrics
-    assert set(result.in_scores) == {"max_prob"}
+    assert set(result.in_distribution_scores) == {"max_prob"}
     assert result.metrics["joint_gap"][0] == 0.0
 
 
@@ -164,7 +164,7 @@ def test_shifted_rows_have_the_clean_scores_where_nothing_is_shifted() -> None:
 def test_other_data_are_told_by_each_score_that_exists() -> None:
     """Rows at the origin are uniform under every draw: least confident, and with no disagreement."""
     fitted, split, probs = classes(draws=4)
-    known = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_scores
+    known = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_distribution_scores
     np.testing.assert_allclose(np.exp(known["max_prob"]), probs.max(1), atol=1e-6)
     found = evaluation.score_ood(fitted, np.zeros((9, 2)), known, SETTINGS, Seed(0))
     names = ("auroc", "aupr_in", "aupr_out", "fpr95")
@@ -182,17 +182,17 @@ def test_a_density_of_features_is_a_score_of_its_own(draws: int) -> None:
     plain = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     result = evaluation.score_clean(dense, split, SETTINGS, Seed(0))
     assert result.metrics == plain.metrics  # nothing else changes
-    assert set(result.in_scores) == set(plain.in_scores) | {"feature_density"}
-    np.testing.assert_allclose(result.in_scores["feature_density"], -(split.inputs**2).sum(1), rtol=1e-5)
+    assert set(result.in_distribution_scores) == set(plain.in_distribution_scores) | {"feature_density"}
+    np.testing.assert_allclose(result.in_distribution_scores["feature_density"], -(split.inputs**2).sum(1), rtol=1e-5)
     near, far = split.inputs[:20] * 0.01, split.inputs[:30] + 50
     names = ("auroc", "aupr_in", "aupr_out", "fpr95")
-    found = evaluation.score_ood(dense, far, result.in_scores, SETTINGS, Seed(0))
-    before = evaluation.score_ood(fitted, far, plain.in_scores, SETTINGS, Seed(0))
+    found = evaluation.score_ood(dense, far, result.in_distribution_scores, SETTINGS, Seed(0))
+    before = evaluation.score_ood(fitted, far, plain.in_distribution_scores, SETTINGS, Seed(0))
     assert set(found) == set(before) | {f"{name}_feature_density" for name in names}
     assert {name: found[name] for name in before} == before
     assert found["auroc_feature_density"] == (1.0, 91)
     assert found["auroc"][0] < 0.5
-    nearer = evaluation.score_ood(dense, near, result.in_scores, SETTINGS, Seed(0))
+    nearer = evaluation.score_ood(dense, near, result.in_distribution_scores, SETTINGS, Seed(0))
     assert nearer["auroc_feature_density"][0] < 0.05
 
 
@@ -221,7 +221,7 @@ def test_regression_is_scored_in_original_units() -> None:
     np.testing.assert_allclose(result.predictions["mean"], draws.mean(0)[:, 0], rtol=1e-5)
     np.testing.assert_allclose(result.predictions["variance"], 100 + draws.var(0)[:, 0], rtol=1e-4)
     assert result.calibration is None
-    far = evaluation.score_ood(fitted, 100 + inputs, result.in_scores, SETTINGS, Seed(0))
+    far = evaluation.score_ood(fitted, 100 + inputs, result.in_distribution_scores, SETTINGS, Seed(0))
     assert far["auroc_variance"] == (1.0, 60)
 
 

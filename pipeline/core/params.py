@@ -4,7 +4,6 @@ Every command reads it first, so a wrong number anywhere stops everything in the
 DVC reads the file itself, to know what has changed.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final, get_args
 import yaml
 
 from bdl_pipe import config
+from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
 from bdl_pipe.data.partners import ood_source, transfer_source
 from bdl_pipe.errors import ConfigError, DataError, brief, require
@@ -191,12 +191,6 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     if not isinstance(loaded, dict):
         raise DataError(f"{path}: must be sections (key: value)")
     return loaded
-
-
-def nearest(key: object, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(str(key), names, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
 
 
 def _keys(raw: Mapping[str, Any], known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config
+from bdl_pipe.config import nearest
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
-from ..core.params import nearest, read_yaml
+from ..core.params import read_yaml
 
 HERE: Final = Path(__file__).parent
 CORRUPTED: Final = {f"sev. {severity}": f"corrupted:*:{severity}" for severity in SEVERITIES}

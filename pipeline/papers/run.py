@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import artifacts
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
 from .. import papers
 from ..core import places
-from ..core.params import FIT_KINDS, Params, Run, load, nearest
+from ..core.params import FIT_KINDS, Params, Run, load
 from ..core.settings import Settings
 from ..graph import client
 from ..graph import run as runner

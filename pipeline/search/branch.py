@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
+from bdl_pipe.config import nearest
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
@@ -24,7 +25,7 @@ from bdl_pipe.method import Method, fan_in
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params, Run, nearest
+from ..core.params import Params, Run
 from ..core.settings import Settings
 from ..graph import body
 from ..graph.plan import one

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config
+from bdl_pipe.config import nearest
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
 from ..core import places
-from ..core.params import Params, load, nearest, read_yaml, typed
+from ..core.params import Params, load, read_yaml, typed
 from ..core.settings import Settings
 from ..stages import records
 from ..tracking import provenance

@@ -94,7 +94,8 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
     clean = evaluation.score_clean(fitted, test, config, rng, device)
     found = {"test": clean.metrics}
     for name, other in shared["ood"].items():
-        found[f"ood:{name}"] = evaluation.score_ood(fitted, other.inputs, clean.in_scores, config, rng, device)
+        inside = clean.in_distribution_scores
+        found[f"ood:{name}"] = evaluation.score_ood(fitted, other.inputs, inside, config, rng, device)
     for name, other in shared["transfer"].items():
         found[f"transfer:{name}"] = evaluation.score_classification(fitted, other, config, rng, device)
     found["cost"] = evaluation.measure_cost(fitted, test.inputs, config, rng, device)

@@ -7,10 +7,11 @@ artifacts are one by this stage: its own artifact holds the hash of each, and no
 import json
 
 from bdl_pipe import artifacts
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError
 
 from ..core import places
-from ..core.params import Params, nearest
+from ..core.params import Params
 
 
 def bundle(key: str, params: Params) -> None:

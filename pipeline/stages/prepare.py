@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bdl_pipe import artifacts, config
+from bdl_pipe.config import nearest
 from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.prepared import Job
 from bdl_pipe.errors import ConfigError
@@ -15,7 +16,7 @@ from bdl_pipe.seeds import Seed
 from ..core import places
 from ..core.executors import Executor, Task
 from ..core.executors.display import Display
-from ..core.params import Params, nearest
+from ..core.params import Params
 
 
 def prepare_dataset(key: str, params: Params, executor: Executor) -> None:

@@ -98,7 +98,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
-    """Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
+    """Return Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
     return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 

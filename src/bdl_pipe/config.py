@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
@@ -34,7 +34,7 @@ def read(cls: type[T], mapping: object, path: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in mapping:
         if key not in fields:
-            raise ConfigError(f"{path}.{key}", f"is not a known key{_nearest(key, fields)}")
+            raise ConfigError(f"{path}.{key}", f"is not a known key{nearest(key, fields)}")
     values = {}
     for name, field in fields.items():
         if name in mapping:
@@ -55,14 +55,15 @@ def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any
     merged = dict(base)
     for key, value in override.items():
         old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and _same_variant(old, value):
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and same_variant(old, value):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
 
 
-def _same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+def same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+    """Say whether two sections are of one variant: ``new`` has the ``name`` of ``old`` or none."""
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
@@ -84,9 +85,11 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _nearest(key: object, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(str(key), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(known) or 'none'})"
+def nearest(key: object, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown key: the known one that it is like, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(str(key), names, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

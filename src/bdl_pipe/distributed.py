@@ -26,7 +26,7 @@ def world() -> tuple[int, int]:
 
 
 def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
-    """Take this rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
+    """Return this rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
 
     Raises:
         ConfigError: the ranks do not divide the batch; a smaller batch would be another experiment.
@@ -37,7 +37,7 @@ def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
 
 
 @torch.no_grad()
-def average(parameters: Iterable[Tensor]) -> None:
+def average_gradients(parameters: Iterable[Tensor]) -> None:
     """Replace every gradient by its mean over ranks: one all-reduce for each dtype and device.
 
     Every rank must have gradients for the same parameters.
@@ -53,7 +53,7 @@ def average(parameters: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def mean(value: Tensor) -> Tensor:
-    """Average a tensor without graph over ranks."""
+    """Return the mean over ranks of a tensor without graph."""
     _, size = world()
     if size == 1:
         return value
@@ -64,7 +64,7 @@ def mean(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module) -> None:
-    """Copy rank 0's buffers (batch norm's running statistics) to every rank."""
+    """Give every rank the buffers of rank 0 (batch norm's running statistics)."""
     if world()[1] == 1:
         return
     for bucket in _buckets(module.buffers()):
@@ -74,7 +74,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
-    """Return what ``load`` does on rank 0, on every rank: none may go on from another checkpoint."""
+    """Return what ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
     rank, size = world()
     if size == 1:
         return load()
@@ -88,10 +88,10 @@ def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by dtype and device, in a fixed order."""
-    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(found.values())
+        buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(buckets.values())
 
 
 def _scatter(flat: Tensor, bucket: list[Tensor]) -> None:

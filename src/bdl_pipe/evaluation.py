@@ -52,13 +52,14 @@ class CleanResult:
         metrics: name -> (value, n).
         predictions: one row per test row; see :func:`score_clean`.
         calibration: the reliability diagram, for classes: bin, lower, upper, count, confidence, accuracy.
-        in_scores: score -> [n], higher for rows that look familiar: what :func:`score_ood` compares with.
+        in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
+            compares with.
     """
 
     metrics: Scores
     predictions: pa.Table
     calibration: pa.Table | None
-    in_scores: dict[str, np.ndarray]
+    in_distribution_scores: dict[str, np.ndarray]
 
 
 @dataclass
@@ -68,7 +69,7 @@ class _Collected:
     means: dict[str, metrics.Mean] = field(default_factory=dict)
     bins: metrics.Bins | None = None
     columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    known: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    ood_scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     terms: list[Tensor] = field(default_factory=list)
 
     def mean(self, name: str, more: metrics.Mean) -> None:
@@ -95,23 +96,23 @@ def score_clean(
     Raises:
         Diverged: a prediction is not finite.
     """
-    seen = _Collected()
+    gathered = _Collected()
     for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
         targets = torch.tensor(split.targets[rows], device=device)
         for name, values in ood_scores(predictive).items():
-            seen.known.setdefault(name, []).append(values)
+            gathered.ood_scores.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
-            _classes(seen, predictive, targets, config)
+            _classes(gathered, predictive, targets, config)
         elif isinstance(predictive, Continuous):
-            _regression(seen, predictive, targets)
-    scores = _values(seen)
+            _regression(gathered, predictive, targets)
+    scores = _values(gathered)
     if "accuracy" in scores:
-        scores |= _joint(seen, config.joint_pairs, rng)
+        scores |= _joint(gathered, config.joint_pairs, rng)
     if "log_likelihood" in scores:
         scores |= _normalised(scores["log_likelihood"], fitted.transform)
-    calibration = None if seen.bins is None else pa.table(seen.bins.table())
-    known = {name: np.concatenate(parts) for name, parts in seen.known.items()}
-    return CleanResult(scores, _table(split, seen), calibration, known)
+    calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
+    in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
+    return CleanResult(scores, _table(split, gathered), calibration, in_distribution)
 
 
 def score_classification(
@@ -123,22 +124,22 @@ def score_classification(
     fitted set: nothing is renormalised over the classes that occur, as nobody tells the posterior which those are
     (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
-    seen = _Collected()
+    gathered = _Collected()
     for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
         assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
-        _common(seen, predictive, torch.tensor(split.targets[rows], device=device), config)
-    return _values(seen)
+        _common(gathered, predictive, torch.tensor(split.targets[rows], device=device), config)
+    return _values(gathered)
 
 
 def score_ood(
     fitted: Predictor,
     inputs: np.ndarray,
-    in_scores: dict[str, np.ndarray],
+    in_distribution_scores: dict[str, np.ndarray],
     config: EvaluateConfig,
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> Scores:
-    """How well each score tells the test rows (``CleanResult.in_scores``) from ``inputs``.
+    """How well each score tells the test rows (``CleanResult.in_distribution_scores``) from ``inputs``.
 
     ``auroc aupr_in aupr_out fpr95`` by the largest class probability, and the same with
     ``_mutual_information`` (classes, several draws), ``_feature_density`` and ``_refit_density`` (classes,
@@ -146,11 +147,11 @@ def score_ood(
     """
     parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
     found: Scores = {}
-    for name, known in in_scores.items():
-        other = np.concatenate([part[name] for part in parts])
+    for name, inside in in_distribution_scores.items():
+        outside = np.concatenate([part[name] for part in parts])
         suffix = "" if name == "max_prob" else f"_{name}"
-        results = metrics.detection(known, other)
-        found |= {f"{metric}{suffix}": (value, len(known) + len(other)) for metric, value in results.items()}
+        results = metrics.detection(inside, outside)
+        found |= {f"{metric}{suffix}": (value, len(inside) + len(outside)) for metric, value in results.items()}
     return found
 
 
@@ -198,52 +199,52 @@ def measure_cost(
     }
 
 
-def _common(seen: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
-    seen.mean("accuracy", metrics.accuracy(predictive, targets))
-    seen.mean("nll", metrics.nll(predictive, targets))
-    seen.mean("brier", metrics.brier(predictive, targets))
+def _common(gathered: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
+    gathered.mean("accuracy", metrics.accuracy(predictive, targets))
+    gathered.mean("nll", metrics.nll(predictive, targets))
+    gathered.mean("brier", metrics.brier(predictive, targets))
     more = metrics.bins_of(predictive, targets, config.calibration_bins)
-    seen.bins = more if seen.bins is None else seen.bins + more
+    gathered.bins = more if gathered.bins is None else gathered.bins + more
 
 
-def _classes(seen: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
-    _common(seen, predictive, targets, config)
+def _classes(gathered: _Collected, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
+    _common(gathered, predictive, targets, config)
     entropy, information = predictive.entropy(), predictive.mutual_information()
-    seen.mean("entropy", metrics.Mean.of(entropy))
+    gathered.mean("entropy", metrics.Mean.of(entropy))
     if len(predictive.draw_log_probs) > 1:
-        seen.mean("mutual_information", metrics.Mean.of(information))
+        gathered.mean("mutual_information", metrics.Mean.of(information))
     for k, probability in enumerate(predictive.mean.unbind(-1)):
-        seen.column(f"p_{k}", probability)
-    seen.column("entropy", entropy)
-    seen.column("mutual_information", information)
-    seen.column("log_prob", predictive.log_prob(targets))
-    seen.terms.append(metrics.target_terms(predictive, targets).cpu())
+        gathered.column(f"p_{k}", probability)
+    gathered.column("entropy", entropy)
+    gathered.column("mutual_information", information)
+    gathered.column("log_prob", predictive.log_prob(targets))
+    gathered.terms.append(metrics.target_terms(predictive, targets).cpu())
 
 
-def _regression(seen: _Collected, predictive: Continuous, targets: Tensor) -> None:
-    seen.mean("mse", metrics.squared_error(predictive, targets))
-    seen.mean("nll", metrics.nll(predictive, targets))
-    seen.mean("log_likelihood", metrics.log_likelihood(predictive, targets))
+def _regression(gathered: _Collected, predictive: Continuous, targets: Tensor) -> None:
+    gathered.mean("mse", metrics.squared_error(predictive, targets))
+    gathered.mean("nll", metrics.nll(predictive, targets))
+    gathered.mean("log_likelihood", metrics.log_likelihood(predictive, targets))
     low, high = metrics.interval(predictive, INTERVAL)
-    seen.mean("coverage_90", metrics.covered(low, high, targets))
-    seen.mean("width_90", metrics.Mean.of(high - low))
-    seen.mean("crps", metrics.crps(predictive, targets))
+    gathered.mean("coverage_90", metrics.covered(low, high, targets))
+    gathered.mean("width_90", metrics.Mean.of(high - low))
+    gathered.mean("crps", metrics.crps(predictive, targets))
     first, last = predictive.reach
     if bool((first.isfinite() & last.isfinite()).all()):
-        seen.mean("out_of_reach", metrics.Mean.of((targets < first) | (targets > last)))
+        gathered.mean("out_of_reach", metrics.Mean.of((targets < first) | (targets > last)))
     outputs = targets.shape[1]
     for name, values in (("target", targets), ("mean", predictive.mean), ("variance", predictive.variance)):
         for k, column in enumerate(values.unbind(-1)):
-            seen.column(name if outputs == 1 else f"{name}_{k}", column)
-    seen.column("log_prob", predictive.log_prob(targets))
+            gathered.column(name if outputs == 1 else f"{name}_{k}", column)
+    gathered.column("log_prob", predictive.log_prob(targets))
 
 
-def _values(seen: _Collected) -> Scores:
-    scores = {name: (mean.value, mean.count) for name, mean in seen.means.items() if name != "mse"}
-    if "mse" in seen.means:
-        scores = {"rmse": (seen.means["mse"].root, seen.means["mse"].count)} | scores
-    if seen.bins is not None:
-        scores["ece"] = (seen.bins.ece(), int(seen.bins.count.sum()))
+def _values(gathered: _Collected) -> Scores:
+    scores = {name: (mean.value, mean.count) for name, mean in gathered.means.items() if name != "mse"}
+    if "mse" in gathered.means:
+        scores = {"rmse": (gathered.means["mse"].root, gathered.means["mse"].count)} | scores
+    if gathered.bins is not None:
+        scores["ece"] = (gathered.bins.ece(), int(gathered.bins.count.sum()))
     return scores
 
 
@@ -254,8 +255,8 @@ def _normalised(log_likelihood: tuple[float, int], transform: Transform) -> Scor
     return {"log_likelihood_normalised": (value + wider, count)}
 
 
-def _joint(seen: _Collected, pairs: int, rng: Seed) -> Scores:
-    terms = torch.cat(seen.terms, dim=1)  # [draw, row]
+def _joint(gathered: _Collected, pairs: int, rng: Seed) -> Scores:
+    terms = torch.cat(gathered.terms, dim=1)  # [draw, row]
     rows = terms.shape[1]
     if not pairs or rows < 2:
         return {}
@@ -267,8 +268,8 @@ def _joint(seen: _Collected, pairs: int, rng: Seed) -> Scores:
     return {"joint_nll": (nll.value, nll.count), "joint_gap": (gap.value, gap.count)}
 
 
-def _table(split: Split, seen: _Collected) -> pa.Table:
+def _table(split: Split, gathered: _Collected) -> pa.Table:
     columns: dict[str, np.ndarray] = {"row": np.arange(len(split))}
-    if seen.bins is not None:
+    if gathered.bins is not None:
         columns["target"] = np.asarray(split.targets)
-    return pa.table(columns | {name: np.concatenate(parts) for name, parts in seen.columns.items()})
+    return pa.table(columns | {name: np.concatenate(parts) for name, parts in gathered.columns.items()})

@@ -11,6 +11,7 @@ from typing import Final, final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -44,8 +45,20 @@ def mixture(log_terms: Tensor) -> Tensor:
     return torch.logsumexp(log_terms, dim=0) - math.log(log_terms.shape[0])
 
 
+def mean_field(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return log softmax(μ_k / √(1 + π/8 v_k)), an approximation of log E[softmax(z)], z_k ~ N(μ_k, v_k).
+
+    Source: MacKay 1992; Lu et al. 2020.
+
+    Args:
+        mean: μ [..., class].
+        variance: v [..., class], or [..., 1] where it is that of all classes.
+    """
+    return F.log_softmax(mean / (1 + math.pi / 8 * variance).sqrt(), dim=-1)
+
+
 def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
-    """Compute the quantile of N(mean, variance), in float64."""
+    """Return the quantile of N(mean, variance) at ``level``, in float64."""
     return mean.double() + variance.double().sqrt() * torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
 
 

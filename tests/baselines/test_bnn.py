@@ -10,7 +10,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from torch.func import functional_call, vmap
 
 from bdl_pipe import networks
-from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnSpec, fit
+from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnPosterior, BnnSpec
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.progress import Silent
@@ -137,7 +137,8 @@ def test_a_draw_is_a_network_with_drawn_weights() -> None:
 @pytest.mark.parametrize(("stochastic", "moved"), [("all", set()), ("head", {"fixed.1.weight", "fixed.3.weight"})])
 def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> None:
     config = dataclasses.replace(CONFIG, stochastic=stochastic)
-    with_decay, without = (fitted(fit, dataclasses.replace(config, training=how)) for how in (DECAYED, STILL))
+    configs = [dataclasses.replace(config, training=training) for training in (DECAYED, STILL)]
+    with_decay, without = (fitted(BnnPosterior.fit, each) for each in configs)
     far = {k for k, v in without.tensors.items() if (v - with_decay.tensors[k]).abs().max() > 1e-4}
     assert far == moved
 
@@ -146,7 +147,7 @@ def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
     data, network = make_tiny_images(), ConvNetConfig("convnet", 4, 2)
     config = dataclasses.replace(CONFIG, network=network, stochastic="head", training=STILL)
     path = trajectory(network, data)
-    (made,) = fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
+    (made,) = BnnPosterior.fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
     assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
     assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from bdl_pipe import networks
-from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec, fit
+from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutPosterior, DropoutSpec
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import (
     ConvNetConfig,
@@ -163,7 +163,7 @@ def test_a_draw_is_one_network_for_all_rows() -> None:
 
 
 def test_the_noise_is_not_decayed() -> None:
-    state = fitted(fit, dataclasses.replace(CONFIG, noise_variance=0.1, training=DECAYED))
+    state = fitted(DropoutPosterior.fit, dataclasses.replace(CONFIG, noise_variance=0.1, training=DECAYED))
     fresh = networks.build(CONFIG.network, (4,), 1, rng=Seed(1).fold(0, "weights")).head.weight
     assert abs(state.tensors["likelihood.log_variance"].exp().item() - 0.1) < 1e-5
     assert (state.tensors["network.head.weight"] - fresh).abs().max() > 1e-4

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from bdl_pipe.baselines import bnn, dropout
+from bdl_pipe.baselines.bnn import BnnConfig, BnnPosterior
+from bdl_pipe.baselines.dropout import DropoutConfig, DropoutPosterior
 from bdl_pipe.method import FitMany
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.progress import Silent
@@ -17,12 +18,14 @@ from tests.baselines.cases import LEARN, STILL, table, trajectory
 from tests.conftest import make_tiny_table
 
 NETWORK = MlpConfig("mlp", (6, 5))
-BNN = bnn.BnnConfig(NETWORK, LEARN, "all", initial_sd=0.02, draws=20, validation_draws=2)
-DROPOUT = dropout.DropoutConfig(NETWORK, LEARN, rate=0.05, draws=20, validation_draws=2)
+BNN = BnnConfig(NETWORK, LEARN, "all", initial_sd=0.02, draws=20, validation_draws=2)
+DROPOUT = DropoutConfig(NETWORK, LEARN, rate=0.05, draws=20, validation_draws=2)
 HEAD = dataclasses.replace(BNN, stochastic="head")
 
 
-@pytest.mark.parametrize(("fit", "config"), [(bnn.fit, BNN), (dropout.fit, DROPOUT)], ids=["bnn", "dropout"])
+@pytest.mark.parametrize(
+    ("fit", "config"), [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT)], ids=["bnn", "dropout"]
+)
 def test_it_fits_what_can_be_fitted(fit: FitMany, config: Any) -> None:
     how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     data = make_tiny_table()
@@ -37,9 +40,9 @@ def test_it_fits_what_can_be_fitted(fit: FitMany, config: Any) -> None:
 @pytest.mark.parametrize(
     ("fit", "config", "trunk", "head"),
     [
-        (bnn.fit, BNN, "random.module.trunk.1.weight", "random.module.head.weight"),
-        (bnn.fit, HEAD, "fixed.1.weight", "random.module.weight"),
-        (dropout.fit, DROPOUT, "network.trunk.1.weight", "network.head.weight"),
+        (BnnPosterior.fit, BNN, "random.module.trunk.1.weight", "random.module.head.weight"),
+        (BnnPosterior.fit, HEAD, "fixed.1.weight", "random.module.weight"),
+        (DropoutPosterior.fit, DROPOUT, "network.trunk.1.weight", "network.head.weight"),
     ],
     ids=["bnn", "bnn-head", "dropout"],
 )

@@ -13,8 +13,8 @@ from bdl_pipe.artifacts import State, from_bytes, read_state, write_state
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
-from bdl_pipe.inducing.learner import RandomConfig, RandomWeights, RandomWeightsPosterior
-from bdl_pipe.inducing.methods import validate_sources
+from bdl_pipe.inducing.learner import RandomConfig, RandomWeights
+from bdl_pipe.inducing.methods import RandomWeightsPosterior, validate_sources
 from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent

@@ -12,8 +12,8 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.inducing import learner as module
 from bdl_pipe.inducing import methods
-from bdl_pipe.inducing.learner import RandomSpec, RandomWeights, RandomWeightsPosterior
-from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W
+from bdl_pipe.inducing.learner import RandomSpec, RandomWeights
+from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W, RandomWeightsPosterior
 from bdl_pipe.method import Method
 from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.predictive import Categorical, Gaussian
@@ -62,7 +62,8 @@ def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
 def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
     monkeypatch.setattr(methods, "RandomWeights", None)
-    assert methods._finish(asked, tiny_table, FitResult([state.tensors], 1, 0.0), Seed(0)).tensors == state.tensors
+    fit = FitResult([state.tensors], 1, 0.0)
+    assert RandomWeightsPosterior.finish(asked, fit, tiny_table, Seed(0)) is state.tensors
 
 
 def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:

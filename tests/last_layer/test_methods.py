@@ -20,10 +20,9 @@ from bdl_pipe.last_layer.learner import (
     FeaturesConfig,
     GaussianLayer,
     LastLayerLearner,
-    LastLayerPosterior,
     LastLayerSpec,
 )
-from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, _finish
+from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, LastLayerPosterior
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -171,7 +170,8 @@ def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
     state = fitted(G_VBLL_BNN, tiny_images, layer={**section["layer"], "refit": True})
     spec = read(LastLayerSpec, state.config["spec"], "spec")
     weights = {k: v for k, v in state.tensors.items() if not k.startswith("refit.")}
-    refits = [_finish(spec, tiny_images, FitResult([weights], 1, 0.0), rng).tensors for rng in (RNG, Seed(9), Seed(9))]
+    fit = FitResult([weights], 1, 0.0)
+    refits = [LastLayerPosterior.finish(spec, fit, tiny_images, rng) for rng in (RNG, Seed(9), Seed(9))]
     assert torch.equal(refits[0]["refit.mean"], state.tensors["refit.mean"])
     assert not torch.equal(refits[1]["refit.mean"], refits[0]["refit.mean"])
     assert torch.equal(refits[2]["refit.mean"], refits[1]["refit.mean"])

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_curve
 
 from bdl_pipe import metrics
-from bdl_pipe.metrics.ood import false_positive_rate
+from bdl_pipe.metrics.classification import false_positive_rate
 from bdl_pipe.seeds import Seed
 
 

@@ -53,7 +53,7 @@ def written(task: str) -> dict[str, set[str]]:
         if task == "classification"
         else {}
     )
-    other = evaluation.score_ood(fitted, inputs, clean.in_scores, how, Seed(0))
+    other = evaluation.score_ood(fitted, inputs, clean.in_distribution_scores, how, Seed(0))
     return {"test": {*clean.metrics}, "ood": {*other}, "corrupted": {*shifted}}
 
 

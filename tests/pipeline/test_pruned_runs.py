@@ -13,7 +13,7 @@ import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
-from bdl_pipe.inducing.learner import RandomWeightsPosterior
+from bdl_pipe.inducing.methods import RandomWeightsPosterior
 from bdl_pipe.registry import load_predictor
 from pipeline.core import params, places
 from pipeline.core.executors.inline import Inline

@@ -126,7 +126,7 @@ def test_sampled_law_of_a_linear_model():
                 log_likelihood,
                 (inputs, targets),
                 {"w": mean},
-                step_size=sgld.Constant("constant", eta),
+                step_size=sgld.ConstantStep("constant", eta),
                 batch=24,
                 thinning=sgld.Thinning(60, 59, 1),
                 rng=Seed(2).fold(c),
@@ -151,8 +151,8 @@ def test_epochs_partition_the_rows():
 
 
 def test_schedule():
-    assert sgld.Constant("constant", 1e-5).at(12345) == 1e-5
-    polynomial = sgld.Polynomial("polynomial", 0.5, 4.0, 0.5)
+    assert sgld.ConstantStep("constant", 1e-5).at(12345) == 1e-5
+    polynomial = sgld.PolynomialDecay("polynomial", 0.5, 4.0, 0.5)
     assert [polynomial.at(t) for t in (0, 5, 12)] == pytest.approx([0.25, 0.5 / 3, 0.125])
 
 
@@ -165,8 +165,8 @@ def test_thinning():
 @pytest.mark.parametrize(
     ("make", "path"),
     [
-        (lambda: sgld.Constant("constant", 0.0), "value"),
-        (lambda: sgld.Polynomial("polynomial", 1.0, 0.0, 0.5), "b"),
+        (lambda: sgld.ConstantStep("constant", 0.0), "value"),
+        (lambda: sgld.PolynomialDecay("polynomial", 1.0, 0.0, 0.5), "b"),
         (lambda: sgld.Thinning(10, 10, 1), "burn_in"),
         (lambda: sgld.Thinning(10, 8, 3), "every"),
     ],
@@ -184,7 +184,7 @@ def test_divergence_is_said():
             lambda p, x: (p["w"] * x).sum(),
             (torch.ones(4),),
             {"w": torch.ones(1)},
-            step_size=sgld.Constant("constant", 1.0),
+            step_size=sgld.ConstantStep("constant", 1.0),
             batch=4,
             thinning=sgld.Thinning(100, 0, 100),
             rng=Seed(0),

@@ -12,7 +12,7 @@ from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.networks.normalisation import by_batch_statistics, refresh_batch_norm
+from bdl_pipe.networks.normalisation import evaluation, refresh_batch_norm
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -148,6 +148,6 @@ def test_dropout_is_off_while_statistics_are_refreshed() -> None:
     refresh_batch_norm(network, x, 1000)
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(network[1].running_mean, x.mean(0))
-    with by_batch_statistics(network.train()):
+    with evaluation(network.train(), batch_statistics=True):
         assert [m.training for m in network] == [False, True, False]
     assert all(m.training for m in network)

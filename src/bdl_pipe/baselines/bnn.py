@@ -16,27 +16,23 @@ State: the learner's ``state_dict``; config ``spec`` (a :class:`BnnSpec`), ``epo
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from .. import networks
-from ..artifacts import State
-from ..config import read, to_mapping
-from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec, Task
+from ..method import Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..predictive import Predictive
-from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.learner import Learner, TrainingConfig
 from ..training.likelihood import HomoscedasticLikelihood
-from ..training.warm_start import Weights, begin, fit_from
+from ..training.posterior import LearnerPosterior, LearnerSpec
+from ..training.warm_start import Weights, begin
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,10 @@ class BnnConfig:
 
 
 @dataclass(frozen=True)
-class BnnSpec:
+class BnnSpec(LearnerSpec[BnnConfig]):
     """What a learner is built from."""
 
     config: BnnConfig
-    input_shape: tuple[int, ...]
-    outputs: int
-    task: Task
 
 
 @final
@@ -132,29 +125,7 @@ class Bnn(Learner):
 class BnnPosterior(LearnerPosterior[Bnn]):
     """A fitted :class:`Bnn`."""
 
-    key = "bnn"
-
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> Bnn:
-        return Bnn(read(BnnSpec, spec, "spec"), Seed(0))
-
-
-def fit(
-    data: Sequence[FitData], inputs: Sequence[Inputs], config: BnnConfig, *, rngs: Sequence[Seed], report: Report
-) -> list[State]:
-    """A posterior on each of ``data``; means start at the last snapshot of a trajectory in ``inputs``, if any.
-
-    Raises:
-        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it.
-        Diverged: a loss became NaN or infinite.
-    """
-    spec = BnnSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
-
-    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
-        return Bnn(spec, rng, start)
-
-    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
-    return [posterior_state(BnnPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
+    key, spec_class, learner_class = "bnn", BnnSpec, Bnn
 
 
 BNN = Method(
@@ -162,7 +133,9 @@ BNN = Method(
     config=BnnConfig,
     tasks=("classification", "regression"),
     stages={
-        "student": StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+        "student": StageSpec(
+            fit_many=BnnPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
+        )
     },
     search={
         "training.optimiser.lr": (1e-4, 3e-2, "log"),

@@ -14,26 +14,23 @@ network and the joint predictive of several rows exists; each row's own predicti
 State: the learner's ``state_dict``; config ``spec`` (a :class:`DropoutSpec`), ``epochs`` and ``loss``.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from .. import distributed, networks
-from ..artifacts import State
-from ..config import read, to_mapping
-from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec, Task
+from ..method import Method, StageSpec
 from ..networks import NetworkConfig
+from ..networks.normalisation import evaluation
 from ..predictive import Predictive
-from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.learner import NoisyLearner, TrainingConfig
 from ..training.likelihood import HomoscedasticLikelihood
-from ..training.warm_start import Weights, begin, fit_from
+from ..training.posterior import LearnerPosterior, LearnerSpec
+from ..training.warm_start import Weights, begin
 
 _ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
@@ -65,17 +62,14 @@ class DropoutConfig:
 
 
 @dataclass(frozen=True)
-class DropoutSpec:
+class DropoutSpec(LearnerSpec[DropoutConfig]):
     """What a learner is built from."""
 
     config: DropoutConfig
-    input_shape: tuple[int, ...]
-    outputs: int
-    task: Task
 
 
 @final
-class Dropout(Learner):
+class Dropout(NoisyLearner):
     """A network whose activations are masked by masks that the caller draws."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
@@ -129,7 +123,7 @@ class Dropout(Learner):
 
 
 def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Place of each activation in the trunk -> how many units or channels it has.
+    """Return how many units or channels each activation in the trunk has, by its place.
 
     Raises:
         ConfigError: the trunk has blocks, inside which no mask can be put after an activation, or has no activation.
@@ -138,48 +132,21 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
     rule = "must be of a network whose activations are layers of its trunk (mlp, convnet, vgg), a mask after each"
     require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
-    found, rows = {}, torch.zeros(1, *input_shape)
-    was_training = trunk.training
-    trunk.eval()  # the one row leaves running statistics alone
-    with torch.no_grad():
+    units, rows = {}, torch.zeros(1, *input_shape)
+    with torch.no_grad(), evaluation(trunk):  # the one row leaves running statistics alone
         for place, layer in trunk.named_children():
             rows = layer(rows)
             if type(layer).__module__ == _ACTIVATIONS:
-                found[place] = rows.shape[1]
-    trunk.train(was_training)
-    require(bool(found), "network.name", "must be of a network with activations")
-    return found
+                units[place] = rows.shape[1]
+    require(bool(units), "network.name", "must be of a network with activations")
+    return units
 
 
 @final
 class DropoutPosterior(LearnerPosterior[Dropout]):
     """A fitted :class:`Dropout`."""
 
-    key = "dropout"
-
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> Dropout:
-        return Dropout(read(DropoutSpec, spec, "spec"), Seed(0))
-
-
-def fit(
-    data: Sequence[FitData], inputs: Sequence[Inputs], config: DropoutConfig, *, rngs: Sequence[Seed], report: Report
-) -> list[State]:
-    """A posterior on each of ``data``; weights start at the last snapshot of a trajectory in ``inputs``, if any.
-
-    Raises:
-        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it; a network
-        whose
-            activations cannot all be masked.
-        Diverged: a loss became NaN or infinite.
-    """
-    spec = DropoutSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
-
-    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
-        return Dropout(spec, rng, start)
-
-    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
-    return [posterior_state(DropoutPosterior.key, member, {"spec": to_mapping(spec)}) for member in fitted]
+    key, spec_class, learner_class = "dropout", DropoutSpec, Dropout
 
 
 DROPOUT = Method(
@@ -187,7 +154,9 @@ DROPOUT = Method(
     config=DropoutConfig,
     tasks=("classification", "regression"),
     stages={
-        "student": StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+        "student": StageSpec(
+            fit_many=DropoutPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
+        )
     },
     search={
         "training.optimiser.lr": (1e-4, 3e-2, "log"),

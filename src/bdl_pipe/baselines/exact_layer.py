@@ -7,7 +7,8 @@ State: ``network.trunk.…``, and m, A's Cholesky factor and σ² as ``mean``, `
 training row. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and ``loss``.
 """
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -18,11 +19,14 @@ from torch import Tensor
 from .. import networks
 from ..artifacts import State
 from ..config import read, to_mapping
+from ..data.fitdata import FitData
 from ..errors import DataError
 from ..networks import MlpConfig, Network
 from ..predictive import Gaussian
+from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import FitResult
+from ..training.fit import fit_epochs
+from ..training.learner import FitResult, Learner, TrainingConfig
 from . import linear
 from .linear import LinearPosterior, with_bias
 
@@ -51,8 +55,45 @@ class TrunkSpec:
             raise DataError(f"{method}: the data {rule}, got {rows}")
 
 
+class ExactLayerLearner(Learner):
+    """A learner whose trunk, ``network.trunk``, gets an exact last layer when it is trained."""
+
+    @abstractmethod
+    def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
+        """Return the last layer's posterior given the training rows, and the prior variance that it has."""
+
+
+def fit_exact_layers(
+    method: str,
+    build: Callable[[FitData, Seed], ExactLayerLearner],
+    network: MlpConfig,
+    training: TrainingConfig,
+    data: Sequence[FitData],
+    *,
+    rngs: Sequence[Seed],
+    report: Report,
+) -> list[State]:
+    """Train a learner on each of ``data`` and put the exact layer on its trunk.
+
+    Raises:
+        DataError: there are more rows than an exact layer can hold.
+        Diverged: a loss became NaN or infinite.
+    """
+    spec = TrunkSpec(network, data[0].input_shape)
+    spec.check_size(method, max(len(d.train) for d in data))
+    fitted = fit_epochs(build, data, training, rngs=rngs, report=report)
+    return [_with_layer(spec, build(d, Seed(0)), d, member) for d, member in zip(data, fitted, strict=True)]
+
+
+@torch.no_grad()
+def _with_layer(spec: TrunkSpec, learner: ExactLayerLearner, data: FitData, fitted: FitResult) -> State:
+    learner.load_state_dict(fitted.state)
+    layer, prior_variance = learner.to(data.device).eval().exact_layer(data)
+    return ExactLayerPosterior.of(spec, fitted, layer, prior_variance)
+
+
 def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
-    """φ(x): the trunk's features and a one, in float64."""
+    """Return φ(x): the trunk's features and a one, in float64."""
     return with_bias(trunk(inputs).double())
 
 
@@ -79,7 +120,7 @@ class ExactLayerPosterior:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Of transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         return predict(self.layer, self.trunk, inputs)
 
     def state(self) -> State:
@@ -91,11 +132,11 @@ class ExactLayerPosterior:
 
 
 def predict(layer: LinearPosterior, trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Gaussian:
-    """``layer``'s predictive at the trunk's features, computed in float64, in the dtype of ``inputs``."""
+    """Return ``layer``'s predictive at the trunk's features, computed in float64, in the dtype of ``inputs``."""
     exact = linear.predict(layer, features(trunk, inputs))
     return Gaussian(exact.draw_mean.to(inputs.dtype), exact.draw_variance.to(inputs.dtype))
 
 
 def _trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of ``network.trunk``, named as in a network without a head."""
+    """Return the entries of ``network.trunk``, named as in a network without a head."""
     return {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.trunk.")}

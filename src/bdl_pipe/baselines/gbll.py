@@ -25,11 +25,10 @@ from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import fit_epochs
-from ..training.learner import EarlyStopping, FitResult, Learner, TrainingConfig, require_constant_lr
+from ..training.learner import EarlyStopping, TrainingConfig, require_constant_lr
 from ..training.loop import OptimiserConfig
 from . import linear
-from .exact_layer import ExactLayerPosterior, TrunkSpec, features, predict
+from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, predict
 from .linear import LinearPosterior
 
 
@@ -85,7 +84,7 @@ class LdgbllConfig(GbllConfig):
         require(some, "derivative_rows", "must be > 0 or null", self.derivative_rows)
 
 
-class Gbll(Learner):
+class Gbll(ExactLayerLearner):
     """A trunk, s and σ², and the training rows, which the predictive is conditioned on.
 
     Attributes:
@@ -107,7 +106,7 @@ class Gbll(Learner):
         self.register_buffer("targets", targets)
 
     def variances(self) -> tuple[Tensor, Tensor]:
-        """s and σ², float64."""
+        """Return s and σ² in float64."""
         return self.log_prior_variance.double().exp(), self.log_noise_variance.double().exp()
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -115,7 +114,7 @@ class Gbll(Learner):
         return linear.gbll_loss(features(self.network, inputs), targets.double(), *self.variances())
 
     def posterior(self) -> LinearPosterior:
-        """Of the last layer, given the training rows."""
+        """Return the posterior of the last layer, given the training rows."""
         return linear.posterior(features(self.network, self.rows), self.targets.double(), *self.variances())
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
@@ -123,6 +122,10 @@ class Gbll(Learner):
 
     def undecayed(self) -> set[str]:
         return {"log_prior_variance", "log_noise_variance"}
+
+    def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
+        """The layer of the trained prior and noise variance."""
+        return self.posterior(), float(self.variances()[0])
 
 
 class Ldgbll(Gbll):
@@ -150,30 +153,20 @@ class Ldgbll(Gbll):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: GbllConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """A posterior on each of ``data``; ``inputs`` are not used.
+    """Fit a posterior to each of ``data``; ``inputs`` are not used.
 
     Raises:
         DataError: there are more rows than an exact layer can hold.
         Diverged: a loss became NaN or infinite.
     """
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
-    spec, most = TrunkSpec(config.network, data[0].input_shape), max(len(d.train) for d in data)
-    spec.check_size(name, most)
-    how = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)
+    most = max(len(rows.train) for rows in data)
+    training = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)
 
     def build(rows: FitData, rng: Seed) -> Gbll:
         return learner(config, rows, rng)  # type: ignore[arg-type]
 
-    fitted = fit_epochs(build, data, how, rngs=rngs, report=report)
-    return [_finish(spec, build(d, Seed(0)), member) for d, member in zip(data, fitted, strict=True)]
-
-
-@torch.no_grad()
-def _finish(spec: TrunkSpec, learner: Gbll, learned: FitResult) -> State:
-    device = learner.rows.device
-    learner.load_state_dict(learned.state)
-    learner = learner.to(device).eval()
-    return ExactLayerPosterior.of(spec, learned, learner.posterior(), float(learner.variances()[0]))
+    return fit_exact_layers(name, build, config.network, training, data, rngs=rngs, report=report)
 
 
 _SEARCH = {

@@ -13,7 +13,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from ..artifacts import State
+from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import DataError, require
 from ..method import Inputs, Method, StageSpec
@@ -83,7 +83,7 @@ class GpPosterior:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Of transformed inputs, in the targets' units, computed in float64; ``rng`` is not used."""
+        """Predict transformed inputs, in the targets' units, computed in float64; ``rng`` is not used."""
         mean, variance = self.process.predictive(inputs)
         mean, variance = self._unit * mean, self._unit.square() * variance
         return Gaussian(mean[None].to(inputs.dtype), variance[None].to(inputs.dtype))
@@ -96,7 +96,7 @@ class GpPosterior:
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "GpPosterior":
         tensors = {k: v.to(device) for k, v in state.tensors.items()}
-        named = {k.removeprefix("gp."): v for k, v in tensors.items() if k.startswith("gp.")}
+        named = under("gp.", tensors)
         return cls(tensors["inputs"], tensors["targets"], named, bool(state.config["ard"]))
 
 

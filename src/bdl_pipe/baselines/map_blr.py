@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from .. import networks
@@ -22,12 +21,12 @@ from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import fit_epochs
-from ..training.learner import FitResult, Learner, TrainingConfig
+from ..training.learner import TrainingConfig
 from ..training.likelihood import HomoscedasticLikelihood
 from . import linear
 from .evidence import fit_hyperparameters
-from .exact_layer import ExactLayerPosterior, TrunkSpec, features
+from .exact_layer import ExactLayerLearner, features, fit_exact_layers
+from .linear import LinearPosterior
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class MapBlrConfig:
 
 
 @final
-class PointNetwork(Learner):
+class PointNetwork(ExactLayerLearner):
     """A network whose outputs are means of one noise variance."""
 
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
@@ -66,32 +65,29 @@ class PointNetwork(Learner):
     def undecayed(self) -> set[str]:
         return {"likelihood.log_variance"}
 
+    def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
+        """The layer of the prior and noise variance that maximise the evidence, whatever the network's own noise."""
+        inputs, targets = data.tensors("train", data.device)
+        phi, y = features(self.network.trunk, inputs), targets.double()
+        best = fit_hyperparameters(phi, y)
+        layer = linear.posterior(phi, y, best.prior_variance, best.noise_variance)
+        return layer, best.prior_variance
+
 
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: MapBlrConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """A posterior on each of ``data``; ``inputs`` are not used.
+    """Fit a posterior to each of ``data``; ``inputs`` are not used.
 
     Raises:
         DataError: there are more rows than an exact layer can hold.
         Diverged: a loss became NaN or infinite.
     """
-    spec = TrunkSpec(config.network, data[0].input_shape)
-    spec.check_size("map_blr", max(len(d.train) for d in data))
-    fitted = fit_epochs(lambda d, rng: PointNetwork(config, d, rng), data, config.training, rngs=rngs, report=report)
-    return [_finish(spec, config, d, member) for d, member in zip(data, fitted, strict=True)]
 
+    def build(rows: FitData, rng: Seed) -> PointNetwork:
+        return PointNetwork(config, rows, rng)
 
-@torch.no_grad()
-def _finish(spec: TrunkSpec, config: MapBlrConfig, data: FitData, learned: FitResult) -> State:
-    """The exact layer on the trained trunk, given the training rows alone."""
-    learner = PointNetwork(config, data, Seed(0)).eval()
-    learner.load_state_dict(learned.state)
-    rows, targets = data.tensors("train", data.device)
-    phi, y = features(learner.network.trunk.to(data.device), rows), targets.double()
-    chosen = fit_hyperparameters(phi, y)
-    layer = linear.posterior(phi, y, chosen.prior_variance, chosen.noise_variance)
-    return ExactLayerPosterior.of(spec, learned, layer, chosen.prior_variance)
+    return fit_exact_layers("map_blr", build, config.network, config.training, data, rngs=rngs, report=report)
 
 
 MAP_BLR = Method(

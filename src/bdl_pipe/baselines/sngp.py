@@ -19,28 +19,24 @@ bound only, so far inputs may still fall on near features.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import networks
-from ..artifacts import State
-from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
-from ..predictive import Categorical, Gaussian, Predictive
-from ..progress import Report
+from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
-from ..training.fit import fit_epochs
-from ..training.learner import Learner, LearnerPosterior, TrainingConfig, posterior_state
+from ..training.learner import FitResult, Learner, TrainingConfig
+from ..training.posterior import LearnerPosterior
+from ..training.warm_start import Weights
 
 _ROWS: Final = 1000  # training rows in one forward pass of the precision
 
@@ -151,8 +147,8 @@ class Sngp(Learner):
     def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
         """The predictive of f of the given variance [batch]; None: 0."""
         if self.spec.task == "classification":
-            shrink = 1 if variance is None else torch.sqrt(1 + math.pi / 8 * variance)[:, None]
-            return Categorical(F.log_softmax(outputs / shrink, dim=-1)[None])
+            spread = outputs.new_zeros(()) if variance is None else variance[:, None]
+            return Categorical(mean_field(outputs, spread)[None])
         total = self.log_noise.exp() if variance is None else self.log_noise.exp() + variance[:, None]
         return Gaussian(outputs[None], total.expand_as(outputs)[None])
 
@@ -172,46 +168,42 @@ def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[T
 class SngpPosterior(LearnerPosterior[Sngp]):
     """A fitted :class:`Sngp` with the factor of Λ; its weights are the bounded ones, so nothing bounds them again."""
 
-    key = "sngp"
+    key, spec_class = "sngp", SngpSpec
 
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> Sngp:
-        learner = Sngp(read(SngpSpec, spec, "spec"), Seed(0))
+    @classmethod
+    def spec(cls, config: SngpConfig, data: FitData) -> SngpSpec:
+        numbers = (config.features, config.length_scale, config.norm_bound, config.ridge)
+        return SngpSpec(config.network, data.input_shape, data.outputs, data.task, *numbers)
+
+    @classmethod
+    def build(cls, spec: SngpSpec, data: FitData, rng: Seed, start: Weights | None) -> Sngp:
+        assert start is None, "the method takes no trajectory"
+        return Sngp(spec, rng)
+
+    @classmethod
+    def skeleton(cls, spec: SngpSpec) -> Sngp:
+        learner = Sngp(spec, Seed(0))
         remove_bounds(learner.trunk, keep_values=False)
-        learner.factor = torch.zeros(learner.spec.features, learner.spec.features, dtype=torch.float64)
+        learner.factor = torch.zeros(spec.features, spec.features, dtype=torch.float64)
         return learner
 
-
-def fit(
-    data: Sequence[FitData], inputs: Sequence[Inputs], config: SngpConfig, *, rngs: Sequence[Seed], report: Report
-) -> list[State]:
-    """A posterior on each of ``data``; ``inputs`` are not used.
-
-    Raises:
-        Diverged: a loss became NaN or infinite.
-    """
-    one = data[0]
-    chosen = (config.features, config.length_scale, config.norm_bound, config.ridge)
-    spec = SngpSpec(config.network, one.input_shape, one.outputs, one.task, *chosen)
-    fitted = fit_epochs(lambda _, rng: Sngp(spec, rng), data, config.training, rngs=rngs, report=report)
-    states = []
-    for rows, member in zip(data, fitted, strict=True):
+    @staticmethod
+    def finish(spec: SngpSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
+        """Bound the weights for good and factorise the precision over the training rows."""
         learner = Sngp(spec, Seed(0)).eval()
-        learner.load_state_dict(member.state)
-        learner.to(rows.device)
+        learner.load_state_dict(fitted.state)
+        learner.to(data.device)
         remove_bounds(learner.trunk, keep_values=True)
-        train, _ = rows.tensors("train", rows.device)
-        learner.factor = precision_factor(learner, train)
-        about = posterior_state(SngpPosterior.key, member, {"spec": to_mapping(spec)}).config
-        states.append(State({k: v.detach().cpu() for k, v in learner.state_dict().items()}, about))
-    return states
+        inputs, _ = data.tensors("train", data.device)
+        learner.factor = precision_factor(learner, inputs)
+        return {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
 
 
 SNGP = Method(
     name="sngp",
     config=SngpConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit_many=fit, data_parallel=True)},
+    stages={"student": StageSpec(fit_many=SngpPosterior.fit, data_parallel=True)},
     search={
         "training.optimiser.lr": (1e-3, 1e-1, "log"),
         "length_scale": (0.3, 10.0, "log"),

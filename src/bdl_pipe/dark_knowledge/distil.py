@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from ..artifacts import State, unstack
+from ..artifacts import State, under, unstack
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
@@ -177,8 +177,8 @@ class Distillation(Objective):
         return weights | {f"teacher.{k}": v for k, v in self._teacher.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._student.load_state_dict(_below("student.", state))
-        self._teacher.restore(_below("teacher.", state))
+        self._student.load_state_dict(under("student.", state))
+        self._teacher.restore(under("teacher.", state))
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": float(loss)} if step % 50 == 49 else {}
@@ -186,10 +186,6 @@ class Distillation(Objective):
     def posterior(self) -> NetworkDraws:
         """The student as it is now."""
         return NetworkDraws.of(self.spec, [{k: v.detach().clone() for k, v in self._student.state_dict().items()}])
-
-
-def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def student_spec(teacher: NetworkSpec, network: NetworkConfig) -> NetworkSpec:

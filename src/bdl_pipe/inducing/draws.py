@@ -13,8 +13,8 @@ from torch.func import vmap
 
 from ..errors import require
 from ..networks import fastest_order
+from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from .modes import evaluation
 from .network import Bayesian
 from .posteriors import Noise
 

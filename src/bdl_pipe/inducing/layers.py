@@ -5,18 +5,21 @@ al. 2021): Z_r, Z_c, the diagonals of D_r and D_c, one λ and q(U). The kinds in
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from .bounded import capped, free, log_capped
 from .config import WeightConfig
 from .matheron import Noise as ConditionalNoise
 from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
-from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise
+from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise, capped, free, log_capped
 from .sparse import Kept, whole
+
+_DRAWN: Final = ("posterior.mean", "posterior.members")  # parameters that factors do not depend on
+_PLACES: Final = ("kept_out.packed", "kept_in.packed")  # buffers that they depend on
 
 
 class Weights(nn.Module, ABC):
@@ -170,3 +173,39 @@ def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> Indu
         return FullCovariance(shape, config.start_sd, config.sd_max, generator)
     assert config.kind == "ensemble_u"
     return Members(shape, config.members, config.spread, generator)
+
+
+@final
+class FactorCache:
+    """Factors by layer, computed once and used again as long as they are right; copies of a network start empty.
+
+    They are right while the parameters, and which entries a pruned matrix has kept, are number by number those that
+    they were made from: they are compared with a copy (``torch.equal``, one pass over Z). The parameters' version
+    counters would be cheaper to compare, and miss what is written through ``.data``, by a replayed graph, or to memory
+    that was given out twice.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[list[Tensor], Any]] = {}
+
+    def get(self, key: str, layer: Weights) -> Any:
+        """Return the layer's factors, computed where its parameters are not those of last time."""
+        sources: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
+        sources += [b for n, b in layer.named_buffers() if n in _PLACES]
+        kept = self._kept.get(key)
+        if kept is None or not _same(kept[0], sources):
+            kept = ([p.detach().clone() for p in sources], layer.factors())
+            self._kept[key] = kept
+        return kept[1]
+
+    def __deepcopy__(self, _: dict[int, Any]) -> "FactorCache":
+        return FactorCache()
+
+    def __reduce__(self) -> tuple[type["FactorCache"], tuple[()]]:
+        return FactorCache, ()
+
+
+def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    return len(kept) == len(now) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(kept, now, strict=True)
+    )

@@ -6,7 +6,6 @@ N the training rows. κ_t rises from 0 over the first epochs (Ritter et al. 2021
 Regression: N(y | f(x; W), σ²) with one σ² learned as a point, or fixed, in the units of the transformed targets.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, final
 
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor
 
 from .. import distributed, networks
-from ..config import read
 from ..errors import require
-from ..method import Task
 from ..networks import NetworkConfig
 from ..predictive import Predictive
 from ..seeds import Seed
-from ..training.learner import Learner, LearnerPosterior, TrainingConfig
+from ..training.learner import NoisyLearner, TrainingConfig
 from ..training.likelihood import HomoscedasticLikelihood
+from ..training.posterior import LearnerSpec
 from ..training.warm_start import Weights, begin
 from .config import WeightConfig
 from .convert import bayesianize
@@ -108,18 +106,15 @@ def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
 
 
 @dataclass(frozen=True)
-class RandomSpec:
+class RandomSpec(LearnerSpec[RandomConfig]):
     """What a learner is built from; ``kept``: how many entries each matrix has kept, if any have been removed."""
 
     config: RandomConfig
-    input_shape: tuple[int, ...]
-    outputs: int
-    task: Task
     kept: dict[str, int] | None = None
 
 
 @final
-class RandomWeights(Learner):
+class RandomWeights(NoisyLearner):
     """A converted network and its likelihood.
 
     Attributes:
@@ -149,14 +144,14 @@ class RandomWeights(Learner):
         assert config.prune is not None
         require_same_shape(config, fitted.spec.config)
         net = prune(fitted.net, config.prune)
-        found = cls(replace(fitted.spec, config=config, kept=kept_counts(net)), Seed(0))
-        found.net.load_state_dict(net.state_dict())
-        found.likelihood.load_state_dict(fitted.likelihood.state_dict())
-        return found
+        learner = cls(replace(fitted.spec, config=config, kept=kept_counts(net)), Seed(0))
+        learner.net.load_state_dict(net.state_dict())
+        learner.likelihood.load_state_dict(fitted.likelihood.state_dict())
+        return learner
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: Noise) -> Tensor:
-        found = self.net(inputs, {k: v for k, v in noise.items() if k != _KL})  # [batch, output]
-        fit = self.likelihood(found[None]).log_prob(targets).mean()
+        weight_noise = {name: values for name, values in noise.items() if name != _KL}
+        fit = self.likelihood(self.net(inputs, weight_noise)[None]).log_prob(targets).mean()
         divergence = self.net.kl(num_train if self.spec.config.function_space else None)
         return -fit + noise[_KL] * divergence / num_train
 
@@ -197,14 +192,3 @@ class RandomWeights(Learner):
     def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         together = 1 if inputs.ndim == 4 else draws  # filters of many draws are slower together than in turn
         return self.likelihood(outputs(self.net, inputs, draws, rng, together=together))
-
-
-@final
-class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
-    """A fitted :class:`RandomWeights`."""
-
-    key = "random_weights"
-
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> RandomWeights:
-        return RandomWeights(read(RandomSpec, spec, "spec"), Seed(0))

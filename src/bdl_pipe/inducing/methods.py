@@ -10,10 +10,11 @@ Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, final
+
+from torch import Tensor
 
 from ..artifacts import State
-from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
@@ -22,10 +23,10 @@ from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import FitResult, Learner, posterior_state
-from ..training.warm_start import Weights, fit_from
+from ..training.learner import FitResult
+from ..training.posterior import LearnerPosterior
 from .config import Kind
-from .learner import RandomConfig, RandomSpec, RandomWeights, RandomWeightsPosterior, require_same_shape
+from .learner import RandomConfig, RandomSpec, RandomWeights, require_same_shape
 
 _NORM_ROWS: Final = 4096  # training rows that refresh running statistics
 
@@ -78,25 +79,38 @@ class FcgWConfig(_Of):
     kind = "fcg_w"
 
 
+@final
+class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
+    """A fitted :class:`RandomWeights`."""
+
+    key, spec_class, learner_class = "random_weights", RandomSpec, RandomWeights
+
+    @staticmethod
+    def finish(spec: RandomSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
+        """Compute running statistics anew, over training rows under fresh draws, where there are any."""
+        if not any(name.endswith(".running_mean") for name in fitted.state):
+            return fitted.state
+        learner = RandomWeights(spec, Seed(0))
+        learner.load_state_dict(fitted.state)
+        learner.to(data.device).net.reseed(rng.fold("normalisation"))
+        inputs, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))
+        refresh_batch_norm(learner.net, inputs, spec.config.training.batch)
+        return {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
+
+
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: RandomConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """A posterior on each of ``data``.
+    """Fit a posterior to each of ``data``.
 
     Raises:
         ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`validate_sources`
         is broken. UserError: the posterior to prune has been pruned before. Diverged: a loss became NaN or infinite.
     """
-    if config.prune is not None or any(each.get("student") for each in inputs):
+    if config.prune is not None or any(sources.get("student") for sources in inputs):
         assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
         return [_fine_tuned(data[0], inputs[0], config, rngs[0], report)]
-    spec = RandomSpec(config, data[0].input_shape, data[0].outputs, data[0].task)
-
-    def build(start: Weights | None, _: FitData, rng: Seed) -> Learner:
-        return RandomWeights(spec, rng, start)
-
-    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
-    return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
+    return RandomWeightsPosterior.fit(data, inputs, config, rngs=rngs, report=report)
 
 
 def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> None:
@@ -130,8 +144,8 @@ def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, 
     assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    (made,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
-    return _finish(pruned.spec, data, made, rng)
+    (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
+    return RandomWeightsPosterior.fitted_state(pruned.spec, fitted, data, rng)
 
 
 def _source(inputs: Inputs) -> RandomWeights | None:
@@ -142,19 +156,6 @@ def _source(inputs: Inputs) -> RandomWeights | None:
     key = state.config["posterior"]
     require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
     return RandomWeightsPosterior.from_state(state).learner
-
-
-def _finish(spec: RandomSpec, data: FitData, made: FitResult, rng: Seed) -> State:
-    about = {"spec": to_mapping(spec)}
-    if not any(name.endswith(".running_mean") for name in made.state):
-        return posterior_state(RandomWeightsPosterior.key, made, about)
-    learner = RandomWeights(spec, Seed(0))
-    learner.load_state_dict(made.state)
-    learner.to(data.device).net.reseed(rng.fold("normalisation"))
-    rows, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))
-    refresh_batch_norm(learner.net, rows, spec.config.training.batch)
-    fresh = {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
-    return posterior_state(RandomWeightsPosterior.key, FitResult([fresh], made.epochs, made.loss), about)
 
 
 def _method(config: type[_Of]) -> Method:

@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..artifacts import under
 from ..errors import UserError, require
+from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from .cache import FactorCache
-from .layers import Inducing, Weights
-from .modes import evaluation
+from .layers import FactorCache, Inducing, Weights
 from .posteriors import Members, Noise
 from .shared import Shared
 from .weightspace import FactorisedWeights, LocalLayer
@@ -250,10 +250,8 @@ def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
 
 
 def _part(key: str, noise: Noise) -> Noise:
-    """One layer's noise by its own names, and the member."""
-    prefix = f"{key}:"
-    found = {k.removeprefix(prefix): v for k, v in noise.items() if k.startswith(prefix)}
-    return found | ({_MEMBER: noise[_MEMBER]} if _MEMBER in noise else {})
+    """Return one layer's noise by its own names, and the member."""
+    return under(f"{key}:", noise) | ({_MEMBER: noise[_MEMBER]} if _MEMBER in noise else {})
 
 
 @cache

@@ -12,9 +12,9 @@ from typing import cast, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from ..errors import require
-from .bounded import capped, free, log_capped
 
 Noise = dict[str, Tensor]
 
@@ -161,13 +161,32 @@ class Triangle(nn.Module):
 
 
 def gaussian_kl(mean: Tensor, sd: Tensor, log_sd: Tensor, prior_sd: float) -> Float[Tensor, ""]:
-    """KL[Π N(m, s²) ‖ N(0, p²I)] in nats; ``prior_sd``: p."""
+    """Return KL[Π N(m, s²) ‖ N(0, p²I)] in nats; ``prior_sd``: p."""
     squares = 0.5 * (sd.square() + mean.square()) / prior_sd**2
     return (squares - 0.5 - log_sd + math.log(prior_sd)).sum()
 
 
 def full_kl(mean: Float[Tensor, " size"], factor: Float[Tensor, "size size"], prior_sd: float) -> Float[Tensor, ""]:
-    """KL[N(m, LLᵀ) ‖ N(0, p²I)] in nats."""
+    """Return KL[N(m, LLᵀ) ‖ N(0, p²I)] in nats."""
     scaled = factor / prior_sd
     log_det = scaled.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return 0.5 * (scaled.square().sum() + (mean / prior_sd).square().sum() - len(mean)) - log_det
+
+
+def capped(free: Tensor, cap: float | None) -> Tensor:
+    """Return the positive number of a free one: cap·sigmoid(r), or exp(r) without a cap.
+
+    It is never above the cap, with a gradient all the way up to it, which a clipped exponential does not have.
+    """
+    return free.exp() if cap is None else cap * torch.sigmoid(free)
+
+
+def log_capped(free: Tensor, cap: float | None) -> Tensor:
+    """Return the logarithm of :func:`capped`, without cancellation."""
+    return free if cap is None else math.log(cap) + logsigmoid(free)
+
+
+def free(value: float, cap: float | None) -> float:
+    """Return the free number of a positive one below the cap: the inverse of :func:`capped`."""
+    assert value > 0 and (cap is None or value < cap)
+    return math.log(value) if cap is None else math.log(value / (cap - value))

@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .bounded import capped, free, log_capped
 from .config import WeightConfig
 from .layers import Weights
-from .posteriors import Noise, Triangle, full_kl, gaussian_kl
+from .posteriors import Noise, Triangle, capped, free, full_kl, gaussian_kl, log_capped
 from .sparse import Kept, whole
 
 

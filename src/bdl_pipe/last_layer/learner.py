@@ -1,4 +1,4 @@
-"""A trunk under a variational last layer: what is trained, and the posterior that it leaves.
+"""A trunk under a variational last layer, as it is trained and as it predicts.
 
 Point features: −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
 Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer stays
@@ -11,7 +11,6 @@ Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", app
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -19,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import networks
-from ..config import read
 from ..errors import require
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
-from ..training.learner import Learner, LearnerPosterior
+from ..training.learner import Learner
 from .discriminative import Discriminative
 from .generative import Generative
 from .refit import Refit
@@ -264,20 +262,3 @@ def _mean_density(parts: list[Tensor | None]) -> Tensor | None:
     """The log of the mean of densities [batch] (eq. 73); None where there are none."""
     known = [part for part in parts if part is not None]
     return torch.logsumexp(torch.stack(known), 0) - math.log(len(parts)) if known else None
-
-
-@final
-class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
-    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them.
-
-    Of a prediction ``rng`` draws the trunks and, where the layer's rule is "sampled", the logits.
-    """
-
-    key = "last_layer"
-
-    @staticmethod
-    def skeleton(spec: Mapping[str, Any]) -> LastLayerLearner:
-        learner = read(LastLayerSpec, spec, "spec").build(Seed(0))
-        if learner.spec.refits:
-            learner.refit = Refit.skeleton(learner.spec.outputs, learner.layer.in_features)
-        return learner

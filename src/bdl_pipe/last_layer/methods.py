@@ -4,25 +4,24 @@ A fit starts from random weights, or, where its row's input is a trajectory, fro
 snapshot: the trunk as it is and, for weights of Gaussian posterior, the head as their mean.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from ..artifacts import State
-from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..method import Inputs, Method, StageSpec, Task
+from ..method import Method, StageSpec, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
-from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import FitResult, TrainingConfig, posterior_state
-from ..training.warm_start import Weights, fit_from
+from ..training.learner import FitResult, TrainingConfig
+from ..training.posterior import LearnerPosterior
+from ..training.warm_start import Weights
 from .generative import Generative
-from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerPosterior, LastLayerSpec
+from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerSpec
+from .refit import Refit
 
 _ROWS = 1000  # training rows in one pass of a refit
 
@@ -74,28 +73,44 @@ class GenerativeBnnConfig:
 Config = VbllConfig | GenerativeConfig | VbllBnnConfig | GenerativeBnnConfig
 
 
-def fit(
-    data: Sequence[FitData], inputs: Sequence[Inputs], config: Config, *, rngs: Sequence[Seed], report: Report
-) -> list[State]:
-    """A last-layer model of each of ``data``.
+@final
+class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
+    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them.
 
-    Raises:
-        ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it.
-        Diverged: a loss became NaN or infinite.
+    Of a prediction ``rng`` draws the trunks and, where the layer's rule is "sampled", the logits.
     """
-    features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
-    first = data[0]
-    spec = LastLayerSpec(config.network, first.input_shape, first.outputs, first.task, config.layer, features)
-    build = partial(_build, spec)
-    fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
-    return [_finish(spec, *each) for each in zip(data, fitted, rngs, strict=True)]
 
+    key, spec_class = "last_layer", LastLayerSpec
 
-def _build(spec: LastLayerSpec, start: Weights | None, data: FitData, rng: Seed) -> LastLayerLearner:
-    learner = spec.build(rng, _counts(data))
-    if start is not None:
-        _start(learner, start)
-    return learner
+    @classmethod
+    def spec(cls, config: Config, data: FitData) -> LastLayerSpec:
+        features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
+        return LastLayerSpec(config.network, data.input_shape, data.outputs, data.task, config.layer, features)
+
+    @classmethod
+    def build(cls, spec: LastLayerSpec, data: FitData, rng: Seed, start: Weights | None) -> LastLayerLearner:
+        learner = spec.build(rng, _counts(data))
+        if start is not None:
+            _start(learner, start)
+        return learner
+
+    @classmethod
+    def skeleton(cls, spec: LastLayerSpec) -> LastLayerLearner:
+        learner = spec.build(Seed(0))
+        if spec.refits:
+            learner.refit = Refit.skeleton(spec.outputs, learner.layer.in_features)
+        return learner
+
+    @staticmethod
+    def finish(spec: LastLayerSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
+        """Refit the densities of a generative layer to the training features, where its config says so."""
+        if not spec.refits:
+            return fitted.state
+        learner = spec.build(Seed(0)).to(data.device).eval()
+        learner.load_state_dict(fitted.state)
+        assert isinstance(learner.layer, Generative)
+        refit = learner.layer.refit_noise(_training_features(learner, data, rng.fold("refit"))).cpu()
+        return {**fitted.state, **{f"refit.{name}": tensor for name, tensor in refit.state_dict().items()}}
 
 
 def _counts(data: FitData) -> Tensor | None:
@@ -116,17 +131,6 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
         learner.layer.mean.copy_(start["head.weight"])
 
 
-def _finish(spec: LastLayerSpec, data: FitData, made: FitResult, rng: Seed) -> State:
-    state = posterior_state(LastLayerPosterior.key, made, {"spec": to_mapping(spec)})
-    if not spec.refits:
-        return state
-    learner = spec.build(Seed(0)).to(data.device).eval()
-    learner.load_state_dict(made.state)
-    assert isinstance(learner.layer, Generative)
-    refit = learner.layer.refit_noise(_training_features(learner, data, rng.fold("refit"))).cpu()
-    return State({**state.tensors, **{f"refit.{k}": v for k, v in refit.state_dict().items()}}, state.config)
-
-
 @torch.no_grad()
 def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
     """φ of the training rows and their labels; of variational features, at one draw a batch."""
@@ -136,7 +140,9 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    stage = StageSpec(fit_many=fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
+    stage = StageSpec(
+        fit_many=LastLayerPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
+    )
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from .. import predictive
 from ..seeds import Seed
 
 Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
@@ -36,8 +37,8 @@ def sampled(
 def mean_field(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """softmax(μ_k / √(1 + π/8 v_k)) (MacKay 1992; Lu et al. 2020)."""
-    return F.log_softmax(mean / (1 + math.pi / 8 * variance).sqrt(), dim=-1)[None]
+    """The rule of :func:`bdl_pipe.predictive.mean_field`."""
+    return predictive.mean_field(mean, variance)[None]
 
 
 def laplace_bridge(

@@ -5,12 +5,9 @@ own ``log_prob`` and ``mean``; where draws matter by themselves (joint, mutual i
 Natural logarithms and per-example means throughout.
 """
 
-from .calibration import Bins, bins_of
-from .joint import joint_log_prob, joint_scores, target_terms
-from .mean import Mean
-from .ood import detection
-from .regression import covered, crps, interval
-from .scores import accuracy, brier, log_likelihood, nll, squared_error
+from .classification import Bins, accuracy, bins_of, brier, detection, joint_log_prob, joint_scores, target_terms
+from .regression import covered, crps, interval, squared_error
+from .scores import Mean, log_likelihood, nll
 
 __all__ = [
     "Bins",

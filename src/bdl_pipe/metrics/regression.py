@@ -1,4 +1,6 @@
-"""Scores of regression beyond RMSE and likelihood: intervals and the continuous ranked probability score.
+"""Scores of regression beyond likelihood: squared errors, intervals and the continuous ranked probability score.
+
+RMSE is the root of the mean of :func:`squared_error`, taken after everything is added up.
 
 CRPS = ∫ (F(z) − 1{z ≥ y})² dz (Gneiting and Raftery 2007, eq. 20), lower is better, in the target's units. Of an
 equally weighted mixture of Gaussians it is closed (Grimit et al. 2006, eq. 5),
@@ -18,24 +20,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..predictive import Continuous, Gaussian
-from .mean import Mean
+from .scores import Mean
 
 _NODES: Final = 32  # of Gauss and Legendre on each side of a target
 _OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
 
 
+def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
+    """Return (y − E[y|x])², one value for each output of each example."""
+    return Mean.of((targets - predictive.mean) ** 2)
+
+
 def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
-    """The ends [batch, output] of the central interval of probability ``level``, of each output by itself."""
+    """Return the ends [batch, output] of the central interval of probability ``level``, of each output by itself."""
     return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
 
 
 def covered(low: Tensor, high: Tensor, targets: Float[Tensor, "batch output"]) -> Mean:
-    """Whether an interval holds the target, per output."""
+    """Say whether an interval holds the target, per output."""
     return Mean.of((low <= targets) & (targets <= high))
 
 
 def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
-    """The continuous ranked probability score, per output."""
+    """Return the continuous ranked probability score, per output."""
     if not isinstance(predictive, Gaussian):
         return Mean.of(_integrated(predictive, targets.double()))
     mean, variance = predictive.draw_mean.double(), predictive.draw_variance.double()
@@ -46,7 +53,7 @@ def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean
 
 
 def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
-    """∫_{−∞}^y F² + ∫_y^∞ (1 − F)² [batch, output]."""
+    """Return ∫_{−∞}^y F² + ∫_y^∞ (1 − F)² [batch, output]."""
     low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)
     high = torch.maximum(predictive.bracket(1 - _OUTSIDE)[1], targets)
     total = torch.zeros_like(targets)
@@ -59,7 +66,7 @@ def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
 
 
 def _absolute(mean: Tensor, variance: Tensor) -> Tensor:
-    """E|Z| for Z ~ N(mean, variance)."""
+    """Return E|Z| for Z ~ N(mean, variance)."""
     std = variance.sqrt()
     z = mean / std
     density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)

@@ -1,38 +1,44 @@
-"""Proper scores and accuracy, per example.
+"""Scores that every predictive has, and the state of a metric that is a mean: (sum, count), added across workers."""
 
-NLL = −log p(y|x); Brier = Σ_k (p_k − 1{y = k})², in [0, 2] (Brier 1950, the sum over classes, not
-halved); RMSE is the root of the mean of :func:`squared_error`, taken after everything is added up.
-"""
+import math
+from dataclasses import dataclass
 
-import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..predictive import Categorical, Continuous, Predictive
-from .mean import Mean
+from ..predictive import Predictive
 
 
-def accuracy(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
-    """Whether the most probable class (the first, at a tie) is the label."""
-    return Mean.of(predictive.log_probs.argmax(-1) == targets)
+@dataclass(frozen=True)
+class Mean:
+    """A sum in float64 and how many values are in it; ``Mean()`` is the neutral element of ``+``."""
+
+    sum: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Mean":
+        """Return the mean of all the values of a tensor."""
+        return cls(float(values.double().sum()), values.numel())
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.sum + other.sum, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN where nothing was counted."""
+        return self.sum / self.count if self.count else math.nan
+
+    @property
+    def root(self) -> float:
+        """The root of the mean: RMSE, of squared errors."""
+        return math.sqrt(self.value)
 
 
 def nll(predictive: Predictive, targets: Tensor) -> Mean:
-    """−log p(y|x) in nats; of all output columns together, for regression."""
+    """Return −log p(y|x) in nats; of all output columns together, for regression."""
     return Mean.of(-predictive.log_prob(targets))
 
 
 def log_likelihood(predictive: Predictive, targets: Tensor) -> Mean:
-    """log p(y|x) in nats."""
+    """Return log p(y|x) in nats."""
     return Mean.of(predictive.log_prob(targets))
-
-
-def brier(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
-    """Σ_k (p_k − 1{y = k})²."""
-    truth = F.one_hot(targets.long(), predictive.log_probs.shape[-1])
-    return Mean.of(((predictive.mean - truth) ** 2).sum(-1))
-
-
-def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
-    """(y − E[y|x])², one value for each output of each example."""
-    return Mean.of((targets - predictive.mean) ** 2)

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, final
 
 import torch
@@ -59,7 +60,7 @@ def fastest_order(network: nn.Module) -> torch.memory_format:
 
 
 def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[str, Tensor]:
-    """Stacked weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
+    """Return stacked weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
 
     Filters that are in it already, as those of one channel or one pixel are in any, stay as they are.
     """
@@ -88,6 +89,37 @@ def conv(before: int, after: int, side: int, stride: int, generator: torch.Gener
     """A convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
     layer = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
     return he_normal(layer, generator)
+
+
+def preactivated_trunk(
+    channels: int,
+    stem: int,
+    blocks: int,
+    block: Callable[[int, int, int], nn.Module],
+    width: Callable[[int], int],
+    generator: torch.Generator,
+) -> tuple[nn.Module, int]:
+    """Build a residual trunk for small images: 3×3 convolution, three groups of blocks, batch norm, ReLU, mean.
+
+    The first block of groups 1 and 2 halves the image, an odd side up.
+
+    Args:
+        channels: of the image. stem: of the first convolution. blocks: in each group.
+        block: (channels before, group, stride) -> a block.
+        width: group -> channels after its blocks.
+
+    Returns:
+        The trunk and its width.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(channels, stem, 3, 1, generator))
+    before = stem
+    for group in range(3):
+        for index in range(blocks):
+            layers[f"group{group}_block{index}"] = block(before, group, 2 if group > 0 and index == 0 else 1)
+            before = width(group)
+    layers |= {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU()}
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers), before
 
 
 def _normal(layer: Layer, gain: float, generator: torch.Generator) -> Layer:

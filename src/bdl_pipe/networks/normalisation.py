@@ -1,7 +1,4 @@
-"""Running statistics of batch normalisation, computed anew for weights that were not those of training."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""The modes of a network, and running statistics that are computed anew for weights that training did not see."""
 
 import torch
 from jaxtyping import Float
@@ -15,20 +12,26 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
 
 
-@contextmanager
-def by_batch_statistics(network: nn.Module) -> Iterator[None]:
-    """Inside, batch normalisation alone is in its training mode: each batch by its own statistics, no dropout.
+class evaluation:
+    """Put all of ``module`` in evaluation mode inside a ``with``; each part's own mode comes back after.
 
-    Running statistics follow, as in training; all modules come out in the mode of the network.
+    With ``batch_statistics`` batch normalisation alone is in its training mode: each batch by its own statistics, no
+    dropout; running statistics follow, as in training.
     """
-    training = network.training
-    network.eval()
-    for layer in (m for m in network.modules() if isinstance(m, _NORMS)):
-        layer.train()
-    try:
-        yield
-    finally:
-        network.train(training)
+
+    def __init__(self, module: nn.Module, *, batch_statistics: bool = False) -> None:
+        self._module, self._batch_statistics = module, batch_statistics
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def __enter__(self) -> None:
+        self._module.eval()
+        if self._batch_statistics:
+            for layer in (part for part, _ in self._modes if isinstance(part, _NORMS)):
+                layer.train()
+
+    def __exit__(self, *_: object) -> None:
+        for part, training in self._modes:
+            part.training = training
 
 
 @torch.no_grad()
@@ -46,7 +49,7 @@ def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], bat
     for layer in layers:
         layer.reset_running_stats()
     seen = 0
-    with by_batch_statistics(network):
+    with evaluation(network, batch_statistics=True):
         for part in inputs.tensor_split(-(-len(inputs) // batch)):
             seen += len(part)
             for layer in layers:

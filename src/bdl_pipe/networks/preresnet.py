@@ -10,7 +10,6 @@ Initial weights: N(0, 2/fan_in) (He et al. 2015); the published codes divide by 
 (1/fan_in).
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import conv
+from .base import conv, preactivated_trunk
 
 _STEM: Final = 16  # channels of the first convolution and inner width of the first group
 _EXPANSION: Final = 4  # a block's output channels over its inner width
@@ -64,15 +63,12 @@ class Block(nn.Module):
 def preresnet_trunk(
     config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Build the trunk for images of any size and channels (an odd side is halved up), and return it with its width."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
-    channels = _STEM
-    for group in range(3):
-        inner = _STEM * 2**group
-        for index in range((config.depth - 2) // 9):
-            stride = 2 if group > 0 and index == 0 else 1
-            layers[f"group{group}_block{index}"] = Block(channels, inner, stride, generator)
-            channels = _EXPANSION * inner
-    layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
-    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return nn.Sequential(layers), channels
+    """Return the trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+
+    def block(before: int, group: int, stride: int) -> Block:
+        return Block(before, _STEM * 2**group, stride, generator)
+
+    def width(group: int) -> int:
+        return _EXPANSION * _STEM * 2**group
+
+    return preactivated_trunk(input_shape[0], _STEM, (config.depth - 2) // 9, block, width, generator)

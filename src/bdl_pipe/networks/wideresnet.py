@@ -7,7 +7,6 @@ authors' code. Convolutions have no bias. Initial weights: N(0, 2/fan_in) (He et
 code divides by fan_out. The head is the package's (1/fan_in). Weight decay reaches every parameter, as there.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import conv
+from .base import conv, preactivated_trunk
 
 _STEM = 16  # channels of the first convolution, whatever k
 
@@ -66,16 +65,12 @@ class Block(nn.Module):
 def wideresnet_trunk(
     config: WideResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Build the trunk, and return it with its width, for images of any size: an odd side is halved up."""
-    blocks = (config.depth - 4) // 6
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(input_shape[0], _STEM, 3, 1, generator))
-    channels = _STEM
-    for group in range(3):
-        wide = _STEM * config.widen * 2**group
-        for index in range(blocks):
-            stride = 2 if group > 0 and index == 0 else 1
-            layers[f"group{group}_block{index}"] = Block(channels, wide, stride, config.dropout, generator)
-            channels = wide
-    layers |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
-    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return nn.Sequential(layers), channels
+    """Return the trunk and its width, for images of any size: an odd side is halved up."""
+
+    def width(group: int) -> int:
+        return _STEM * config.widen * 2**group
+
+    def block(before: int, group: int, stride: int) -> Block:
+        return Block(before, width(group), stride, config.dropout, generator)
+
+    return preactivated_trunk(input_shape[0], _STEM, (config.depth - 4) // 6, block, width, generator)

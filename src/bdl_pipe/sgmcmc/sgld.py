@@ -28,7 +28,7 @@ Gradient = Callable[[Position, Tensor], Position]
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantStep:
     """η_t = value."""
 
     name: Literal["constant"]
@@ -43,7 +43,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class PolynomialDecay:
     """η_t = a (b + t)^(−c); Σ η_t diverges and Σ η_t² converges for c in (1/2, 1]."""
 
     name: Literal["polynomial"]
@@ -61,7 +61,7 @@ class Polynomial:
         return self.a * (self.b + step) ** -self.c
 
 
-StepSize = Constant | Polynomial
+StepSize = ConstantStep | PolynomialDecay
 
 
 @dataclass(frozen=True)

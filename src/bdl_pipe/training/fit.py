@@ -1,7 +1,7 @@
 """Fitting learners, one or many of them as one.
 
 :func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
-small ones (the splits of a table) are stacked and trained as one batched model (``members``), because a
+small ones (the splits of a table) are stacked and trained as one batched model (``vmapped``), because a
 step of a small network is all overhead; each member keeps its own batches, noise, gradient norm and
 number of epochs, so it ends where it would have ended alone, up to rounding.
 
@@ -22,7 +22,7 @@ from ..artifacts import stack, under, unstack
 from ..data.fitdata import FitData
 from ..progress import Phase, Report
 from ..seeds import Seed
-from .learner import FitResult, Learner, TrainingConfig
+from .learner import FitResult, Learner, NoisyLearner, TrainingConfig
 from .loop import Objective, run_steps
 from .snapshots import RunningMoments, SnapshotPolicy
 from .vmapped import SingleModel, VmappedModels
@@ -189,7 +189,8 @@ class _Run(Objective):
         orders = [torch.randperm(self._count, generator=r.fold("epoch", epoch).generator()) for r in self._rngs]
         self._orders, self._block = torch.stack(orders).to(self._device), -1
         done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
-        self._scheduled = {k: v.to(self._device) for k, v in self._probe.scheduled(done).items()}
+        scheduled = self._probe.scheduled(done) if isinstance(self._probe, NoisyLearner) else {}
+        self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
         """Which members have still to be trained in ``epoch``: not at their last one, nor out of patience; [member]."""
@@ -200,7 +201,8 @@ class _Run(Objective):
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
         """The noise of one step of the open epoch, drawn with that of the steps around it; [member, ...] each."""
-        at_once = self._probe.noise_steps(self._batch) or self._steps_per_epoch
+        at_once = self._probe.noise_steps(self._batch) if isinstance(self._probe, NoisyLearner) else None
+        at_once = at_once or self._steps_per_epoch
         block, within = divmod(position, at_once)
         if block != self._block:
             steps = min(at_once, self._steps_per_epoch - block * at_once)

@@ -1,17 +1,14 @@
-"""What is trained by gradients: a module that is its own training loss and has a predictive; it as a posterior."""
+"""What is trained by gradients: a module that is its own training loss and has a predictive."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from ..artifacts import State
 from ..data.augment import AugmentConfig
 from ..errors import require
-from ..networks import fastest_order
 from ..predictive import Predictive
 from ..seeds import Seed
 from .loop import OptimiserConfig
@@ -33,24 +30,12 @@ class Learner(nn.Module, ABC):
         """The predictive of transformed inputs."""
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """What validation scores are taken of: the predictive, or a cheaper form of it."""
+        """Return what validation scores are taken of: the predictive, or a cheaper form of it."""
         return self.predict(inputs, rng=rng)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
         return {}
-
-    def noise_steps(self, batch: int) -> int | None:
-        """How many steps' noise is drawn at once; None: an epoch's. Other numbers are drawn where it differs."""
-        return None
-
-    def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
-        """Numbers that follow a schedule, beside the noise: [step] each; ``epochs`` [step]: done before each step."""
-        return {}
-
-    def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's part of a step's noise (``parallel``): all of it, where it does not belong to rows."""
-        return noise
 
     def undecayed(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone."""
@@ -60,6 +45,22 @@ class Learner(nn.Module, ABC):
     def draw(self, rng: Seed, device: torch.device) -> dict[str, Tensor]:
         """The noise of one draw that all rows share: that of a step of one row."""
         return {name: v[0].to(device) for name, v in self.noise(1, 1, rng.generator()).items()}
+
+
+class NoisyLearner(Learner):
+    """A learner whose noise is more than numbers that all rows and ranks share, drawn an epoch at a time."""
+
+    @abstractmethod
+    def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's part of a step's noise (:mod:`bdl_pipe.distributed`): of what belongs to rows its own."""
+
+    def noise_steps(self, batch: int) -> int | None:
+        """Return how many steps' noise is drawn at once (None: an epoch's); where it differs, so do the numbers."""
+        return None
+
+    def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
+        """Return numbers that follow a schedule, [step] each; ``epochs`` [step]: those done before each step."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class EarlyStopping:
 
 
 def require_constant_lr(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
-    """A schedule over the most epochs there may be is not that of the chosen number: what was scored is not refitted.
+    """Refuse a schedule where epochs are chosen: over the most epochs there may be it is not that of the chosen number.
 
     Raises:
         ConfigError: epochs are chosen under a schedule that is not constant.
@@ -132,48 +133,3 @@ class FitResult:
     @property
     def state(self) -> dict[str, Tensor]:
         return self.snapshots[-1]
-
-
-L = TypeVar("L", bound=Learner)
-
-
-class LearnerPosterior(ABC, Generic[L]):
-    """A fitted learner, predicting as it does itself.
-
-    State: the learner's ``state_dict``; config ``spec``, that :meth:`skeleton` reads, and facts of the fit.
-    """
-
-    key: ClassVar[str]
-
-    @staticmethod
-    @abstractmethod
-    def skeleton(spec: Mapping[str, Any]) -> L:
-        """A learner of the shape of the fitted one, whose weights do not matter."""
-
-    @final
-    def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
-        """``config``: that of its state."""
-        self.learner, self._config = learner.eval(), dict(config)
-        self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
-
-    @final
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
-        return self.learner.predict(inputs, rng=rng)
-
-    @final
-    def state(self) -> State:
-        return State(dict(self.learner.state_dict()), dict(self._config))
-
-    @final
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LearnerPosterior[L]":
-        learner = cls.skeleton(state.config["spec"]).to(device)
-        learner.load_state_dict(state.tensors)
-        return cls(learner, state.config)
-
-
-def posterior_state(key: str, learned: FitResult, about: Mapping[str, Any]) -> State:
-    """A posterior's state: the fitted tensors, its class's key and what its skeleton is built from."""
-    return State(learned.state, {"posterior": key, "epochs": learned.epochs, "loss": learned.loss, **about})

@@ -125,7 +125,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
             if not torch.isfinite(mean):
                 raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
             loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
-            distributed.average(task.parameters())
+            distributed.average_gradients(task.parameters())
             if config.grad_clip_norm is not None:
                 task.clip(config.grad_clip_norm)
             optimiser.step()

@@ -14,7 +14,7 @@ from ..data.augment import AugmentConfig, augment
 from ..errors import require
 from ..networks import dropout_masks, fastest_order
 from ..seeds import Seed
-from .learner import Learner
+from .learner import Learner, NoisyLearner
 
 Rows = tuple[Tensor, Tensor]  # transformed inputs and targets, [row, ...] each
 
@@ -30,7 +30,7 @@ class Models(ABC):
 
     @abstractmethod
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
-        """The loss of each member on its own batch, [member].
+        """Return the loss of each member on its own batch, [member].
 
         Args:
             rows: row numbers [member, batch].
@@ -48,7 +48,7 @@ class Models(ABC):
 
     @abstractmethod
     def get(self, member: int) -> dict[str, Tensor]:
-        """A copy of one member's ``state_dict``."""
+        """Return a copy of one member's ``state_dict``."""
 
     @abstractmethod
     def put(self, member: int, state: Mapping[str, Tensor]) -> None:
@@ -57,7 +57,7 @@ class Models(ABC):
 
 @final
 class SingleModel(Models):
-    """SingleModel learner; of a process group each rank has a share of its batches."""
+    """One learner; of a process group each rank has a share of its batches."""
 
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
@@ -72,8 +72,10 @@ class SingleModel(Models):
         inputs = distributed.shard(self._pictures(self._inputs.index_select(0, rows[0]), step))
         targets = distributed.shard(self._targets.index_select(0, rows[0]))
         with dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0])):
-            own = self._learner.share({k: v[0] for k, v in noise.items()})
-            loss: Tensor = self._learner(inputs, targets, len(self._inputs), own)
+            step_noise = {name: values[0] for name, values in noise.items()}
+            if isinstance(self._learner, NoisyLearner):
+                step_noise = self._learner.share(step_noise)
+            loss: Tensor = self._learner(inputs, targets, len(self._inputs), step_noise)
         return loss[None]
 
     def clip(self, largest: float) -> None:
@@ -89,7 +91,7 @@ class SingleModel(Models):
         self._learner.load_state_dict(state)
 
     def _pictures(self, inputs: Tensor, step: int) -> Tensor:
-        """Images augmented, in the memory order that convolutions like; tables as they are."""
+        """Return images augmented, in the memory order that convolutions like; tables as they are."""
         if inputs.ndim != 4:
             return inputs
         if self._augmentation is not None:
@@ -111,7 +113,7 @@ class VmappedModels(Models):
         for module in learners[0].modules():
             assert not isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
-        self._inputs, self._targets = (torch.stack(each) for each in zip(*rows, strict=True))
+        self._inputs, self._targets = (torch.stack(arrays) for arrays in zip(*rows, strict=True))
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
         self._member = torch.arange(len(learners), device=self._inputs.device)[:, None]
@@ -119,9 +121,9 @@ class VmappedModels(Models):
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         count = self._inputs.shape[1]
         inputs, targets = self._inputs[self._member, rows], self._targets[self._member, rows]
-        each = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
-        found: Tensor = each(self.named | self._buffers, inputs, targets, dict(noise))
-        return found
+        loss = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
+        losses: Tensor = loss(self.named | self._buffers, inputs, targets, dict(noise))
+        return losses
 
     def clip(self, largest: float) -> None:
         gradients = [p.grad for p in self.named.values() if p.grad is not None]
@@ -145,5 +147,5 @@ class VmappedModels(Models):
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
+    """Return a copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)

@@ -30,7 +30,7 @@ def fit_from(
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[FitResult]:
-    """Fit as :func:`~bdl_pipe.training.fit.fit_epochs` does, each seed from the end of its trajectory, if it has one.
+    """Fit as ``fit_epochs``, each seed from the last snapshot of its trajectory, if it has one.
 
     Args:
         build: a member's learner, from the weights that it starts from (None: fresh ones).
@@ -47,17 +47,17 @@ def fit_from(
 
 
 def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData) -> Weights | None:
-    """The last snapshot of the one trajectory in ``inputs``, None where there is none.
+    """Return the last snapshot of the one trajectory in ``inputs``, None where there is none.
 
     Of a head that predicts a mean and a log-variance the rows of the mean alone.
 
     Raises:
         ConfigError: as :func:`fit_from`.
     """
-    found = last_network(inputs, network, training, data, "training.early_stopping")
-    if found is None:
+    trained = last_network(inputs, network, training, data, "training.early_stopping")
+    if trained is None:
         return None
-    spec, last = found
+    spec, last = trained
     means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
     return last | means
 
@@ -65,7 +65,7 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConf
 def last_network(
     inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData, key: str
 ) -> tuple[NetworkSpec, Weights] | None:
-    """The same with the whole head, and how its outputs are read; ``key`` is that of ``early_stopping``.
+    """Return the same with the whole head, and how its outputs are read; ``key`` is that of ``early_stopping``.
 
     Raises:
         ConfigError: as :func:`fit_from`.
@@ -82,7 +82,7 @@ def last_network(
 
 
 def begin(network: Network, start: Weights | None) -> Network:
-    """``network``, with the weights of ``start`` where there is one."""
+    """Return ``network``, with the weights of ``start`` where there is one."""
     if start is not None:
         network.load_state_dict(start)
     return network

@@ -33,7 +33,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs
 from ..networks import fastest_order
-from ..networks.normalisation import by_batch_statistics
+from ..networks.normalisation import evaluation
 from ..posterior import NetworkDraws
 from ..progress import Phase, Report
 from ..seeds import Seed
@@ -133,7 +133,7 @@ class Target:
         network, device = self._snapshots.network, self._inputs.device
         weights = {name: self._placed(value) for name, value in self._snapshots.named(self.plane.point(z)).items()}
         chosen = rows.to(device)
-        with by_batch_statistics(network):
+        with evaluation(network, batch_statistics=True):
             outputs = functional_call(network, weights, (self._inputs[chosen],))
         logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(_exact(self._targets[chosen]))
         return logs.sum().cpu() * self._scale / self._temperature

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ... import networks
+from ...artifacts import under
 from ...data.augment import AugmentConfig
 from ...errors import require
 from ...seeds import Seed
 from ...training import loop
-from .trunk import Trained, fresh, step_on_coreset
+from .trunk import OptimisedNetwork, fresh, step_on_coreset
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,11 @@ class ModelPool:
         self._generations = tensors["generations"].tolist()
         for slot in range(self._config.networks):
             member = self._fresh(slot)
-            prefix = f"{slot}.network."
-            weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            member.network.load_state_dict(weights)
+            member.network.load_state_dict(under(f"{slot}.network.", tensors))
             loop.restore_optimiser(member.optimiser, tensors, f"{slot}.adam")
             member.steps = int(tensors["ages"][slot])
             self._members[slot] = member
 
-    def _fresh(self, slot: int) -> Trained:
+    def _fresh(self, slot: int) -> OptimisedNetwork:
         address = self._rng.fold("network", slot, self._generations[slot])
         return fresh(self._network, self._input_shape, self._outputs, self._config.lr, rng=address, device=self._device)

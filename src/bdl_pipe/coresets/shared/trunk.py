@@ -18,7 +18,7 @@ from ...seeds import Seed
 
 
 @dataclass
-class Trained:
+class OptimisedNetwork:
     """A network, its Adam, and how many steps it has taken."""
 
     network: networks.Network
@@ -34,14 +34,14 @@ def fresh(
     *,
     rng: Seed,
     device: torch.device | str = "cpu",
-) -> Trained:
+) -> OptimisedNetwork:
     """Make a new network on ``device`` and its Adam with a constant learning rate.
 
     The head has no bias in the paper: ours is 0 and not trained.
     """
     network = networks.build(config, input_shape, outputs, rng=rng).to(device)
     trained = [p for name, p in network.named_parameters() if name != "head.bias"]
-    return Trained(network, torch.optim.Adam(trained, lr=lr))
+    return OptimisedNetwork(network, torch.optim.Adam(trained, lr=lr))
 
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:
@@ -49,7 +49,9 @@ def features(network: networks.Network, images: Tensor, feature_scale: float) ->
     return feature_scale * network.eval().trunk(images)
 
 
-def step_on_coreset(trained: Trained, images: Tensor, labels: Tensor, config: AugmentConfig, rng: Seed) -> float:
+def step_on_coreset(
+    trained: OptimisedNetwork, images: Tensor, labels: Tensor, config: AugmentConfig, rng: Seed
+) -> float:
     """Take one Adam step on the augmented coreset, and return its loss. ``rng`` is the step's own address."""
     network = trained.network.train()
     trained.optimiser.zero_grad(set_to_none=True)

@@ -13,9 +13,7 @@ Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and ap
 constants, so that it is 0 at Φ = 0 and never negative; of eq. 31 only the diagonal is formed.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...errors import Diverged, require
-from ...predictive import Categorical
-
-MEAN_FIELD: Final = math.pi / 8  # α of eq. 25
+from ...predictive import Categorical, mean_field
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ def variance(
 
 def class_log_probs(mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " b"]) -> Float[Tensor, "b k"]:
     """Compute the log softmax of the mean-field approximation of E[softmax] (eq. 25; Lu et al. 2020)."""
-    return F.log_softmax(mean / torch.sqrt(1 + MEAN_FIELD * logit_variance)[:, None], dim=-1)
+    return mean_field(mean, logit_variance[:, None])
 
 
 def dataset_loss(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ... import networks
-from ...artifacts import State
+from ...artifacts import State, under
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
@@ -129,7 +129,7 @@ class Distillation(loop.Objective):
         with torch.no_grad():
             self._images.copy_(state["images"])
             self._labels.copy_(state["labels"])
-        self._pool.restore({k.removeprefix("pool."): v for k, v in state.items() if k.startswith("pool.")})
+        self._pool.restore(under("pool.", state))
 
     def _reports(self, step: int) -> bool:
         return (step + 1) % self._config.accuracy_every == 0 or step + 1 == self._config.steps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import networks
-from ...artifacts import State
+from ...artifacts import State, under
 from ...config import read, to_mapping
 from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
@@ -23,7 +23,7 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import optimiser_tensors, restore_optimiser
 from ..shared.init import Coreset
-from ..shared.trunk import Trained, features, fresh, step_on_coreset
+from ..shared.trunk import OptimisedNetwork, features, fresh, step_on_coreset
 from .closed_form import HeadPosterior
 
 _CHUNK = 250  # inputs per forward pass, whose activations the processor's cache can hold
@@ -129,15 +129,14 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q).state()
 
 
-def _checkpoint(trained: Trained) -> State:
+def _checkpoint(trained: OptimisedNetwork) -> State:
     tensors = {f"network.{k}": v.detach().clone() for k, v in trained.network.state_dict().items()}
     return State(tensors | optimiser_tensors(trained.optimiser, "adam"), {"steps": trained.steps})
 
 
-def _restore(trained: Trained, last: State | None) -> None:
+def _restore(trained: OptimisedNetwork, last: State | None) -> None:
     if last is None:
         return
-    weights = {k.removeprefix("network."): v for k, v in last.tensors.items() if k.startswith("network.")}
-    trained.network.load_state_dict(weights)
+    trained.network.load_state_dict(under("network.", last.tensors))
     restore_optimiser(trained.optimiser, last.tensors, "adam")
     trained.steps = int(last.config["steps"])

@@ -1,0 +1,137 @@
+"""Scores of classes: accuracy, Brier, calibration, joint likelihoods of pairs, and telling *in* from *out*.
+
+Calibration: how often what is said with probability p is true. ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over
+bins of the largest class probability (Naeini et al. 2015; Guo et al. 2017, eq. 3). Equal-width bins are ((b−1)/B, b/B]
+as in Guo; their sums add up across workers.
+
+Joint likelihood: log p(y_i, y_j | x_i, x_j, D) = log (1/S) Σ_s p(y_i|x_i, θ_s) p(y_j|x_j, θ_s) keeps the dependence
+that shared parameters make; a predictive of one draw has none, and a gap of exactly 0.
+
+Detection: one score, higher for inputs of the data's own distribution (*in*), tells them from others (*out*). AUROC;
+AUPR-In takes *in* as the positive class, AUPR-Out takes *out* (Hendrycks & Gimpel 2017), both as average precision;
+FPR95 is the share of *out* that is accepted at the threshold that accepts at least 95 % of *in* (Liang et al. 2018).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..predictive import Categorical, mixture
+from .scores import Mean
+
+
+def accuracy(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
+    """Say of each row whether the most probable class (the first, at a tie) is the label."""
+    return Mean.of(predictive.log_probs.argmax(-1) == targets)
+
+
+def brier(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
+    """Return Σ_k (p_k − 1{y = k})² of each row, in [0, 2]: the sum over classes, not halved (Brier 1950)."""
+    truth = F.one_hot(targets.long(), predictive.log_probs.shape[-1])
+    return Mean.of(((predictive.mean - truth) ** 2).sum(-1))
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Per-bin sums [bin], added by ``+``.
+
+    Attributes:
+        count: examples.
+        confidence: sum of the stated probabilities.
+        correct: how often the stated event happened.
+    """
+
+    count: np.ndarray
+    confidence: np.ndarray
+    correct: np.ndarray
+
+    def __add__(self, other: "Bins") -> "Bins":
+        return Bins(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)
+
+    def ece(self) -> float:
+        """Return Σ_b |correct_b − confidence_b| / N."""
+        return float(np.abs(self.correct - self.confidence).sum() / self.count.sum())
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return the reliability diagram: bin, lower, upper, count, mean confidence, accuracy (NaN: empty bin)."""
+        number = len(self.count)
+        edges = np.linspace(0, 1, number + 1)
+        filled = np.where(self.count > 0, self.count, np.nan)
+        return {
+            "bin": np.arange(number),
+            "lower": edges[:-1],
+            "upper": edges[1:],
+            "count": self.count,
+            "confidence": self.confidence / filled,
+            "accuracy": self.correct / filled,
+        }
+
+
+def bins_of(predictive: Categorical, targets: Int[Tensor, " batch"], bins: int) -> Bins:
+    """Return sums over equal-width bins of the largest class probability."""
+    confidence, correct = _confidence(predictive, targets)
+    return _sums(confidence, correct, bins)
+
+
+def _confidence(predictive: Categorical, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    top, label = predictive.log_probs.max(-1)
+    return top.double().exp().cpu().numpy(), (label == targets).double().cpu().numpy()
+
+
+def _sums(stated: np.ndarray, happened: np.ndarray, bins: int) -> Bins:
+    inner = np.linspace(0, 1, bins + 1)[1:-1]
+    place = np.searchsorted(inner, stated, side="left")  # (lower, upper]; 0 goes to the first bin
+    count = np.bincount(place, minlength=bins)
+    return Bins(count, np.bincount(place, stated, bins), np.bincount(place, happened, bins))
+
+
+def target_terms(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Float[Tensor, "draw batch"]:
+    """Return log p(y_i | x_i, θ_s): all of a predictive that the joint needs, so that batches can be put together."""
+    index = targets.long().expand(len(predictive.draw_log_probs), -1)[..., None]
+    return predictive.draw_log_probs.gather(-1, index)[..., 0]
+
+
+def joint_log_prob(
+    terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
+) -> Float[Tensor, " pair"]:
+    """Return log p(y_i, y_j | x_i, x_j, D) for pairs of rows, in float64, dependence across inputs kept.
+
+    The quantity that a distilled predictive cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
+    """
+    terms = terms.double()
+    return mixture(terms[:, first] + terms[:, second])
+
+
+def joint_scores(
+    terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
+) -> tuple[Mean, Mean]:
+    """Return (joint NLL, joint gap) over pairs of rows; the gap is log joint − log product of marginals, in nats.
+
+    A gap above 0 says that the dependence that the draws imply is borne out by the labels.
+    """
+    joint, marginal = joint_log_prob(terms, first, second), mixture(terms.double())
+    return Mean.of(-joint), Mean.of(joint - (marginal[first] + marginal[second]))
+
+
+def detection(score_in: np.ndarray, score_out: np.ndarray) -> dict[str, float]:
+    """Return ``auroc``, ``aupr_in``, ``aupr_out``, ``fpr95`` of scores [n_in] and [n_out]."""
+    from sklearn.metrics import average_precision_score, roc_auc_score  # half a second of imports in each stage
+
+    scores = np.concatenate([score_in, score_out])
+    inside = np.concatenate([np.ones(len(score_in)), np.zeros(len(score_out))])
+    return {
+        "auroc": float(roc_auc_score(inside, scores)),
+        "aupr_in": float(average_precision_score(inside, scores)),
+        "aupr_out": float(average_precision_score(1 - inside, -scores)),
+        "fpr95": false_positive_rate(score_in, score_out, 0.95),
+    }
+
+
+def false_positive_rate(score_in: np.ndarray, score_out: np.ndarray, accepted: float) -> float:
+    """Return the share of *out* at or above the highest threshold that at least ``accepted`` of *in* reach."""
+    needed = int(np.ceil(accepted * len(score_in) - 1e-9))  # 0.95·20 is 19 and not 20
+    threshold = np.sort(score_in)[::-1][needed - 1]
+    return float((score_out >= threshold).mean())

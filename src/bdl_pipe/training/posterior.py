@@ -1,0 +1,144 @@
+"""Learners that a method's config describes, as posteriors: their fit, what it leaves, and how that is read back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..method import Inputs, Task
+from ..networks import NetworkConfig, fastest_order
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from .learner import FitResult, Learner, TrainingConfig
+from .warm_start import Weights, fit_from
+
+C = TypeVar("C")
+L = TypeVar("L", bound=Learner)
+
+
+@runtime_checkable
+class TrainedConfig(Protocol):
+    """What the configs of all methods that train one network have in common."""
+
+    @property
+    def network(self) -> NetworkConfig: ...
+
+    @property
+    def training(self) -> TrainingConfig: ...
+
+
+@dataclass(frozen=True)
+class LearnerSpec(Generic[C]):
+    """What a learner is built from; a subclass says of which config, for what is stored to be read as one.
+
+    Attributes:
+        config: that of its method.
+        input_shape: of one transformed row.
+        outputs: classes, or target columns.
+        task: what is predicted.
+    """
+
+    config: C
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: Task
+
+
+class LearnerPosterior(Generic[L]):
+    """A fitted learner, predicting as it does itself.
+
+    State: the learner's ``state_dict``; config ``spec``, that :meth:`skeleton` reads, ``epochs`` and ``loss``.
+
+    Attributes:
+        key: the posterior's key in ``registry.POSTERIORS``.
+        spec_class: the dataclass of ``spec``.
+        learner_class: what is fitted; it is called with a spec, the address of its weights and, in a fit, a start.
+    """
+
+    key: ClassVar[str]
+    spec_class: ClassVar[Any]
+    learner_class: ClassVar[Any]
+
+    @classmethod
+    def spec(cls, config: Any, data: FitData) -> Any:
+        """Return the spec of the learners of ``data`` that ``config`` describes."""
+        return cls.spec_class(config, data.input_shape, data.outputs, data.task)
+
+    @classmethod
+    def build(cls, spec: Any, data: FitData, rng: Seed, start: Weights | None) -> L:
+        """Return a learner of ``data`` to train, whose weights are ``start``, or fresh ones where it is None."""
+        learner: L = cls.learner_class(spec, rng, start)
+        return learner
+
+    @classmethod
+    def skeleton(cls, spec: Any) -> L:
+        """Return a learner of the shape of the fitted one, whose weights do not matter."""
+        learner: L = cls.learner_class(spec, Seed(0))
+        return learner
+
+    @staticmethod
+    def finish(spec: Any, fitted: FitResult, data: FitData, rng: Seed) -> Mapping[str, Tensor]:
+        """Return the tensors of the state: those that training left, unless something is computed after it."""
+        return fitted.state
+
+    @final
+    def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
+        """``config``: that of its state."""
+        self.learner, self._config = learner.eval(), dict(config)
+        self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
+
+    @final
+    @classmethod
+    def fit(
+        cls,
+        data: Sequence[FitData],
+        inputs: Sequence[Inputs],
+        config: TrainedConfig,
+        *,
+        rngs: Sequence[Seed],
+        report: Report,
+    ) -> list[State]:
+        """Fit a posterior to each of ``data``, from the last snapshot of a trajectory in its ``inputs``, if any.
+
+        Raises:
+            ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it; the
+                learner cannot be built on this network.
+            Diverged: a loss became NaN or infinite.
+        """
+        spec = cls.spec(config, data[0])
+
+        def build(start: Weights | None, rows: FitData, rng: Seed) -> L:
+            return cls.build(spec, rows, rng, start)
+
+        fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
+        return [cls.fitted_state(spec, *member) for member in zip(fitted, data, rngs, strict=True)]
+
+    @final
+    @classmethod
+    def fitted_state(cls, spec: Any, fitted: FitResult, data: FitData, rng: Seed) -> State:
+        """The state of the posterior of a learner of ``spec`` that was fitted to ``data`` at the address ``rng``."""
+        about = {"epochs": fitted.epochs, "loss": fitted.loss, "spec": to_mapping(spec)}
+        return State(dict(cls.finish(spec, fitted, data, rng)), {"posterior": cls.key, **about})
+
+    @final
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """Draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
+        return self.learner.predict(inputs, rng=rng)
+
+    @final
+    def state(self) -> State:
+        return State(dict(self.learner.state_dict()), dict(self._config))
+
+    @final
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LearnerPosterior[L]":
+        learner = cls.skeleton(read(cls.spec_class, state.config["spec"], "spec")).to(device)
+        learner.load_state_dict(state.tensors)
+        return cls(learner, state.config)
