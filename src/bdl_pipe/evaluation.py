@@ -1,6 +1,6 @@
 """Scores of a fitted posterior: on test rows, on shifted rows, against other data, and its cost.
 
-Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and a split; who runs them, and in how many
+Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and examples; who runs them, and in how many
 processes, is not their business. Rows are predicted by ``Predictor.batches``, of ``EvaluateConfig.batch``.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .data.fitdata import Split
+from .data.fitdata import Examples
 from .data.transform import Transform
 from .errors import require
 from .metrics import cost
@@ -79,7 +79,7 @@ class _Collected:
 
 
 def score_clean(
-    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> CleanResult:
     """Everything about one posterior on the test rows.
 
@@ -96,8 +96,8 @@ def score_clean(
         Diverged: a prediction is not finite.
     """
     seen = _Collected()
-    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
-        targets = torch.tensor(split.targets[rows], device=device)
+    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
+        targets = torch.tensor(examples.targets[rows], device=device)
         for name, values in ood_scores(predictive).items():
             seen.known.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
@@ -111,11 +111,11 @@ def score_clean(
         scores |= _normalised(scores["log_likelihood"], fitted.transform)
     calibration = None if seen.bins is None else pa.table(seen.bins.table())
     known = {name: np.concatenate(parts) for name, parts in seen.known.items()}
-    return CleanResult(scores, _table(split, seen), calibration, known)
+    return CleanResult(scores, _table(examples, seen), calibration, known)
 
 
 def score_classification(
-    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
     """``accuracy nll brier ece`` of a posterior of classes on shifted rows: under one corruption, or of another set.
 
@@ -124,9 +124,9 @@ def score_classification(
     (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
     seen = _Collected()
-    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
+    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
         assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
-        _common(seen, predictive, torch.tensor(split.targets[rows], device=device), config)
+        _common(seen, predictive, torch.tensor(examples.targets[rows], device=device), config)
     return _values(seen)
 
 
@@ -267,8 +267,8 @@ def _joint(seen: _Collected, pairs: int, rng: Seed) -> Scores:
     return {"joint_nll": (nll.value, nll.count), "joint_gap": (gap.value, gap.count)}
 
 
-def _table(split: Split, seen: _Collected) -> pa.Table:
-    columns: dict[str, np.ndarray] = {"row": np.arange(len(split))}
+def _table(examples: Examples, seen: _Collected) -> pa.Table:
+    columns: dict[str, np.ndarray] = {"row": np.arange(len(examples))}
     if seen.bins is not None:
-        columns["target"] = np.asarray(split.targets)
+        columns["target"] = np.asarray(examples.targets)
     return pa.table(columns | {name: np.concatenate(parts) for name, parts in seen.columns.items()})

@@ -8,23 +8,23 @@ from PIL import Image
 
 from ..errors import ConfigError, DataError
 from ..seeds import Seed
-from .fitdata import Split
+from .fitdata import Examples
 from .raw import Raw, checked
 
 NOISE_IMAGES: Final = 1_000
 
 
-def test_rows(raw: Raw) -> Split:
+def test_rows(raw: Raw) -> Examples:
     """A set's test rows; all rows of a set that has none of its own."""
     return raw.train if raw.test is None else raw.test
 
 
-def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Split:
+def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Examples:
     """uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
-    return Split(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
+    return Examples(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
 
 
-def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Split]:
+def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Examples]:
     """``raw`` without some of its classes, and the test rows of those, under their own labels.
 
     The labels that stay are numbered anew without gaps, in their order.
@@ -50,12 +50,12 @@ def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw
     train, test = (_relabelled(rows, place) if rows is not None else None for rows in (raw.train, raw.test))
     assert train is not None
     classes = tuple(raw.classes[label] for label in kept)
-    return checked(replace(raw, train=train, test=test, classes=classes)), Split(held.inputs[out], held.targets[out])
+    return checked(replace(raw, train=train, test=test, classes=classes)), Examples(held.inputs[out], held.targets[out])
 
 
-def _relabelled(rows: Split, place: np.ndarray) -> Split:
+def _relabelled(rows: Examples, place: np.ndarray) -> Examples:
     stays = place[rows.targets] >= 0
-    return Split(rows.inputs[stays], place[rows.targets[stays]])
+    return Examples(rows.inputs[stays], place[rows.targets[stays]])
 
 
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

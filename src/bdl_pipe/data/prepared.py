@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from .. import artifacts
 from ..files import FileBytes
 from . import store
-from .fitdata import FitData, Split
+from .fitdata import Examples, FitData
 from .transform import Transform
 
 FIT_KIND: Final = "prepare"
@@ -40,14 +40,14 @@ class Holdout:
     """
 
     path: Path
-    test: Split
+    test: Examples
     files: Mapping[str, Any]
 
-    def ood(self) -> dict[str, Split]:
+    def ood(self) -> dict[str, Examples]:
         """Out-of-distribution sets by name; their labels are those of their own classes."""
         return self._by_name("ood")
 
-    def transfer(self) -> dict[str, Split]:
+    def transfer(self) -> dict[str, Examples]:
         """Labelled rows of other sets by name; their labels are those of the fitted set."""
         return self._by_name("transfer")
 
@@ -56,8 +56,8 @@ class Holdout:
         names = (p.stem.rsplit("-", 1) for p in sorted((self.path / "corrupted").glob("*.arrow")))
         return [Job(name, int(severity)) for name, severity in names]
 
-    def corrupted(self, name: str, severity: int) -> Split:
-        return store.read(self._corrupted(name, severity)).split
+    def corrupted(self, name: str, severity: int) -> Examples:
+        return store.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
         """The file of the same rows, for ``store.loads`` where they are needed."""
@@ -67,8 +67,8 @@ class Holdout:
     def _corrupted(self, name: str, severity: int) -> Path:
         return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
 
-    def _by_name(self, folder: str) -> dict[str, Split]:
-        return {p.stem: store.read(p).split for p in sorted((self.path / folder).glob("*.arrow"))}
+    def _by_name(self, folder: str) -> dict[str, Examples]:
+        return {p.stem: store.read(p).examples for p in sorted((self.path / folder).glob("*.arrow"))}
 
 
 def load_fit(path: Path, split: int, *, final: bool) -> FitData:
@@ -99,12 +99,12 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
         fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *rows.split.cut(count), fitted, classes, search=search)
+        return FitData(schema["task"], *rows.examples.cut(count), fitted, classes, search=search)
 
     apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
     search = data(rows.about["train"], apart)
     joined = schema["fit_rows"] == "train_and_validation" and len(search.validation) > 0
-    return data(len(rows.split), "transform", search) if final and joined else search
+    return data(len(rows.examples), "transform", search) if final and joined else search
 
 
 def load_schema(path: Path) -> dict[str, Any]:
@@ -121,4 +121,4 @@ def load_holdout(path: Path, split: int) -> Holdout:
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
     """The same of several splits, from an artifact that is verified once."""
     files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
-    return [Holdout(path, store.read(path / str(split) / "test.arrow").split, files) for split in splits]
+    return [Holdout(path, store.read(path / str(split) / "test.arrow").examples, files) for split in splits]
