@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from .. import config
 from ..errors import DataError, require
+from .normalise import Published
 from .raw import Kind, Raw, Source, Task
 from .sources.archive import Archive, read_archive
 from .sources.cifar import CIFAR10, CIFAR100
@@ -23,7 +24,6 @@ from .sources.svhn import SVHN
 from .sources.table import Table
 from .sources.uci import Uci, concrete, wine
 
-Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of x/255
 HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -47,7 +47,7 @@ class Entry:
     task: Task
     classes: int
     shape: tuple[int, ...]
-    published: Constants | None = None
+    published: Published | None = None
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,11 +63,11 @@ class Entry:
             require(good, "published", "must be one number for each channel of images", list(constants))
 
 
-def _images(archive: Archive, classes: int, published: Constants | None = None) -> Entry:
+def _images(archive: Archive, classes: int, published: Published | None = None) -> Entry:
     return Entry(archive, "image", "classification", classes, archive.shape, published)
 
 
-_MNIST: Final[Constants] = ((0.1307,), (0.3081,))
+_MNIST: Final[Published] = ((0.1307,), (0.3081,))
 CATALOG: Final[dict[str, Entry]] = {
     # 60,000/10,000 grey images (Xiao et al., 2017)
     "fashion_mnist": _images(FASHION_MNIST, 10, ((0.2860,), (0.3530,))),
@@ -179,6 +179,6 @@ def read(value: Any, path: str) -> Source:
     return config.variant(variants, value, path)
 
 
-def published_constants(source: Source) -> Constants | None:
+def published_constants(source: Source) -> Published | None:
     """Look up what ``normalise: published`` means for a source; None where nothing is published."""
     return source.entry.published if isinstance(source, Named) else None

@@ -13,8 +13,12 @@ from .transform import Transform
 
 @dataclass(frozen=True)
 class Examples:
-    """Raw rows: images uint8 [n, channel, height, width] or features float64 [n, feature];
-    labels int64 [n] or targets float64 [n, output], in original units."""
+    """Raw rows with their targets, in original units.
+
+    Attributes:
+        inputs: images uint8 [n, channel, height, width] or features float64 [n, feature].
+        targets: labels int64 [n] or targets float64 [n, output].
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -27,7 +31,7 @@ class Examples:
         return Examples(self.inputs[:count], self.targets[:count]), Examples(self.inputs[count:], self.targets[count:])
 
     def same(self, other: "Examples") -> bool:
-        """Whether both are views of the same memory."""
+        """Tell whether both are views of the same memory."""
         pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
         return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)
 
@@ -54,20 +58,20 @@ class FitData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(channel, height, width) or (feature,)."""
+        """An input's shape is (channel, height, width) or (feature,)."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def outputs(self) -> int:
-        """Classes, or output columns."""
+        """The number of outputs is that of classes, or of target columns."""
         return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
 
     def on(self, device: str) -> "FitData":
-        """The same rows, and those of ``search``, for a fit on ``device``."""
+        """Return the same rows, and those of ``search``, for a fit on ``device``."""
         return replace(self, device=device, search=self.search.on(device) if self.search else None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
+        """Prepare for pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
         state, search = dict(self.__dict__), self.search
         if search is not None and search.search is None and search.device == self.device:
             train, validation = self.train.cut(len(search.train))

@@ -19,6 +19,7 @@ from ..errors import DataError
 from .transform import Transform, Whitening
 
 Scaling = Literal["standardise", "centre", "none"]
+Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of x/255
 Constants = tuple[np.ndarray, np.ndarray]
 RIDGE: Final = 0.1  # λ
 _CHUNK: Final = 5_000  # images per step, so that float64 copies stay small
@@ -31,7 +32,7 @@ def fit_transform(
     kind: Literal["image", "table"],
     normalise: Literal["published", "train", "none"],
     whiten: bool,
-    published: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    published: Published | None = None,
     scaling: Scaling = "standardise",
     origin: str = "targets",
 ) -> Transform:
@@ -56,9 +57,7 @@ def fit_transform(
     return Transform(kind, transform.mean, transform.std, white, torch.from_numpy(shift), torch.from_numpy(scale))
 
 
-def _inputs(
-    inputs: np.ndarray, kind: str, normalise: str, published: tuple[tuple[float, ...], tuple[float, ...]] | None
-) -> Constants:
+def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published | None) -> Constants:
     width = inputs.shape[1]
     if normalise == "none":
         return np.zeros(width), np.ones(width)

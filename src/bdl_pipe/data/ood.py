@@ -15,17 +15,17 @@ NOISE_IMAGES: Final = 1_000
 
 
 def test_rows(raw: Raw) -> Examples:
-    """A set's test rows; all rows of a set that has none of its own."""
+    """Take a set's test rows; all rows of a set that has none of its own."""
     return raw.train if raw.test is None else raw.test
 
 
 def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Examples:
-    """uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
+    """Draw uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
     return Examples(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
 
 
 def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Examples]:
-    """``raw`` without some of its classes, and the test rows of those, under their own labels.
+    """Take some classes out of ``raw``: what is left, and the test rows of those classes, under their own labels.
 
     The labels that stay are numbered anew without gaps, in their order.
 
@@ -59,7 +59,7 @@ def _relabelled(rows: Examples, place: np.ndarray) -> Examples:
 
 
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 [n, channel, height, width] in another shape.
+    """Bring uint8 [n, channel, height, width] to another shape.
 
     Channels: grey is repeated, colour is weighted to luma (ITU-R 601). Size: bilinear, with the
     kernel widened on the way down, so that nothing aliases.

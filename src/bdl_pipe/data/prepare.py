@@ -139,7 +139,7 @@ Parts = list[tuple[int, tuple[Examples, Examples]]]
 
 
 def _parts(raw: Raw, splits: int) -> Parts:
-    """(split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
+    """Give (split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
     if raw.test is not None:
         return [(0, (raw.train, raw.test))]
     pairs = uci_splits(len(raw.train), splits)
@@ -162,7 +162,7 @@ def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rn
 
 
 def _fitted(config: DatasetConfig, raw: Raw) -> bool:
-    """Whether the transform depends on the rows at all."""
+    """Tell whether the transform depends on the rows at all."""
     scaled = raw.task == "regression" and config.targets != "none"
     return config.normalise == "train" or config.whiten or scaled
 

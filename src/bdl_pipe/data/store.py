@@ -67,7 +67,7 @@ def read(path: Path) -> Rows:
 
 
 def loads(source: Source, origin: str) -> Rows:
-    """The rows of a file that lies wherever ``source`` reads from, in memory.
+    """Read the rows of a file that lies wherever ``source`` reads from, in memory.
 
     Raises:
         ArtifactError: as :func:`read`.
@@ -86,7 +86,7 @@ def _rows(file: Any, origin: str) -> Rows:
 
 
 def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
-    """[n, ...] as n tensors, row-major whatever the strides (pyarrow's own conversion records a permutation)."""
+    """Make n tensors of [n, ...], row-major whatever the strides (pyarrow's own conversion records a permutation)."""
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
     values = pa.array(images.reshape(-1))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
@@ -99,7 +99,7 @@ def _examples(table: pa.Table, one_label: bool) -> Examples:
 
 
 def _tensors(column: pa.ChunkedArray) -> np.ndarray:
-    """[n, ...]; a view of the file where it is one chunk, which is how it is written."""
+    """Read [n, ...]; it is a view of the file where it is one chunk, which is how it is written."""
     chunks = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
     flat = chunks[0] if len(chunks) == 1 else np.concatenate([*chunks, np.empty(0, np.uint8)])
     return flat.reshape(-1, *column.type.shape)

@@ -22,7 +22,7 @@ _SHOWN: Final = 10  # names in a message
 
 
 def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Examples:
-    """The test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
+    """Take the test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
 
     Names of classes are all that is compared: two sets whose classes are called 0, 1, … share them.
 
@@ -62,7 +62,7 @@ def _place(name: str, fitted: Raw, names: Mapping[str, str], path: str) -> int:
 
 
 def _check_apart(images: np.ndarray, other: Raw, fitted: Raw, path: str) -> None:
-    """A row that a fit has seen tests nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
+    """Refuse rows that a fit has seen, which test nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
     seen = {row.tobytes() for row in fitted.train.inputs}
     count = sum(row.tobytes() in seen for row in images)
     if count:

@@ -71,14 +71,14 @@ def read_archive(archive: Archive) -> Raw:
 
 
 def manual_folder(name: str) -> Path | None:
-    """``$BDL_DATA_DIR/<set>``, if the variable is set and the folder is there."""
+    """Find ``$BDL_DATA_DIR/<set>``, if the variable is set and the folder is there."""
     root = os.environ.get(FOLDER_VARIABLE)
     folder = Path(root) / name if root else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def locate(archive: Archive) -> Path | None:
-    """The first folder that holds any of the files; a folder that lacks some is an error.
+    """Find the first folder that holds any of the files; a folder that lacks some is an error.
 
     Raises:
         DataError: a file is missing in a folder that has others.
@@ -104,7 +104,7 @@ def verify(path: Path, file: File) -> None:
 
 
 def content_sha256(path: Path) -> str:
-    """SHA-256 of what a gzip file holds.
+    """Compute the SHA-256 of what a gzip file holds.
 
     Raises:
         DataError: the file is truncated or not gzip.

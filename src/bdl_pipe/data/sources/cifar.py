@@ -17,14 +17,14 @@ _PIXELS: Final = 3 * 32 * 32
 
 
 def read_cifar10(folder: Path) -> Raw:
-    """``cifar-10-binary.tar.gz`` in ``folder``: images uint8 [n, 3, 32, 32], labels int64 [n]."""
+    """Read ``cifar-10-binary.tar.gz`` in ``folder``: images uint8 [n, 3, 32, 32], labels int64 [n]."""
     path, prefix = folder / "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
     batches = [f"{prefix}/data_batch_{i}.bin" for i in range(1, 6)]
     return _read(path, batches, f"{prefix}/test_batch.bin", f"{prefix}/batches.meta.txt", label_bytes=1)
 
 
 def read_cifar100(folder: Path) -> Raw:
-    """``cifar-100-binary.tar.gz`` in ``folder``, with the 100 fine labels."""
+    """Read ``cifar-100-binary.tar.gz`` in ``folder``, with the 100 fine labels."""
     path, prefix = folder / "cifar-100-binary.tar.gz", "cifar-100-binary"
     return _read(path, [f"{prefix}/train.bin"], f"{prefix}/test.bin", f"{prefix}/fine_label_names.txt", label_bytes=2)
 

@@ -26,7 +26,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None = None) -> Raw:
-    """The set's rows in their original order, downloaded unless TFDS's cache has them.
+    """Give the set's rows in their original order, downloaded unless TFDS's cache has them.
 
     Args:
         downloads: a folder with already downloaded original files.
@@ -66,7 +66,7 @@ def require_reachable(archive: Archive) -> None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Whom a download of ``url`` connects to: its host, or the proxy of the environment."""
+    """Find whom a download of ``url`` connects to: its host, or the proxy of the environment."""
     scheme, host = urlsplit(url).scheme, urlsplit(url).hostname or ""
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     parts = urlsplit(proxy if proxy and "://" in proxy else url)
@@ -95,7 +95,7 @@ def _checksum_error() -> type[Exception]:
 
 
 def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
-    """A TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
+    """Make a TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
     from tensorflow_datasets.core.download.checksums import UrlInfo
 
     base: Any = tfds.core.GeneratorBasedBuilder

@@ -18,7 +18,7 @@ _UINT8: Final = 0x08
 
 
 def read_idx(folder: Path, classes: tuple[str, ...]) -> Raw:
-    """The four ``*-ubyte.gz`` files of ``folder``: images uint8 [n, 1, height, width], labels int64 [n]."""
+    """Read the four ``*-ubyte.gz`` files of ``folder``: images uint8 [n, 1, height, width], labels int64 [n]."""
     train, test = (_pair(folder, part, len(classes)) for part in ("train", "t10k"))
     return Raw(str(folder), "classification", "image", train, test, classes)
 
@@ -34,7 +34,7 @@ def _pair(folder: Path, part: str, classes: int) -> Examples:
 
 
 def read_array(path: Path, dimensions: int) -> np.ndarray:
-    """One gzipped IDX file of uint8.
+    """Read one gzipped IDX file of uint8.
 
     Raises:
         DataError: it is truncated, not gzip, or not IDX of that many dimensions.

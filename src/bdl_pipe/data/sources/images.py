@@ -84,7 +84,7 @@ class Npz:
 
 
 def open_npz(path: Path) -> Mapping[str, np.ndarray]:
-    """All arrays of an ``.npz``; pickled objects are refused."""
+    """Read all arrays of an ``.npz``; pickled objects are refused."""
     require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -98,7 +98,7 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
-    """uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, as [n, c, h, w]; channels last is tried first."""
+    """Bring uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; channels last is tried first."""
     if values.dtype != np.uint8:
         raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}")
     if values.ndim == 3:
@@ -114,12 +114,12 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files directly in ``folder``, by name."""
+    """List the image files directly in ``folder``, by name."""
     return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
 
 
 def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Images uint8 [n, channel, height, width].
+    """Read images as uint8 [n, channel, height, width].
 
     Args:
         shape: (channel, height, width) that they must have; None: the size of the first, and one

@@ -31,7 +31,7 @@ _BOSTON_TARGET: Final = "MEDV"
 
 
 def boston() -> Raw:
-    """506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
+    """Read 506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
     path = _find("boston", _BOSTON[0])
     values = _csv(path, _BOSTON[1], np.float64)
     examples = Examples(values[:, :-1], values[:, -1:])
@@ -39,7 +39,7 @@ def boston() -> Raw:
 
 
 def mnist5k() -> Raw:
-    """500 images of each digit: uint8 [5000, 1, 28, 28]."""
+    """Read 500 images of each digit: uint8 [5000, 1, 28, 28]."""
     path = _find("mnist5k", _MNIST5K[0])
     values = _csv(path, _MNIST5K[1], np.uint8)
     examples = Examples(np.ascontiguousarray(values[:, :-1]).reshape(-1, 1, 28, 28), values[:, -1].astype(np.int64))
@@ -47,7 +47,7 @@ def mnist5k() -> Raw:
 
 
 def digits() -> Raw:
-    """Optical digits 8×8, intensities 0..16 brought to 0..255: uint8 [1797, 1, 8, 8]."""
+    """Read optical digits 8×8, intensities 0..16 brought to 0..255: uint8 [1797, 1, 8, 8]."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -19,7 +19,7 @@ _SIDE: Final = 96
 
 
 def read_stl10(folder: Path) -> Raw:
-    """``stl10_binary.tar.gz`` in ``folder``: images uint8 [n, 3, 96, 96], labels int64 [n] (0..9)."""
+    """Read ``stl10_binary.tar.gz`` in ``folder``: images uint8 [n, 3, 96, 96], labels int64 [n] (0..9)."""
     path = folder / "stl10_binary.tar.gz"
     names = f"{_FOLDER}/class_names.txt"
     wanted = [f"{_FOLDER}/{part}_{kind}.bin" for part in ("train", "test") for kind in "Xy"]

@@ -12,7 +12,7 @@ from .archive import Archive, File
 
 
 def read_svhn(folder: Path) -> Raw:
-    """``train_32x32.mat`` and ``test_32x32.mat``: images uint8 [n, 3, height, width], labels int64 [n] (0..9)."""
+    """Read ``train_32x32.mat`` and ``test_32x32.mat``: images uint8 [n, 3, height, width], labels int64 [n] (0..9)."""
     train, test = (_read(folder / f"{part}_32x32.mat") for part in ("train", "test"))
     return Raw(str(folder), "classification", "image", train, test, tuple("0123456789"))
 

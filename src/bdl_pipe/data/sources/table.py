@@ -163,7 +163,7 @@ def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
 
 
 def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
-    """The first value that is no number, and its row (counted from 1)."""
+    """Find the first value that is no number, and its row (counted from 1)."""
     for row, value in enumerate(column.to_pylist(), start=1):
         try:
             float(value)

