@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
     upgrade = verbs.add_parser(
-        "upgrade", help="give old keys of params files their present names; nothing else changes"
+        "upgrade", help="give old keys and values of params files their present names; nothing else changes"
     )
     upgrade.add_argument("files", nargs="*", type=Path, metavar="FILE.yaml", help="default: params.yaml")
     ui = verbs.add_parser("ui", help="the tracking page, on this project's store")

@@ -1,7 +1,7 @@
-"""``python -m pipeline upgrade [FILE…]``: give old keys of params files their present names.
+"""``python -m pipeline upgrade [FILE…]``: give old keys and values of params files their present names.
 
-Every other byte stays: comments, order and layout are those of the file. A file without an old key is left alone. Whole
-params files, overlays and studies are read.
+Every other byte stays: comments, order and layout are those of the file. A file without an old name is left alone.
+Whole params files, overlays and studies are read.
 """
 
 import argparse
@@ -13,13 +13,13 @@ import yaml
 from bdl_pipe.errors import DataError, brief
 from bdl_pipe.files import read_text, write_bytes
 
-from .core.old_keys import RUNS, present
+from .core.old_keys import RUNS, present, present_value
 
 Edit = tuple[int, int, str]  # from which to which character, and what stands there instead
 
 
 def main(args: argparse.Namespace) -> int:
-    """Rewrite the files that were named, or params.yaml, and say how many keys changed in each.
+    """Rewrite the files that were named, or params.yaml, and say how many names changed in each.
 
     Raises:
         DataError: a file is missing or is not YAML; nothing has been rewritten then.
@@ -29,12 +29,12 @@ def main(args: argparse.Namespace) -> int:
     for path, text, count in rewritten:
         if count:
             write_bytes(path, text.encode())
-        print(f"{path}: {count} old keys rewritten" if count else f"{path}: has no old key")
+        print(f"{path}: {count} old names rewritten" if count else f"{path}: has no old name")
     return 0
 
 
 def upgraded(text: str, path: Path) -> tuple[str, int]:
-    """The text with the present names of its keys, and how many were old.
+    """Give a text with the present names of its keys and values, and how many were old.
 
     Raises:
         DataError: the text is not YAML.
@@ -60,6 +60,9 @@ def _of_file(root: yaml.Node) -> Iterator[Edit]:
         if key.value == "methods":
             for name, section in _items(value):
                 yield from _of_section(section, name.value, ())
+        elif key.value == "datasets":
+            for _, dataset in _items(value):
+                yield from _of_dataset(dataset)
         elif key.value in RUNS:
             for _, run in _items(value):
                 yield from _of_run(run)
@@ -67,6 +70,12 @@ def _of_file(root: yaml.Node) -> Iterator[Edit]:
             yield from _of_file(value)
         elif method and key.value in ("grid", "names", "figure"):
             yield from (edit for scalar in _scalars(value) for edit in _of_axis(scalar, method))
+
+
+def _of_dataset(dataset: yaml.Node) -> Iterator[Edit]:
+    for key, value in _items(dataset):
+        if isinstance(value, yaml.ScalarNode) and (name := present_value(key.value, value.value)) is not None:
+            yield _replaced(value, name)
 
 
 def _of_run(run: yaml.Node) -> Iterator[Edit]:

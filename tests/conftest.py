@@ -8,7 +8,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from bdl_pipe.data.fitdata import FitData, Split  # noqa: E402
+from bdl_pipe.data.fitdata import Examples, FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
 
 torch.set_num_threads(1)  # equal bits whatever the machine
@@ -22,7 +22,7 @@ def make_tiny_images() -> FitData:
     for label in range(3):
         images[labels == label, :, 2 * label : 2 * label + 3] += 100
     images = images.astype(np.uint8)
-    train, validation = Split(images[:160], labels[:160]), Split(images[160:], labels[160:])
+    train, validation = Examples(images[:160], labels[:160]), Examples(images[160:], labels[160:])
     scaled = torch.tensor(images[:160]).double() / 255
     transform = Transform("image", scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
     return FitData("classification", train, validation, transform, ("low", "middle", "high"))
@@ -36,7 +36,7 @@ def make_tiny_table() -> FitData:
     targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, 1, 100))[:, None]
     x, y = torch.tensor(inputs[:80]), torch.tensor(targets[:80])
     transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
-    train, validation = Split(inputs[:80], targets[:80]), Split(inputs[80:], targets[80:])
+    train, validation = Examples(inputs[:80], targets[:80]), Examples(inputs[80:], targets[80:])
     return FitData("regression", train, validation, transform)
 
 

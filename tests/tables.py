@@ -7,8 +7,9 @@ import numpy as np
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepare, prepared
-from bdl_pipe.data.config import DatasetConfig, Table
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.sources.table import Table
 from bdl_pipe.seeds import Seed
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bdl_pipe import config, evaluation
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
@@ -71,13 +71,13 @@ class Recording:
         return cls([])
 
 
-def classes(draws: int, rows: int = 61) -> tuple[Predictor, Split, np.ndarray]:
+def classes(draws: int, rows: int = 61) -> tuple[Predictor, Examples, np.ndarray]:
     """A posterior, a split, and the mixture's probabilities in float64 by numpy."""
     random = Seed(7).numpy()
     weights, inputs = random.normal(size=(draws, 2, 3)), random.normal(size=(rows, 2))
     outputs = np.exp(np.einsum("bf,sfo->sbo", inputs, weights))
     probs = (outputs / outputs.sum(-1, keepdims=True)).mean(0)
-    split = Split(inputs, random.integers(3, size=rows))
+    split = Examples(inputs, random.integers(3, size=rows))
     return Predictor(Linear(torch.tensor(weights)), PLAIN), split, probs
 
 
@@ -137,7 +137,7 @@ def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
 def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out() -> None:
     """Two draws, each sure of another class for all rows; all labels are that of the first."""
     weights = torch.tensor([[[4.0, 0.0, 0.0], [0, 0, 0]], [[0.0, 4.0, 0.0], [0, 0, 0]]])
-    split = Split(np.ones((40, 2)), np.zeros(40, dtype=int))
+    split = Examples(np.ones((40, 2)), np.zeros(40, dtype=int))
     found = evaluation.score_clean(Predictor(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
     sure, other = math.exp(4) / (math.exp(4) + 2), 1 / (math.exp(4) + 2)
     joint = (sure**2 + other**2) / 2
@@ -147,7 +147,7 @@ def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out(
 
 def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
     recording = Recording([])
-    split = Split(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
+    split = Examples(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
     evaluation.score_clean(Predictor(recording, PLAIN), split, SETTINGS, Seed(3))
     assert [len(rows) for rows, _ in recording.asked] == [5, 6, 6]
     assert [row for rows, _ in recording.asked for row in rows] == split.inputs[:, 0].tolist()
@@ -205,7 +205,7 @@ def test_regression_is_scored_in_original_units() -> None:
         Linear(torch.tensor(weights), gaussian=True),
         Transform("table", torch.zeros(2), torch.ones(2), shift=shift, scale=scale),
     )
-    result = evaluation.score_clean(fitted, Split(inputs, targets), SETTINGS, Seed(0))
+    result = evaluation.score_clean(fitted, Examples(inputs, targets), SETTINGS, Seed(0))
     draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
     density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
     found = {name: value for name, (value, _) in result.metrics.items()}

@@ -1,4 +1,4 @@
-"""Keys of params files that have another name now, and which: ``python -m pipeline upgrade`` rewrites them."""
+"""Keys and values of params files that have another name now: ``python -m pipeline upgrade`` rewrites them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,11 +11,15 @@ _OF_SGD: Final = {"keep": "snapshots", "after": "extra_epochs", "parts": "snapsh
 
 
 def refuse(raw: Mapping[str, Any]) -> None:
-    """Look for old keys in a params file that has been read.
+    """Look for old keys and values in a params file that has been read.
 
     Raises:
         ConfigError: there is one; with its present name and the command that rewrites the file.
     """
+    for key, dataset in _mapping(raw.get("datasets")).items():
+        for option, value in _mapping(dataset).items():
+            if (name := present_value(option, value)) is not None:
+                raise _old(f"datasets.{key}.{option}", name, f"{value} ")
     for section in RUNS:
         for key, run in _mapping(raw.get(section)).items():
             if "members" in _mapping(run):
@@ -33,8 +37,8 @@ def _refuse(section: Any, path: str, method: str, above: tuple[str, ...]) -> Non
         _refuse(value, f"{path}.{key}", method, (*above, str(key)))
 
 
-def _old(path: str, name: str) -> ConfigError:
-    return ConfigError(path, f"is now called {name}: python -m pipeline upgrade rewrites the file")
+def _old(path: str, name: str, value: str = "") -> ConfigError:
+    return ConfigError(path, f"{value}is now called {name}: python -m pipeline upgrade rewrites the file")
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
@@ -53,3 +57,8 @@ def present(path: Sequence[str], method: str) -> str | None:
     if method == "sgd" and not above:
         return _OF_SGD.get(key)
     return {("label_rate", "coreset"): "label_lr", ("clip", "optimiser"): "grad_clip_norm"}.get((key, above))
+
+
+def present_value(key: object, value: object) -> str | None:
+    """The present name of a value of an entry of ``datasets``; None where it is not an old one."""
+    return "published" if (key, value) == ("normalise", "paper") else None

@@ -15,8 +15,7 @@ import yaml
 
 from bdl_pipe import config
 from bdl_pipe.config import nearest
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
-from bdl_pipe.data.partners import ood_source, transfer_source
+from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
 from bdl_pipe.errors import ConfigError, DataError, brief, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import read_text
@@ -316,10 +315,10 @@ def unwatched(params: Params) -> list[str]:
     """Say what DVC does not watch, a line each: users' files outside ``data/``; data sets that another one names."""
     lines = []
     for key, dataset in params.datasets.items():
-        if isinstance(dataset.source, (Table, Uci, ImageFolder, Npz)):
-            path = Path(dataset.source.path)
-            if not path.absolute().is_relative_to(Path("data").absolute()):
-                lines.append(f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed")
+        outside = [p for p in dataset.source.files() if not p.absolute().is_relative_to(Path("data").absolute())]
+        lines += [
+            f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed" for path in outside
+        ]
         for kind, names in (("ood", dataset.ood), ("transfer", dataset.transfer)):
             lines += [
                 f"datasets.{key}.{kind}: a change of datasets.{name}.source goes unnoticed (dvc repro -f prepare@{key})"

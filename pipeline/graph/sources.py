@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from bdl_pipe import config
-from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci
-from bdl_pipe.data.partners import ood_source, transfer_source
+from bdl_pipe.data.catalog import Noise
+from bdl_pipe.data.config import ood_source, transfer_source
+from bdl_pipe.data.raw import Source
 from bdl_pipe.files import write_bytes
 
 from ..core import places
@@ -49,19 +50,16 @@ def data_digest(key: str, params: Params) -> str:
     """A hash of what a data set is read from: its source, those of ``ood`` and ``transfer``, and the files behind."""
     datasets = dict(params.datasets)
     dataset = datasets[key]
-    named: list[Any] = [dataset.source]
+    named: list[Source | Noise] = [dataset.source]
     named += [ood_source(name, datasets, f"datasets.{key}.ood") for name in dataset.ood]
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
     facts = [[config.to_mapping(source), _files(source)] for source in named]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _files(source: Any) -> dict[str, str]:
-    """Path -> SHA-256 of the users' files behind a source; a file that is missing is found out by ``prepare``."""
-    if not isinstance(source, Table | ImageFolder | Npz | Uci):
-        return {}
-    root = Path(source.path)
-    paths = sorted(root.rglob("*")) if root.is_dir() else [root]
+def _files(source: Source | Noise) -> dict[str, str]:
+    """Hash the users' files behind a source: path -> SHA-256; a file that is missing is found out by ``prepare``."""
+    paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): _sha256(path) for path in paths if path.is_file()}
 
 

@@ -87,7 +87,7 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
         found = {}
         for severity, file in shared[f"corrupted-{question.corruption}"].items():
             where = f"corrupted:{question.corruption}:{severity}"
-            rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").split
+            rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").examples
             found[where] = evaluation.score_classification(fitted, rows, config, rng, device)
         return Answer(found, {})
     test = shared[f"test-{question.split}"]

@@ -3,7 +3,8 @@
 A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and
 wrong types; ranges are checked by the dataclass in ``__post_init__`` with ``errors.require``.
 There are no implicit conversions but one: an integer may stand where a float is meant.
-A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each.
+A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each. A field whose variants
+are not known beforehand brings a reader of its own, ``(value, path) -> value``, as the metadata ``read``.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
@@ -38,7 +40,8 @@ def read(cls: type[T], mapping: object, path: str) -> T:
     values = {}
     for name, field in fields.items():
         if name in mapping:
-            values[name] = _value(hints[name], mapping[name], f"{path}.{name}")
+            reader = field.metadata.get("read", partial(_value, hints[name]))
+            values[name] = reader(mapping[name], f"{path}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{path}.{name}", "is missing")
     try:
@@ -121,7 +124,7 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     if len(rest) == 1:
         return _value(rest[0], value, path)
     if all(dataclasses.is_dataclass(o) for o in rest):
-        return _variant(rest, value, path)
+        return variant({get_args(get_type_hints(o)["name"])[0]: o for o in rest}, value, path)
     for option in rest:
         try:
             return _value(option, value, path)
@@ -130,8 +133,12 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     raise ConfigError(path, f"must be {' or '.join(getattr(o, '__name__', str(o)) for o in rest)}", value)
 
 
-def _variant(options: list[Any], value: Any, path: str) -> Any:
-    named = {get_args(get_type_hints(o)["name"])[0]: o for o in options}
+def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:
+    """Read ``value`` as the dataclass that its key ``name`` chooses.
+
+    Raises:
+        ConfigError: the name is missing or unknown, or the rest of it is wrong.
+    """
     if not isinstance(value, Mapping):
         raise ConfigError(path, "must be a section (key: value)", value)
     if "name" not in value:

@@ -1,6 +1,6 @@
 """Scores of a fitted posterior: on test rows, on shifted rows, against other data, and its cost.
 
-Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and a split; who runs them, and in how many
+Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and examples; who runs them, and in how many
 processes, is not their business. Rows are predicted by ``Predictor.batches``, of ``EvaluateConfig.batch``.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .data.fitdata import Split
+from .data.fitdata import Examples
 from .data.transform import Transform
 from .errors import require
 from .metrics import cost
@@ -80,7 +80,7 @@ class _Collected:
 
 
 def score_clean(
-    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> CleanResult:
     """Everything about one posterior on the test rows.
 
@@ -97,8 +97,8 @@ def score_clean(
         Diverged: a prediction is not finite.
     """
     gathered = _Collected()
-    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
-        targets = torch.tensor(split.targets[rows], device=device)
+    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
+        targets = torch.tensor(examples.targets[rows], device=device)
         for name, values in ood_scores(predictive).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
@@ -112,11 +112,11 @@ def score_clean(
         scores |= _normalised(scores["log_likelihood"], fitted.transform)
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
-    return CleanResult(scores, _table(split, gathered), calibration, in_distribution)
+    return CleanResult(scores, _table(examples, gathered), calibration, in_distribution)
 
 
 def score_classification(
-    fitted: Predictor, split: Split, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
     """``accuracy nll brier ece`` of a posterior of classes on shifted rows: under one corruption, or of another set.
 
@@ -125,9 +125,9 @@ def score_classification(
     (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
     gathered = _Collected()
-    for rows, predictive in fitted.batches(split.inputs, config.batch, rng=rng, device=device):
+    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
         assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
-        _common(gathered, predictive, torch.tensor(split.targets[rows], device=device), config)
+        _common(gathered, predictive, torch.tensor(examples.targets[rows], device=device), config)
     return _values(gathered)
 
 
@@ -268,8 +268,8 @@ def _joint(gathered: _Collected, pairs: int, rng: Seed) -> Scores:
     return {"joint_nll": (nll.value, nll.count), "joint_gap": (gap.value, gap.count)}
 
 
-def _table(split: Split, gathered: _Collected) -> pa.Table:
-    columns: dict[str, np.ndarray] = {"row": np.arange(len(split))}
+def _table(examples: Examples, gathered: _Collected) -> pa.Table:
+    columns: dict[str, np.ndarray] = {"row": np.arange(len(examples))}
     if gathered.bins is not None:
-        columns["target"] = np.asarray(split.targets)
+        columns["target"] = np.asarray(examples.targets)
     return pa.table(columns | {name: np.concatenate(parts) for name, parts in gathered.columns.items()})

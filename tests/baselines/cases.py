@@ -7,7 +7,7 @@ import numpy as np
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.method import FitMany
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.posterior import NetworkSpec
@@ -26,7 +26,7 @@ def table(member: int) -> FitData:
     """The tiny table with its inputs shaken a little, another way for each member."""
     whole = make_tiny_table()
     shaken = whole.train.inputs + np.random.default_rng(member).normal(0, 0.1, whole.train.inputs.shape)
-    return dataclasses.replace(whole, train=Split(shaken, whole.train.targets))
+    return dataclasses.replace(whole, train=Examples(shaken, whole.train.targets))
 
 
 def trajectory(network: NetworkConfig, data: FitData, seed: int = 3) -> State:

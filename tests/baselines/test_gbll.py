@@ -16,7 +16,7 @@ from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
 from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
 from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
@@ -157,10 +157,10 @@ def other_rows(count: int) -> FitData:
     data = make_tiny_table()
     x, y = (np.concatenate(parts) for parts in zip(*map(_rows, (data.train, data.validation)), strict=True))
     x, y = np.roll(x, count, 0), np.roll(y, count, 0) + count * np.sin(np.roll(x, count, 0)[:, :1])
-    return dataclasses.replace(data, train=Split(x[:80], y[:80]), validation=Split(x[80:], y[80:]))
+    return dataclasses.replace(data, train=Examples(x[:80], y[:80]), validation=Examples(x[80:], y[80:]))
 
 
-def _rows(split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _rows(split: Examples) -> tuple[np.ndarray, np.ndarray]:
     return split.inputs, split.targets
 
 
@@ -203,7 +203,7 @@ def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> 
 @each_method
 def test_the_layers_variances_are_fitted_to_the_training_rows_alone(method: Method) -> None:
     data = make_tiny_table()
-    wild = Split(1e3 * data.validation.inputs[::-1].copy(), -data.validation.targets.copy())
+    wild = Examples(1e3 * data.validation.inputs[::-1].copy(), -data.validation.targets.copy())
     changes = {"training": CONFIGS["map_blr", "regression"]["training"] | {"early_stopping": None}}
     changes = changes if method is MAP_BLR else {"early_stopping": None}
     one, other = (fitted(method, d, **changes) for d in (data, dataclasses.replace(data, validation=wild)))
@@ -243,7 +243,7 @@ def test_the_evidence_rises_and_its_variances_move_undecayed(method: Method) -> 
 
 def test_what_is_refused() -> None:
     rows = 600_000
-    many = Split(np.zeros((rows, 4)), np.zeros((rows, 1)))
+    many = Examples(np.zeros((rows, 4)), np.zeros((rows, 1)))
     for method in METHODS:
         with pytest.raises(DataError, match=rf"^{method.name}: the data must have at most 555555 training rows for 9 "):
             fitted(method, dataclasses.replace(make_tiny_table(), train=many))

@@ -11,7 +11,7 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.exact_gp import ExactGp
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import Predictor
@@ -29,7 +29,7 @@ def table(rows: int = 60, outputs: int = 2, seed: int = 0) -> FitData:
     targets = 7 + 3 * (clean + random.normal(0, 0.1, clean.shape))
     x, y = torch.tensor(inputs[:rows]), torch.tensor(targets[:rows])
     transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
-    parts = Split(inputs[:rows], targets[:rows]), Split(inputs[rows:], targets[rows:])
+    parts = Examples(inputs[:rows], targets[:rows]), Examples(inputs[rows:], targets[rows:])
     return FitData("regression", *parts, transform)
 
 

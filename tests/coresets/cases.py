@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.data.transform import Transform
 
 
@@ -14,7 +14,7 @@ def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
     generator = np.random.default_rng(0)
     labels = np.arange(rows) % classes
     images = generator.integers(0, 120, (rows, channels, 8, 8)) + 50 * labels[:, None, None, None]
-    split = Split(images.astype(np.uint8), labels.astype(np.int64))
+    split = Examples(images.astype(np.uint8), labels.astype(np.int64))
     transform = Transform("image", torch.full((channels,), 0.4), torch.full((channels,), 0.25))
     return FitData("classification", split, split, transform, tuple("abc"[:classes]))
 

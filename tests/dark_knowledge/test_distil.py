@@ -10,7 +10,7 @@ from scipy import stats
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge, read
 from bdl_pipe.dark_knowledge import distil
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -58,7 +58,7 @@ def fit(task: str, mode: str, report=None) -> State:
 def two_inputs(task: str) -> FitData:
     """The data of ``task`` with two distinct inputs only: there a small student can be anything."""
     data = DATA[task]
-    split = Split(np.concatenate([data.train.inputs[:2]] * 8), np.concatenate([data.train.targets[:2]] * 8))
+    split = Examples(np.concatenate([data.train.inputs[:2]] * 8), np.concatenate([data.train.targets[:2]] * 8))
     return dataclasses.replace(data, train=split)
 
 

@@ -13,8 +13,10 @@ from typing import BinaryIO
 import numpy as np
 import scipy.io
 
-from bdl_pipe.data.sources.archive import ARCHIVES, Archive
+from bdl_pipe.data.catalog import CATALOG, Entry
+from bdl_pipe.data.sources.archive import Archive
 
+ARCHIVES = {name: entry.rows for name, entry in CATALOG.items() if isinstance(entry.rows, Archive)}
 CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -114,6 +116,11 @@ def small(name: str, folder: Path) -> Archive:
         content = hashlib.sha256(gzip.decompress(blob)).hexdigest() if file.content else ""
         files.append(replace(file, bytes=len(blob), sha256=hashlib.sha256(blob).hexdigest(), content=content))
     return replace(ARCHIVES[name], files=tuple(files))
+
+
+def small_entry(name: str, folder: Path) -> Entry:
+    """The set's entry of the catalogue, of a small archive that is written into ``folder``."""
+    return replace(CATALOG[name], rows=small(name, folder))
 
 
 def rewritten(blob: bytes, name: str, change: Callable[[bytes], tuple[bytes, str]], inside: bool) -> tuple[bytes, str]:

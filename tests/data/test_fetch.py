@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bdl_pipe.data.sources.archive import ARCHIVES
 from bdl_pipe.errors import DataError, UserError
 
 from . import archives as made
@@ -36,7 +35,7 @@ def test_tfds_builder_ingests_and_serves_the_rows_in_order(name: str, tmp_path: 
 def test_a_download_with_another_checksum_is_refused(tmp_path: Path) -> None:
     made.small("cifar10", tmp_path / "downloads")
     with pytest.raises(DataError, match=r"cifar10: .*cifar-10-binary\.tar\.gz, has wrong checksum"):
-        fetch(ARCHIVES["cifar10"], downloads=tmp_path / "downloads", cache=tmp_path / "cache")
+        fetch(made.ARCHIVES["cifar10"], downloads=tmp_path / "downloads", cache=tmp_path / "cache")
 
 
 def test_without_a_network_the_ways_out_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_without_a_network_the_ways_out_are_named_at_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(socket, "create_connection", refuse)
     for name, way in (("fashion_mnist", "apt-get install dataset-fashion-mnist"), ("cifar10", "cifar-10-binary")):
         with pytest.raises(UserError, match=rf"cannot be reached \(no route\).*{way}.*BDL_DATA_DIR/{name}/"):
-            fetch(ARCHIVES[name], cache=tmp_path)
+            fetch(made.ARCHIVES[name], cache=tmp_path)
     assert waits == [3.0, 3.0]
 
 
@@ -59,7 +58,7 @@ def test_a_listening_host_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/x.gz"
-        archive = replace(ARCHIVES["cifar10"], files=(replace(ARCHIVES["cifar10"].files[0], url=url),))
+        archive = replace(made.ARCHIVES["cifar10"], files=(replace(made.ARCHIVES["cifar10"].files[0], url=url),))
         require_reachable(archive)
 
 
@@ -69,4 +68,4 @@ def test_behind_a_proxy_it_is_the_proxy_that_must_answer(monkeypatch: pytest.Mon
         monkeypatch.delenv(name.upper(), raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
-        require_reachable(ARCHIVES["cifar10"])
+        require_reachable(made.ARCHIVES["cifar10"])

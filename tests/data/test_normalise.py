@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.data.normalise import PAPER, channel_moments, fit_transform
+from bdl_pipe.data.normalise import channel_moments, fit_transform, fit_zca, moments
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -18,7 +19,7 @@ def test_channel_moments_against_numpy_in_float64() -> None:
 
 
 def test_training_constants_standardise_images() -> None:
-    t = fit_transform(IMAGES, LABELS, kind="image", normalise="train", whiten=False, source="x")
+    t = fit_transform(IMAGES, LABELS, kind="image", normalise="train", whiten=False)
     out = t.inputs(IMAGES)
     torch.testing.assert_close(out.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-6, rtol=0)
     torch.testing.assert_close(out.std(dim=(0, 2, 3), correction=0), torch.ones(3), atol=1e-6, rtol=0)
@@ -27,7 +28,7 @@ def test_training_constants_standardise_images() -> None:
 def test_table_columns_targets_and_a_constant_column() -> None:
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
     x[:, 1] = 4.0
-    t = fit_transform(x, y, kind="table", normalise="train", whiten=False, source="x")
+    t = fit_transform(x, y, kind="table", normalise="train", whiten=False)
     assert t.inputs(x)[:, 1].abs().max() == 0
     torch.testing.assert_close(t.targets(y).mean(dim=0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(t.targets(y).std(dim=0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
@@ -35,14 +36,14 @@ def test_table_columns_targets_and_a_constant_column() -> None:
 
 def test_no_normalisation() -> None:
     x, y = RNG.normal(3, 5, (9, 2)), RNG.normal(-7, 2, (9, 1))
-    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, source="x", scaling="none")
+    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, scaling="none")
     np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))
     np.testing.assert_array_equal(t.targets(y).numpy(), y.astype(np.float32))
 
 
 def test_targets_are_centred_by_these_rows_and_keep_their_unit() -> None:
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
-    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, source="x", scaling="centre")
+    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, scaling="centre")
     np.testing.assert_allclose(t.targets(y).numpy(), y - y.mean(axis=0), atol=1e-6)
     assert t.scale is not None and t.scale.tolist() == [1.0, 1.0]
     np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))  # targets and inputs are two choices
@@ -55,24 +56,73 @@ def test_a_constant_target_can_be_centred() -> None:
         kind="table",
         normalise="train",
         whiten=False,
-        source="t",
         scaling="centre",
     )
     assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
 
 
-def test_paper_constants_are_used_whatever_the_rows() -> None:
-    t = fit_transform(IMAGES, LABELS, kind="image", normalise="paper", whiten=False, source="cifar10")
+def test_published_constants_are_used_whatever_the_rows() -> None:
+    constants = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    t = fit_transform(IMAGES, LABELS, kind="image", normalise="published", whiten=False, published=constants)
     assert t.mean.tolist() == [0.4914, 0.4822, 0.4465] and t.std.tolist() == [0.2470, 0.2435, 0.2616]
-    assert all(len(m) == len(s) for m, s in PAPER.values())
-
-
-def test_paper_constants_that_do_not_exist() -> None:
-    with pytest.raises(DataError, match="npz: normalise must be train or none"):
-        fit_transform(IMAGES, LABELS, kind="image", normalise="paper", whiten=False, source="npz")
 
 
 def test_a_target_constant_among_the_training_rows() -> None:
     with pytest.raises(DataError, match=r"a\.csv: the target is constant in the training rows"):
         y = np.ones((9, 1))
-        fit_transform(np.ones((9, 1)), y, kind="table", normalise="train", whiten=False, source="t", origin="a.csv")
+        fit_transform(np.ones((9, 1)), y, kind="table", normalise="train", whiten=False, origin="a.csv")
+
+
+def correlated_images(rows: int, seed: int = 0) -> np.ndarray:
+    """Smooth colour images: neighbouring pixels and channels correlate, as in photographs."""
+    noise = np.random.default_rng(seed).normal(size=(rows, 3, 6, 6))
+    smooth = noise + np.roll(noise, 1, 2) + np.roll(noise, 1, 3) + noise.mean(axis=1, keepdims=True)
+    return np.clip(128 + 30 * smooth, 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    images = correlated_images(400)
+    mean, std = channel_moments(images)
+    flat = ((images.astype(np.float64) / 255 - mean[:, None, None]) / std[:, None, None]).reshape(400, -1)
+    return images, mean, std, flat, fit_zca(images, mean, std)
+
+
+def test_whitened_covariance_is_s_over_s_plus_ridge(fitted) -> None:
+    _, _, _, flat, white = fitted
+    covariance = np.cov(flat, rowvar=False, bias=True)
+    _, singular, vectors = np.linalg.svd(covariance)  # not eigh, which the code under test uses
+    ridge = 0.1 * np.trace(covariance) / len(covariance)
+    expected = vectors.T @ np.diag(singular / (singular + ridge)) @ vectors
+    whitened = (flat - white.centre.numpy()) @ white.matrix.numpy()
+    np.testing.assert_allclose(np.cov(whitened, rowvar=False, bias=True), expected, atol=1e-10)
+    no_ridge = vectors.T @ np.diag(np.ones_like(singular)) @ vectors
+    assert np.abs(expected - no_ridge).max() > 0.1  # the test can tell a forgotten ridge
+
+
+def test_inverse_undoes_the_transform_to_1e_9(fitted) -> None:
+    _, _, _, flat, white = fitted
+    assert white.matrix.dtype == white.inverse.dtype == white.centre.dtype == torch.float64
+    identity = white.matrix @ white.inverse
+    torch.testing.assert_close(identity, torch.eye(len(identity), dtype=torch.float64), atol=1e-9, rtol=0)
+    back = (torch.from_numpy(flat) - white.centre) @ white.matrix @ white.inverse + white.centre
+    torch.testing.assert_close(back, torch.from_numpy(flat), atol=1e-9, rtol=0)
+
+
+def test_chunks_do_not_matter(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, mean, std, _, _ = fitted
+    whole = moments(images, mean, std)
+    monkeypatch.setattr("bdl_pipe.data.normalise._CHUNK", 37)
+    for a, b in zip(whole, moments(images, mean, std), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_through_the_transform_and_its_state(fitted) -> None:
+    images, mean, std, flat, white = fitted
+    made = Transform("image", torch.from_numpy(mean), torch.from_numpy(std), white)
+    transform = Transform.from_state(made.state())
+    assert transform.whitening is not None and transform.whitening.matrix.dtype == torch.float64
+    expected = ((torch.from_numpy(flat) - white.centre) @ white.matrix).reshape(images.shape)
+    torch.testing.assert_close(transform.inputs(images), expected.float(), atol=2e-4, rtol=0)
+    intensities = torch.from_numpy(images).double() / 255
+    torch.testing.assert_close(transform.undo_inputs(transform.inputs(images)).double(), intensities, atol=1e-4, rtol=0)

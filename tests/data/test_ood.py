@@ -10,14 +10,17 @@ from scipy import stats
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared
-from bdl_pipe.data.config import DatasetConfig, Digits, Npz, Table
+from bdl_pipe.data.catalog import Named
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.ood import noise
+from bdl_pipe.data.sources.images import Npz
+from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 
 from . import archives as made
 
-DIGITS = DatasetConfig(Digits(), "train", False, 100, "train_and_validation", 1, (), 0, "made", "none")
+DIGITS = DatasetConfig(Named("digits"), "train", False, 100, "train_and_validation", 1, (), 0, "made", "none")
 
 
 def run(root: Path, config: DatasetConfig, seed: int = 0) -> tuple[Path, Path]:

@@ -14,17 +14,20 @@ import torch
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared
-from bdl_pipe.data.config import Boston, Cifar10, DatasetConfig, Npz, Table
+from bdl_pipe.data.catalog import CATALOG, Named
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
 from bdl_pipe.data.ood import to_shape
+from bdl_pipe.data.prepare import hold_out, uci_splits
 from bdl_pipe.data.prepared import Job
-from bdl_pipe.data.sources import archive as archives
-from bdl_pipe.errors import ArtifactError, ConfigError, UserError
+from bdl_pipe.data.sources.images import Npz
+from bdl_pipe.data.sources.table import Table
+from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
 
 from . import archives as made
 
-IMAGES = DatasetConfig(Cifar10(), "train", False, 4, "train_and_validation", 1, (), 0, "made")
+IMAGES = DatasetConfig(Named("cifar10"), "train", False, 4, "train_and_validation", 1, (), 0, "made")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +45,7 @@ def two_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setitem(archives.ARCHIVES, "cifar10", made.small("cifar10", tmp_path / "data" / "cifar10"))
+    monkeypatch.setitem(CATALOG, "cifar10", made.small_entry("cifar10", tmp_path / "data" / "cifar10"))
     return tmp_path / "data"
 
 
@@ -102,7 +105,7 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("source", ["images", "table"])
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
-    table = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
+    table = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
     fit, _ = run(tmp_path, IMAGES if source == "images" else table)
     final = prepared.load_fit(fit, 0, final=True).on("meta")
     blob = pickle.dumps(final, protocol=5)
@@ -191,7 +194,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
 @pytest.mark.parametrize("normalise", ["train", "none"])
 def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
     """Each by the rows that it trains on alone, in original units."""
-    config = DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
+    config = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
     fit, _ = run(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
     final = prepared.load_fit(fit, 0, final=True)
     assert final.search is not None
@@ -211,7 +214,9 @@ def test_classes_have_no_centre() -> None:
 
 
 def test_standard_splits_of_boston(tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path, DatasetConfig(Boston(), "train", False, 0.2, "train_and_validation", 2, (), 0, "made"))
+    fit, holdout = run(
+        tmp_path, DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 2, (), 0, "made")
+    )
     for split in (0, 1):
         search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
         assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
@@ -326,3 +331,33 @@ def test_altered_and_missing_artifacts(cifar: Path, tmp_path: Path) -> None:
         prepared.load_holdout(holdout, 0)
     with pytest.raises(ArtifactError, match="must be a holdout artifact, got 'prepare'"):
         prepared.load_holdout(fit, 0)
+
+
+def test_uci_splits_follow_the_published_procedure() -> None:
+    np.random.seed(1)  # noqa: NPY002  (the published script used the global legacy generator)
+    published = [np.random.choice(range(506), 506, replace=False) for _ in range(3)]  # noqa: NPY002
+    for (train, test), order in zip(uci_splits(506, 3), published, strict=True):
+        assert len(train) == 455
+        np.testing.assert_array_equal(np.concatenate([train, test]), order)
+
+
+def test_more_splits_leave_the_first_as_they_were() -> None:
+    assert uci_splits(50, 2)[1][0].tolist() == uci_splits(50, 5)[1][0].tolist()
+
+
+@pytest.mark.parametrize(("validation", "expected"), [(7, 7), (0.2, 20), (0, 0), (0.0, 0)])
+def test_hold_out_partitions(validation: float, expected: int) -> None:
+    train, held = hold_out(100, validation, "x", rng=Seed(0))
+    assert len(held) == expected
+    assert sorted([*train, *held]) == list(range(100))
+
+
+def test_hold_out_depends_on_the_seed_alone() -> None:
+    first, again, other = (hold_out(1000, 100, "x", rng=Seed(s))[1].tolist() for s in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_hold_out_of_nearly_everything_is_refused() -> None:
+    with pytest.raises(DataError, match="x: validation must leave at least 2 of 10 training rows, got 9"):
+        hold_out(10, 9, "x", rng=Seed(0))

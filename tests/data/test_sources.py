@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import NAMED
+from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.sources import archive as archives
+from bdl_pipe.data.sources.stl10 import STL10
 from bdl_pipe.errors import DataError, UserError
 
 from . import archives as made
@@ -33,9 +34,9 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_manual_folder_gives_the_written_rows(name: str, manual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(archives.ARCHIVES, name, made.small(name, manual / name))
+    monkeypatch.setitem(CATALOG, name, made.small_entry(name, manual / name))
     train, test, shape, classes = SHAPES[name]
-    raw = sources.load(NAMED[name])
+    raw = sources.load(Named(name))
     assert raw.test is not None and len(raw.classes) == classes
     np.testing.assert_array_equal(raw.train.inputs, made.images(train, shape))
     np.testing.assert_array_equal(raw.test.inputs, made.images(test, shape, 1))
@@ -53,7 +54,7 @@ def test_fine_labels_of_cifar100_not_coarse_ones(tmp_path: Path) -> None:
 def test_other_files_than_the_published_are_refused(name: str, manual: Path) -> None:
     made.small(name, manual / name)  # small archives are not the published ones: the real hashes must refuse them
     with pytest.raises(DataError, match=r"SHA-256 must be [0-9a-f]{64}, got [0-9a-f]{64}"):
-        sources.load(NAMED[name])
+        sources.load(Named(name))
 
 
 def test_a_changed_gzip_header_is_the_same_file(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_missing_file_is_named(manual: Path) -> None:
     made.small("svhn", manual / "svhn")
     (manual / "svhn" / "test_32x32.mat").unlink()
     with pytest.raises(DataError, match=r"svhn/test_32x32\.mat: is missing; svhn needs it from http"):
-        sources.load(NAMED["svhn"])
+        sources.load(Named("svhn"))
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
@@ -104,7 +105,7 @@ def test_stl10_by_hand(tmp_path: Path) -> None:
     """One red pixel in the second row and third column of the second image: byte 2·96 + 1 of its red plane."""
     pixels = bytearray(2 * 27648)
     pixels[27648 + 2 * 96 + 1] = 200
-    raw = archives.STL10.parse(stl10_archive(tmp_path, train_X=bytes(pixels)))
+    raw = STL10.parse(stl10_archive(tmp_path, train_X=bytes(pixels)))
     assert np.argwhere(raw.train.inputs).tolist() == [[1, 0, 1, 2]] and raw.train.inputs[1, 0, 1, 2] == 200
     assert raw.train.targets.tolist() == [0, 1] and raw.test is not None and raw.test.targets.tolist() == [9]
     assert raw.classes == tuple(made.STL10_NAMES)
@@ -122,11 +123,11 @@ def test_stl10_by_hand(tmp_path: Path) -> None:
 )
 def test_stl10_that_is_not_as_published(changed: dict, rule: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rule):
-        archives.STL10.parse(stl10_archive(tmp_path, **changed))
+        STL10.parse(stl10_archive(tmp_path, **changed))
 
 
 def test_package_copies() -> None:
-    boston, mnist5k, digits = (sources.load(NAMED[n]) for n in ("boston", "mnist5k", "digits"))
+    boston, mnist5k, digits = (sources.load(Named(n)) for n in ("boston", "mnist5k", "digits"))
     assert boston.train.inputs.shape == (506, 13) and boston.train.targets[:2, 0].tolist() == [24.0, 21.6]
     assert boston.features[5] == "RM" and boston.train.inputs[0, 5] == 6.575
     assert np.bincount(mnist5k.train.targets).tolist() == [500] * 10
@@ -138,11 +139,11 @@ def test_packages_files_in_the_manual_folder_come_first(manual: Path) -> None:
     (manual / "boston").mkdir()
     (manual / "boston" / "boston_housing.csv").write_text("1,2\n")
     with pytest.raises(DataError, match=r"boston_housing\.csv: SHA-256 of its content must be"):
-        sources.load(NAMED["boston"])
+        sources.load(Named("boston"))
 
 
 def test_a_missing_package_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BDL_DATA_DIR", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"install the package mlxtend, or put boston_housing\.csv .*BDL_DATA_DIR"):
-        sources.load(NAMED["boston"])
+        sources.load(Named("boston"))

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from bdl_pipe.data import store
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.errors import ArtifactError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)
@@ -13,24 +13,24 @@ LABELS = np.arange(7, dtype=np.int64)
 
 
 def test_images_come_back_as_a_view_of_the_file(tmp_path: Path) -> None:
-    store.write(tmp_path / "a.arrow", Split(IMAGES, LABELS), about={"train": 5})
+    store.write(tmp_path / "a.arrow", Examples(IMAGES, LABELS), about={"train": 5})
     rows = store.read(tmp_path / "a.arrow")
-    np.testing.assert_array_equal(rows.split.inputs, IMAGES)
-    np.testing.assert_array_equal(rows.split.targets, LABELS)
+    np.testing.assert_array_equal(rows.examples.inputs, IMAGES)
+    np.testing.assert_array_equal(rows.examples.targets, LABELS)
     assert rows.about["train"] == 5
-    assert not rows.split.inputs.flags.owndata and not rows.split.inputs.flags.writeable
+    assert not rows.examples.inputs.flags.owndata and not rows.examples.inputs.flags.writeable
 
 
 @pytest.mark.parametrize("images", [IMAGES.transpose(0, 1, 3, 2), IMAGES[:, :1], IMAGES[::2], IMAGES[:, 0][:, None]])
 def test_any_strides(images: np.ndarray, tmp_path: Path) -> None:
-    store.write(tmp_path / "a.arrow", Split(images, LABELS[: len(images)]))
-    np.testing.assert_array_equal(store.read(tmp_path / "a.arrow").split.inputs, images)
+    store.write(tmp_path / "a.arrow", Examples(images, LABELS[: len(images)]))
+    np.testing.assert_array_equal(store.read(tmp_path / "a.arrow").examples.inputs, images)
 
 
 def test_a_table_has_its_own_column_names(tmp_path: Path) -> None:
     inputs, targets = np.random.default_rng(0).normal(size=(6, 2)), np.random.default_rng(1).normal(size=(6, 2))
-    store.write(tmp_path / "a.arrow", Split(inputs, targets), features=("x", "y"), targets=("y", "z"))
-    rows = store.read(tmp_path / "a.arrow").split
+    store.write(tmp_path / "a.arrow", Examples(inputs, targets), features=("x", "y"), targets=("y", "z"))
+    rows = store.read(tmp_path / "a.arrow").examples
     np.testing.assert_array_equal(rows.inputs, inputs)
     np.testing.assert_array_equal(rows.targets, targets)
     table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
@@ -39,19 +39,19 @@ def test_a_table_has_its_own_column_names(tmp_path: Path) -> None:
 
 
 def test_one_regression_target_keeps_its_second_dimension(tmp_path: Path) -> None:
-    store.write(tmp_path / "a.arrow", Split(np.zeros((3, 1)), np.ones((3, 1))), features=("x",), targets=("t",))
-    assert store.read(tmp_path / "a.arrow").split.targets.shape == (3, 1)
+    store.write(tmp_path / "a.arrow", Examples(np.zeros((3, 1)), np.ones((3, 1))), features=("x",), targets=("t",))
+    assert store.read(tmp_path / "a.arrow").examples.targets.shape == (3, 1)
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    store.write(tmp_path / "a.arrow", Split(IMAGES[:0], LABELS[:0]))
-    assert store.read(tmp_path / "a.arrow").split.inputs.shape == (0, 3, 5, 4)
+    store.write(tmp_path / "a.arrow", Examples(IMAGES[:0], LABELS[:0]))
+    assert store.read(tmp_path / "a.arrow").examples.inputs.shape == (0, 3, 5, 4)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, 400, -1])
 def test_truncated(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
-    store.write(path, Split(IMAGES, LABELS))
+    store.write(path, Examples(IMAGES, LABELS))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ArtifactError, match=r"a\.arrow: is truncated"):
         store.read(path)
@@ -64,5 +64,5 @@ def test_missing(tmp_path: Path) -> None:
 
 def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        store.write(tmp_path / name, Split(IMAGES.copy(), LABELS), about={"b": 1, "a": 2})
+        store.write(tmp_path / name, Examples(IMAGES.copy(), LABELS), about={"b": 1, "a": 2})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

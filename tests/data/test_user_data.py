@@ -13,7 +13,10 @@ from PIL import Image
 
 from bdl_pipe import config as configs
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Npz, Table, Uci
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.sources.images import ImageFolder, Npz
+from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import ConfigError, DataError
 
 ROWS = 12
@@ -436,7 +439,10 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "share": ({"validation": 1.5}, r"datasets\.d\.validation must be .*, got 1\.5"),
     "negative": ({"validation": -1}, r"datasets\.d\.validation must be .*, got -1"),
     "splits": ({"splits": 0}, r"datasets\.d\.splits must be >= 1, got 0"),
-    "paper": ({"normalise": "paper"}, r"datasets\.d\.normalise must be train or none for a table, got 'paper'"),
+    "published": (
+        {"normalise": "published"},
+        r"datasets\.d\.normalise must be train or none for a table, got 'published'",
+    ),
     "whiten": ({"whiten": True}, r"datasets\.d\.whiten must be false for a table, got True"),
     "source": (
         {"source": {"name": "imagenet"}},

@@ -15,7 +15,9 @@ from PIL import Image
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepare, prepared
-from bdl_pipe.data.config import DatasetConfig, ImageFolder, Table
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.sources.images import ImageFolder
+from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed

@@ -14,10 +14,12 @@ import pytest
 from PIL import Image
 
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import ImageFolder, Npz, Table, Uci
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.data.raw import Raw, checked
+from bdl_pipe.data.sources.images import ImageFolder, Npz
+from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data.sources.uci import Uci
 from tests.data import archives
 
 from .judge import Case, cases, judge
@@ -352,7 +354,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_archives(originals: dict[str, Path], tmp_path: Path) -> None:
     """Past their hashes: what the parsers make of files that are not as published."""
-    from bdl_pipe.data.sources.archive import ARCHIVES
 
     def make(rng: random.Random, number: int) -> Case:
         name = rng.choice([*originals])
@@ -363,8 +364,8 @@ def test_archives(originals: dict[str, Path], tmp_path: Path) -> None:
         def work() -> None:
             for file, blob in files.items():
                 (tmp_path / file).write_bytes(blob)
-            raw = ARCHIVES[name].parse(tmp_path)
-            assert isinstance(raw.train, Split)
+            raw = archives.ARCHIVES[name].parse(tmp_path)
+            assert isinstance(raw.train, Examples)
             consistent(checked(raw))
 
         return Case(f"{name}/{hurt}: {about}", work, [str(tmp_path)])

@@ -13,7 +13,7 @@ from bdl_pipe.baselines.gbll import GBLL, LDGBLL
 from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.splits import uci_splits
+from bdl_pipe.data.prepare import uci_splits
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import (

@@ -9,7 +9,7 @@ import pytest
 
 from bdl_pipe import artifacts, evaluation
 from bdl_pipe.data import prepared, store
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
@@ -23,9 +23,9 @@ ROWS, SHIFTED = 40, 30
 SETS = [("fog", 1), ("fog", 2), ("noise", 1)]
 
 
-def images(count: int, seed: int) -> Split:
+def images(count: int, seed: int) -> Examples:
     random = np.random.default_rng(seed)
-    return Split(random.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), random.integers(0, 3, count))
+    return Examples(random.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), random.integers(0, 3, count))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bdl_pipe.data import corrupt
-from bdl_pipe.data.sources import archive
+from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.networks import PreResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.training.loop import learning_rate
@@ -59,7 +59,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
-        monkeypatch.setitem(archive.ARCHIVES, name, made.small(name, tmp_path / "data" / name))
+        monkeypatch.setitem(CATALOG, name, made.small_entry(name, tmp_path / "data" / name))
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     for name in ("cifar10", "cifar100"):
         folder = tmp_path / "data" / f"{name}_corrupted"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bdl_pipe.data import corrupt
-from bdl_pipe.data.sources import archive
+from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import apply, cli
 from pipeline.core import params
@@ -62,7 +62,8 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
-    monkeypatch.setitem(archive.ARCHIVES, "fashion_mnist", made.small("fashion_mnist", tmp_path / "data/fashion_mnist"))
+    entry = made.small_entry("fashion_mnist", tmp_path / "data/fashion_mnist")
+    monkeypatch.setitem(CATALOG, "fashion_mnist", entry)
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     apply.apply(ROOT / f"params/{overlay}.yaml")

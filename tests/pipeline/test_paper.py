@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bdl_pipe.data.config import UCI_SIZES
+from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.errors import UserError
 from pipeline import cli, papers
 from pipeline.core import places

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bdl_pipe import config, evaluation
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import Split
+from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor
@@ -47,9 +47,9 @@ def written(task: str) -> dict[str, set[str]]:
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
     how = EvaluateConfig(calibration_bins=3, batch=8, joint_pairs=10)
-    clean = evaluation.score_clean(fitted, Split(inputs, targets), how, Seed(0))
+    clean = evaluation.score_clean(fitted, Examples(inputs, targets), how, Seed(0))
     shifted = (
-        evaluation.score_classification(fitted, Split(inputs, targets), how, Seed(0))
+        evaluation.score_classification(fitted, Examples(inputs, targets), how, Seed(0))
         if task == "classification"
         else {}
     )

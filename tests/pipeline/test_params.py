@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
 from pipeline import apply
 from pipeline.core import params
+from pipeline.graph.sources import data_digest
 from tests.pipeline.fake_work import REGISTRY
 
 GOOD: dict[str, Any] = {
@@ -370,6 +372,23 @@ def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
     assert "elsewhere/a.csv is outside data/" in line
     table["path"] = "data/a.csv"
     assert params.unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
+
+
+def test_a_registered_source_is_named_and_watched_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.bin"
+    file.write_bytes(b"1")
+    entry = Entry(lambda: pytest.fail("no row is needed"), "table", "regression", 0, (3,), files=(file,))
+    monkeypatch.setitem(CATALOG, "mine", entry)
+    typed = read(tmp_path, changed("datasets.boston.source", {"name": "mine"}))
+    assert typed.datasets["boston"].task == "regression"
+    (line,) = params.unwatched(typed)
+    assert f"{file} is outside data/" in line
+    before = data_digest("boston", typed)
+    assert data_digest("boston", typed) == before
+    file.write_bytes(b"2")
+    assert data_digest("boston", typed) != before
 
 
 def test_rows_that_another_one_names_are_pointed_out(tmp_path: Path) -> None:

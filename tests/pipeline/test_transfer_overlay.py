@@ -14,7 +14,7 @@ import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import Digits
+from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.sources import packages
 from bdl_pipe.data.transform import Transform
@@ -59,7 +59,7 @@ def go(*stage: str) -> None:
 
 def expected(run: str, split: int, shape: tuple[int, ...]) -> dict[str, float]:
     """The scores of all digits, from the stored posterior and NumPy alone."""
-    student, rows = artifacts.load(Path(f"work/student/{run}"), "student"), sources.load(Digits()).train
+    student, rows = artifacts.load(Path(f"work/student/{run}"), "student"), sources.load(Named("digits")).train
     state = student.state(f"{split}-0")
     posterior = POSTERIORS[state.config["posterior"]].from_state(state, "cpu")
     fitted = Predictor(posterior, Transform.from_state(student.state(f"transform-{split}")))

@@ -14,7 +14,7 @@ import yaml
 
 from bdl_pipe import config
 from bdl_pipe.data import prepared, sources
-from bdl_pipe.data.config import UCI_SIZES, Uci
+from bdl_pipe.data.sources.uci import UCI_SIZES, Uci
 from pipeline import cli, papers
 from pipeline.core import params
 from pipeline.tracking import experiments

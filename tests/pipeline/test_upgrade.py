@@ -117,9 +117,9 @@ def test_the_command_rewrites_files_and_leaves_others_alone(
     Path("new.yaml").write_text(NEW)
     assert cli.main(["upgrade", "params.yaml", "new.yaml"]) == 0
     assert Path("params.yaml").read_text() == NEW
-    assert capsys.readouterr().out.splitlines() == ["params.yaml: 20 old keys rewritten", "new.yaml: has no old key"]
+    assert capsys.readouterr().out.splitlines() == ["params.yaml: 20 old names rewritten", "new.yaml: has no old name"]
     assert cli.main(["upgrade"]) == 0
-    assert capsys.readouterr().out == "params.yaml: has no old key\n"
+    assert capsys.readouterr().out == "params.yaml: has no old name\n"
 
 
 def test_a_file_that_cannot_be_read_changes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

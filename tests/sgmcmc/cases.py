@@ -7,7 +7,7 @@ import torch
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.config import merge, read
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.progress import Report
 from bdl_pipe.sgmcmc.chains import SgldConfig
@@ -39,7 +39,7 @@ def images() -> FitData:
     pixels[labels == 1, :, 2:] += 120
     pixels = pixels.astype(np.uint8)
     transform = Transform("image", torch.tensor([0.4]), torch.tensor([0.3]))
-    parts = Split(pixels[:60], labels[:60]), Split(pixels[60:], labels[60:])
+    parts = Examples(pixels[:60], labels[:60]), Examples(pixels[60:], labels[60:])
     return FitData("classification", *parts, transform, ("above", "below"))
 
 
@@ -51,7 +51,7 @@ def table(rows: int = 40, validation: int = 0) -> FitData:
     x, y = torch.tensor(inputs), torch.tensor(targets)
     transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
     cut = rows - validation
-    parts = Split(inputs[:cut], targets[:cut]), Split(inputs[cut:], targets[cut:])
+    parts = Examples(inputs[:cut], targets[:cut]), Examples(inputs[cut:], targets[cut:])
     return FitData("regression", *parts, transform)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
-from bdl_pipe.data.fitdata import FitData, Split
+from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
@@ -53,11 +53,11 @@ def table(seed: int, shift: float = 0.0) -> FitData:
     random = np.random.default_rng(seed)
     inputs = whole.train.inputs + random.normal(0, 0.1, whole.train.inputs.shape)
     targets = whole.train.targets + shift
-    validation = Split(inputs[:0], targets[:0])
+    validation = Examples(inputs[:0], targets[:0])
     search = dataclasses.replace(
-        whole, train=Split(inputs[:60], targets[:60]), validation=Split(inputs[60:], targets[60:])
+        whole, train=Examples(inputs[:60], targets[:60]), validation=Examples(inputs[60:], targets[60:])
     )
-    return dataclasses.replace(whole, train=Split(inputs, targets), validation=validation, search=search)
+    return dataclasses.replace(whole, train=Examples(inputs, targets), validation=validation, search=search)
 
 
 def config(
@@ -204,7 +204,7 @@ def test_each_member_stops_at_its_own_epoch() -> None:
 def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
     data = table(0)
     assert data.search is not None
-    shaken = Split(data.search.validation.inputs, data.search.validation.targets + 1e-9)
+    shaken = Examples(data.search.validation.inputs, data.search.validation.targets + 1e-9)
     other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=shaken))
     same(
         fit([data], RNGS[:1], config(early_stopping=CHOOSE))[0],

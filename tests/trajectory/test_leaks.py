@@ -9,7 +9,7 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.splits import uci_splits
+from bdl_pipe.data.prepare import uci_splits
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed

@@ -22,14 +22,14 @@ SEVERITIES: Final = (1, 2, 3, 4, 5)
 
 
 def corruption_jobs(config: DatasetConfig) -> list[Job]:
-    """Every corruption and severity to make; they are independent of each other. Empty where none are asked for."""
+    """List every corruption and severity to make, each independent of the others; none where none are asked for."""
     from .corrupt import NAMES
 
     return [Job(name, s) for name in NAMES for s in SEVERITIES] if config.corrupted_images else []
 
 
 def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: Seed) -> np.ndarray:
-    """``images`` uint8 [n, channel, height, width] under one corruption, the same shape.
+    """Corrupt ``images``, uint8 [n, channel, height, width], in one way; the shape stays.
 
     ``rng`` is the data set's own address: the result depends on the job and the image, not on the
     order or the place in which the jobs run.
@@ -42,7 +42,7 @@ def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: See
 
 
 def published(name: str, job: Job, count: int) -> np.ndarray:
-    """The first ``count`` images of a release at one severity.
+    """Read the first ``count`` images of a release at one severity.
 
     Raises:
         UserError: the release is not on this machine.

@@ -12,9 +12,13 @@ from .transform import Transform
 
 
 @dataclass(frozen=True)
-class Split:
-    """Raw rows: images uint8 [n, channel, height, width] or features float64 [n, feature];
-    labels int64 [n] or targets float64 [n, output], in original units."""
+class Examples:
+    """Raw rows with their targets, in original units.
+
+    Attributes:
+        inputs: images uint8 [n, channel, height, width] or features float64 [n, feature].
+        targets: labels int64 [n] or targets float64 [n, output].
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -22,12 +26,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def cut(self, count: int) -> "tuple[Split, Split]":
-        """Views of the first ``count`` rows and of the rest."""
-        return Split(self.inputs[:count], self.targets[:count]), Split(self.inputs[count:], self.targets[count:])
+    def cut(self, count: int) -> "tuple[Examples, Examples]":
+        """Give views of the first ``count`` rows and of the rest."""
+        return Examples(self.inputs[:count], self.targets[:count]), Examples(self.inputs[count:], self.targets[count:])
 
-    def same(self, other: "Split") -> bool:
-        """Whether both are views of the same memory."""
+    def same(self, other: "Examples") -> bool:
+        """Tell whether both are views of the same memory."""
         pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
         return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)
 
@@ -45,8 +49,8 @@ class FitData:
     """
 
     task: Literal["classification", "regression"]
-    train: Split
-    validation: Split
+    train: Examples
+    validation: Examples
     transform: Transform
     classes: tuple[str, ...] = ()
     device: str = "cpu"
@@ -54,20 +58,20 @@ class FitData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(channel, height, width) or (feature,)."""
+        """An input's shape is (channel, height, width) or (feature,)."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def outputs(self) -> int:
-        """Classes, or output columns."""
+        """The number of outputs is that of classes, or of target columns."""
         return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
 
     def on(self, device: str) -> "FitData":
-        """The same rows, and those of ``search``, for a fit on ``device``."""
+        """Return the same rows, and those of ``search``, for a fit on ``device``."""
         return replace(self, device=device, search=self.search.on(device) if self.search else None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
+        """Prepare for pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
         state, search = dict(self.__dict__), self.search
         if search is not None and search.search is None and search.device == self.device:
             train, validation = self.train.cut(len(search.train))
@@ -87,12 +91,12 @@ class FitData:
     def tensors(
         self, part: Literal["train", "validation"], device: torch.device | str = "cpu"
     ) -> tuple[Tensor, Tensor]:
-        """Transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
-        split = self.train if part == "train" else self.validation
-        return self.transform.inputs(split.inputs, device), self.transform.targets(split.targets, device)
+        """Give transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
+        rows = self.train if part == "train" else self.validation
+        return self.transform.inputs(rows.inputs, device), self.transform.targets(rows.targets, device)
 
     def drawn(self, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
-        """``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""
+        """Give ``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""
         chosen = torch.randperm(len(self.train), generator=rng.generator())[:rows].numpy()
-        some = replace(self, train=Split(self.train.inputs[chosen], self.train.targets[chosen]), search=None)
+        some = replace(self, train=Examples(self.train.inputs[chosen], self.train.targets[chosen]), search=None)
         return some.tensors("train", self.device)

@@ -14,7 +14,7 @@ _ARRAYS: Final = ("x", "x_test")
 
 
 def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
-    """Raw inputs in file order (images: by name), in the fitted data's own units and shape.
+    """Read raw inputs in file order (images: by name), in the fitted data's own units and shape.
 
     A table needs the fitted feature columns, by name and in any order; others are ignored. An
     ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
@@ -69,7 +69,7 @@ def _array(path: Path) -> np.ndarray:
 
 
 def _files(path: Path) -> list[Path]:
-    """One image, the images of a folder, or those of its subfolders."""
+    """List one image, the images of a folder, or those of its subfolders."""
     if path.is_file():
         return [path]
     folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]

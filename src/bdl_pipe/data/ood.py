@@ -8,24 +8,24 @@ from PIL import Image
 
 from ..errors import ConfigError, DataError
 from ..seeds import Seed
-from .fitdata import Split
+from .fitdata import Examples
 from .raw import Raw, checked
 
 NOISE_IMAGES: Final = 1_000
 
 
-def test_rows(raw: Raw) -> Split:
-    """A set's test rows; all rows of a set that has none of its own."""
+def test_rows(raw: Raw) -> Examples:
+    """Take a set's test rows; all rows of a set that has none of its own."""
     return raw.train if raw.test is None else raw.test
 
 
-def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Split:
-    """uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
-    return Split(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
+def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Examples:
+    """Draw uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
+    return Examples(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
 
 
-def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Split]:
-    """``raw`` without some of its classes, and the test rows of those, under their own labels.
+def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Examples]:
+    """Take some classes out of ``raw``: what is left, and the test rows of those classes, under their own labels.
 
     The labels that stay are numbered anew without gaps, in their order.
 
@@ -50,16 +50,16 @@ def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw
     train, test = (_relabelled(rows, place) if rows is not None else None for rows in (raw.train, raw.test))
     assert train is not None
     classes = tuple(raw.classes[label] for label in kept)
-    return checked(replace(raw, train=train, test=test, classes=classes)), Split(held.inputs[out], held.targets[out])
+    return checked(replace(raw, train=train, test=test, classes=classes)), Examples(held.inputs[out], held.targets[out])
 
 
-def _relabelled(rows: Split, place: np.ndarray) -> Split:
+def _relabelled(rows: Examples, place: np.ndarray) -> Examples:
     stays = place[rows.targets] >= 0
-    return Split(rows.inputs[stays], place[rows.targets[stays]])
+    return Examples(rows.inputs[stays], place[rows.targets[stays]])
 
 
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 [n, channel, height, width] in another shape.
+    """Bring uint8 [n, channel, height, width] to another shape.
 
     Channels: grey is repeated, colour is weighted to luma (ITU-R 601). Size: bilinear, with the
     kernel widened on the way down, so that nothing aliases.

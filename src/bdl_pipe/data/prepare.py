@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,18 +23,18 @@ from ..errors import ConfigError, DataError
 from ..files import write_bytes
 from ..seeds import Seed
 from . import sources, store
-from .config import HELD_OUT, DatasetConfig, Noise, Source
+from .catalog import HELD_OUT, Noise, published_constants
+from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
-from .fitdata import Split
+from .fitdata import Examples
 from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
-from .partners import ood_source, transfer_source
 from .prepared import SCHEMA_FILE, Job
-from .raw import Raw
-from .splits import hold_out, uci_splits
+from .raw import Raw, Source
 from .transfer import shared_rows
 from .transform import Transform
 
+TRAIN_SHARE: Final = 0.9  # of the standard UCI splits
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
 
@@ -92,10 +92,35 @@ def prepare(
     return Facts({"splits": fit}, {"splits": held})
 
 
-def rows_sha256(split: Split) -> str:
-    """A hash of raw rows: their shape, type and values."""
+def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Draw the first ``splits`` standard UCI splits: (training rows, test rows), each in drawn order.
+
+    One ``RandomState(1)``; per split one ``choice(n, n, replace=False)``, whose first round(0.9 n)
+    rows train (the split files of Hernández-Lobato and Adams, 2015, and Gal and Ghahramani, 2016).
+    """
+    state = np.random.RandomState(1)  # the legacy generator, with which the published files were drawn
+    orders = [state.choice(rows, rows, replace=False) for _ in range(splits)]
+    train = round(TRAIN_SHARE * rows)
+    return [(order[:train], order[train:]) for order in orders]
+
+
+def hold_out(rows: int, validation: int | float, origin: str, *, rng: Seed) -> tuple[np.ndarray, np.ndarray]:
+    """Draw (training rows, validation rows) of ``rows`` rows without replacement, each in order.
+
+    Raises:
+        DataError: the validation rows leave fewer than two to train on.
+    """
+    count = round(validation * rows) if isinstance(validation, float) else validation
+    if rows - count < 2:
+        raise DataError(f"{origin}: validation must leave at least 2 of {rows} training rows, got {count}")
+    order = rng.numpy().permutation(rows)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def rows_sha256(examples: Examples) -> str:
+    """Hash raw rows: their shape, type and values."""
     digest = hashlib.sha256()
-    for array in (split.inputs, split.targets):
+    for array in (examples.inputs, examples.targets):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -106,22 +131,22 @@ def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
         raise ConfigError(f"{path}.splits", "must be 1 for a set with test rows of its own", config.splits)
     if config.corrupted_images and config.splits > 1:
         raise ConfigError(f"{path}.corrupted_images", "must be 0 where splits > 1", config.corrupted_images)
-    if raw.kind == "table" and config.normalise == "paper":
+    if raw.kind == "table" and config.normalise == "published":
         raise ConfigError(f"{path}.normalise", "must be train or none for a table", config.normalise)
 
 
-Parts = list[tuple[int, tuple[Split, Split]]]
+Parts = list[tuple[int, tuple[Examples, Examples]]]
 
 
 def _parts(raw: Raw, splits: int) -> Parts:
-    """(split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
+    """Give (split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
     if raw.test is not None:
         return [(0, (raw.train, raw.test))]
     pairs = uci_splits(len(raw.train), splits)
     return [(s, (_take(raw.train, train), _take(raw.train, test))) for s, (train, test) in enumerate(pairs)]
 
 
-def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
+def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
     train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
     ordered = _take(rows, np.concatenate([train, validation]))
     about = {"train": len(train)}
@@ -137,19 +162,19 @@ def _write_fit(folder: Path, raw: Raw, rows: Split, config: DatasetConfig, rng: 
 
 
 def _fitted(config: DatasetConfig, raw: Raw) -> bool:
-    """Whether the transform depends on the rows at all."""
+    """Tell whether the transform depends on the rows at all."""
     scaled = raw.task == "regression" and config.targets != "none"
     return config.normalise == "train" or config.whiten or scaled
 
 
-def _transform(rows: Split, raw: Raw, config: DatasetConfig) -> Transform:
+def _transform(rows: Examples, raw: Raw, config: DatasetConfig) -> Transform:
     return fit_transform(
         rows.inputs,
         rows.targets,
         kind=raw.kind,
         normalise=config.normalise,
         whiten=config.whiten,
-        source=config.source.name,
+        published=published_constants(config.source),
         scaling=config.targets,
         origin=raw.origin,
     )
@@ -164,7 +189,7 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
     if other.kind != "image" or raw.kind != "image":
         raise DataError(f"{other.origin}: an out-of-distribution set must be images, and so must its partner")
     rows = test_rows(other)
-    store.write(path, Split(to_shape(rows.inputs, shape), rows.targets))
+    store.write(path, Examples(to_shape(rows.inputs, shape), rows.targets))
 
 
 def _write_transfer(folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str) -> None:
@@ -178,7 +203,7 @@ def _write_transfer(folder: Path, others: Sequence[Source], raw: Raw, config: Da
         raise ConfigError(f"{path}.transfer_names", "must name classes of the transfer sets", unknown[0])
 
 
-def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed, fan_out: FanOut) -> None:
+def _write_corrupted(folder: Path, config: DatasetConfig, test: Examples, rng: Seed, fan_out: FanOut) -> None:
     if not config.corrupted_images:
         return
     first, _ = test.cut(config.corrupted_images)
@@ -186,7 +211,7 @@ def _write_corrupted(folder: Path, config: DatasetConfig, test: Split, rng: Seed
     work = partial(corrupt_one, config=config, images=first.inputs, rng=rng)
     for job, images in zip(jobs, fan_out(work, jobs), strict=True):
         assert images.shape == first.inputs.shape and images.dtype == np.uint8, job
-        store.write(folder / f"{job.key}.arrow", Split(images, first.targets))
+        store.write(folder / f"{job.key}.arrow", Examples(images, first.targets))
 
 
 def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
@@ -201,5 +226,5 @@ def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
     }
 
 
-def _take(rows: Split, index: np.ndarray) -> Split:
-    return Split(np.ascontiguousarray(rows.inputs[index]), np.ascontiguousarray(rows.targets[index]))
+def _take(rows: Examples, index: np.ndarray) -> Examples:
+    return Examples(np.ascontiguousarray(rows.inputs[index]), np.ascontiguousarray(rows.targets[index]))

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from .. import artifacts
 from ..files import FileBytes
 from . import store
-from .fitdata import FitData, Split
+from .fitdata import Examples, FitData
 from .transform import Transform
 
 FIT_KIND: Final = "prepare"
@@ -40,45 +40,45 @@ class Holdout:
     """
 
     path: Path
-    test: Split
+    test: Examples
     files: Mapping[str, Any]
 
-    def ood(self) -> dict[str, Split]:
-        """Out-of-distribution sets by name; their labels are those of their own classes."""
+    def ood(self) -> dict[str, Examples]:
+        """Read the out-of-distribution sets by name; their labels are those of their own classes."""
         return self._by_name("ood")
 
-    def transfer(self) -> dict[str, Split]:
-        """Labelled rows of other sets by name; their labels are those of the fitted set."""
+    def transfer(self) -> dict[str, Examples]:
+        """Read the labelled rows of other sets by name; their labels are those of the fitted set."""
         return self._by_name("transfer")
 
     def corruptions(self) -> list[Job]:
-        """The corruptions and severities that are there."""
+        """List the corruptions and severities that are there."""
         names = (p.stem.rsplit("-", 1) for p in sorted((self.path / "corrupted").glob("*.arrow")))
         return [Job(name, int(severity)) for name, severity in names]
 
-    def corrupted(self, name: str, severity: int) -> Split:
-        return store.read(self._corrupted(name, severity)).split
+    def corrupted(self, name: str, severity: int) -> Examples:
+        return store.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
-        """The file of the same rows, for ``store.loads`` where they are needed."""
+        """Give the file of the same rows, for ``store.loads`` where they are needed."""
         place = self._corrupted(name, severity)
         return FileBytes.of(place, self.files[str(place.relative_to(self.path))]["sha256"])
 
     def _corrupted(self, name: str, severity: int) -> Path:
         return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
 
-    def _by_name(self, folder: str) -> dict[str, Split]:
-        return {p.stem: store.read(p).split for p in sorted((self.path / folder).glob("*.arrow"))}
+    def _by_name(self, folder: str) -> dict[str, Examples]:
+        return {p.stem: store.read(p).examples for p in sorted((self.path / folder).glob("*.arrow"))}
 
 
 def load_fit(path: Path, split: int, *, final: bool) -> FitData:
-    """One split's training data from a ``prepare`` artifact, see :func:`load_fits`."""
+    """Read one split's training data from a ``prepare`` artifact, see :func:`load_fits`."""
     (data,) = load_fits(path, [split], final=final)
     return data
 
 
 def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData]:
-    """The training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
+    """Read the training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
 
     Args:
         final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
@@ -99,26 +99,26 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
         fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *rows.split.cut(count), fitted, classes, search=search)
+        return FitData(schema["task"], *rows.examples.cut(count), fitted, classes, search=search)
 
     apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
     search = data(rows.about["train"], apart)
     joined = schema["fit_rows"] == "train_and_validation" and len(search.validation) > 0
-    return data(len(rows.split), "transform", search) if final and joined else search
+    return data(len(rows.examples), "transform", search) if final and joined else search
 
 
 def load_schema(path: Path) -> dict[str, Any]:
-    """What new rows must look like: task, kind, classes, input_shape, features, targets, fit_rows."""
+    """Read what new rows must look like: task, kind, classes, input_shape, features, targets, fit_rows."""
     return artifacts.load(path, FIT_KIND, verify=False).json(SCHEMA_FILE)
 
 
 def load_holdout(path: Path, split: int) -> Holdout:
-    """One split's test rows, and the OOD and corrupted sets, from a ``holdout`` artifact."""
+    """Read one split's test rows, and the OOD and corrupted sets, from a ``holdout`` artifact."""
     (held,) = load_holdouts(path, [split])
     return held
 
 
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
-    """The same of several splits, from an artifact that is verified once."""
+    """Read the same of several splits, from an artifact that is verified once."""
     files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
-    return [Holdout(path, store.read(path / str(split) / "test.arrow").split, files) for split in splits]
+    return [Holdout(path, store.read(path / str(split) / "test.arrow").examples, files) for split in splits]

@@ -1,14 +1,17 @@
-"""Raw rows as a source delivers them, and the rules that every source's rows must meet."""
+"""Raw rows, the sources that deliver them, and the rules that every source's rows must meet."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from ..errors import DataError, short
-from .fitdata import Split
+from .fitdata import Examples
 
 FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
+Kind = Literal["image", "table"]
+Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,45 @@ class Raw:
     """
 
     origin: str
-    task: Literal["classification", "regression"]
-    kind: Literal["image", "table"]
-    train: Split
-    test: Split | None = None
+    task: Task
+    kind: Kind
+    train: Examples
+    test: Examples | None = None
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     targets: tuple[str, ...] = ("label",)
 
 
+@runtime_checkable
+class Source(Protocol):
+    """Where raw rows come from, as ``source`` of a data set in params.yaml says it."""
+
+    @property
+    def name(self) -> str:
+        """The name that chooses it in params.yaml."""
+
+    @property
+    def kind(self) -> Kind:
+        """What an input is."""
+
+    @property
+    def task(self) -> Task:
+        """What is predicted from the rows."""
+
+    def read(self) -> Raw:
+        """Read the whole data set, in original units.
+
+        Raises:
+            UserError: it is not on this machine and cannot be fetched; the message names the ways out.
+            DataError: the file, rule and value of whatever is wrong with the rows.
+        """
+
+    def files(self) -> tuple[Path, ...]:
+        """List the users' files and folders that the rows come from; none where they are pinned by a checksum."""
+
+
 def checked(raw: Raw) -> Raw:
-    """``raw`` itself.
+    """Return ``raw`` itself, where it meets the rules.
 
     Raises:
         DataError: too few rows, one class only, or a constant target.
@@ -58,7 +89,7 @@ def checked(raw: Raw) -> Raw:
 
 
 def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels (whole numbers or texts) as int64 [n] and the sorted class names.
+    """Encode labels (whole numbers or texts) as int64 [n], with the sorted class names.
 
     Raises:
         DataError: a label is missing or is a number that is not whole.
@@ -88,8 +119,8 @@ def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> N
         raise DataError(f"{origin}: column {short(columns[column])} must be finite, got {found} in row {row + 1}")
 
 
-def relabel(split: Split, names: Any, classes: tuple[str, ...], origin: str) -> Split:
-    """``split`` with its codes into ``names`` turned into codes into ``classes``.
+def relabel(examples: Examples, names: Any, classes: tuple[str, ...], origin: str) -> Examples:
+    """Turn the codes of ``examples`` into ``names`` into codes into ``classes``.
 
     Raises:
         DataError: a test row is of a class that no training row has.
@@ -99,4 +130,4 @@ def relabel(split: Split, names: Any, classes: tuple[str, ...], origin: str) -> 
     if unknown:
         raise DataError(f"{origin}: the test rows have a class that no training row has: {short(unknown[0])}")
     codes = np.array([place[n] for n in names], dtype=np.int64)
-    return replace(split, targets=codes[split.targets])
+    return replace(examples, targets=codes[examples.targets])

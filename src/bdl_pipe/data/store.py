@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..errors import ArtifactError
 from ..files import Source
-from .fitdata import Split
+from .fitdata import Examples
 
 _ABOUT: Final = b"bdl_pipe"
 
@@ -25,13 +25,13 @@ _ABOUT: Final = b"bdl_pipe"
 class Rows:
     """A file of rows and the facts written with it."""
 
-    split: Split
+    examples: Examples
     about: Mapping[str, Any]
 
 
 def write(
     path: Path,
-    split: Split,
+    examples: Examples,
     *,
     features: tuple[str, ...] = (),
     targets: tuple[str, ...] = ("label",),
@@ -39,12 +39,12 @@ def write(
 ) -> None:
     """Write rows to ``path``: images where ``features`` is empty, else a table with those columns."""
     if features:
-        inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, split.inputs.T, strict=True)}
+        inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, examples.inputs.T, strict=True)}
     else:
-        inputs = {"input": _tensor_array(split.inputs)}
-    columns = split.targets[:, None] if split.targets.ndim == 1 else split.targets
+        inputs = {"input": _tensor_array(examples.inputs)}
+    columns = examples.targets[:, None] if examples.targets.ndim == 1 else examples.targets
     outputs = {f"target:{n}": pa.array(c) for n, c in zip(targets, columns.T, strict=True)}
-    facts = {"one_label": split.targets.ndim == 1, **(about or {})}
+    facts = {"one_label": examples.targets.ndim == 1, **(about or {})}
     table = pa.table(inputs | outputs, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -52,7 +52,7 @@ def write(
 
 
 def read(path: Path) -> Rows:
-    """The rows at ``path``, memory-mapped; images are not copied and are read-only.
+    """Read the rows at ``path``, memory-mapped; images are not copied and are read-only.
 
     Raises:
         ArtifactError: the file is missing, truncated, or was not written by :func:`write`.
@@ -67,7 +67,7 @@ def read(path: Path) -> Rows:
 
 
 def loads(source: Source, origin: str) -> Rows:
-    """The rows of a file that lies wherever ``source`` reads from, in memory.
+    """Read the rows of a file that lies wherever ``source`` reads from, in memory.
 
     Raises:
         ArtifactError: as :func:`read`.
@@ -79,27 +79,27 @@ def _rows(file: Any, origin: str) -> Rows:
     try:
         table = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         facts = json.loads(table.schema.metadata[_ABOUT])
-        return Rows(_split(table, facts["one_label"]), facts)
+        return Rows(_examples(table, facts["one_label"]), facts)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"{origin}: is truncated or is not an Arrow file of rows ({reason})") from None
 
 
 def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
-    """[n, ...] as n tensors, row-major whatever the strides (pyarrow's own conversion records a permutation)."""
+    """Make n tensors of [n, ...], row-major whatever the strides (pyarrow's own conversion records a permutation)."""
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
     values = pa.array(images.reshape(-1))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
 
 
-def _split(table: pa.Table, one_label: bool) -> Split:
+def _examples(table: pa.Table, one_label: bool) -> Examples:
     inputs = _tensors(table.column("input")) if "input" in table.column_names else _matrix(table, "input:")
     targets = _matrix(table, "target:")
-    return Split(inputs, targets[:, 0] if one_label else targets)
+    return Examples(inputs, targets[:, 0] if one_label else targets)
 
 
 def _tensors(column: pa.ChunkedArray) -> np.ndarray:
-    """[n, ...]; a view of the file where it is one chunk, which is how it is written."""
+    """Read [n, ...]; it is a view of the file where it is one chunk, which is how it is written."""
     chunks = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
     flat = chunks[0] if len(chunks) == 1 else np.concatenate([*chunks, np.empty(0, np.uint8)])
     return flat.reshape(-1, *column.type.shape)

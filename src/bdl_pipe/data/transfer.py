@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from .fitdata import Split
+from .fitdata import Examples
 from .ood import test_rows, to_shape
 from .raw import Raw
 
@@ -21,8 +21,8 @@ SAME: Final[Mapping[str, str]] = {"car": "automobile"}  # STL-10's name -> CIFAR
 _SHOWN: Final = 10  # names in a message
 
 
-def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Split:
-    """The test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
+def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Examples:
+    """Take the test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
 
     Names of classes are all that is compared: two sets whose classes are called 0, 1, … share them.
 
@@ -46,7 +46,7 @@ def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) ->
         raise DataError(f"{other.origin}: must have test rows of a class of {fitted.origin} ({path}), got none")
     images = to_shape(np.ascontiguousarray(rows.inputs[stays]), fitted.train.inputs.shape[1:])
     _check_apart(images, other, fitted, path)
-    return Split(images, place[rows.targets[stays]])
+    return Examples(images, place[rows.targets[stays]])
 
 
 def _place(name: str, fitted: Raw, names: Mapping[str, str], path: str) -> int:
@@ -62,7 +62,7 @@ def _place(name: str, fitted: Raw, names: Mapping[str, str], path: str) -> int:
 
 
 def _check_apart(images: np.ndarray, other: Raw, fitted: Raw, path: str) -> None:
-    """A row that a fit has seen tests nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
+    """Refuse rows that a fit has seen, which test nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
     seen = {row.tobytes() for row in fitted.train.inputs}
     count = sum(row.tobytes() in seen for row in images)
     if count:

@@ -43,7 +43,7 @@ class Transform:
     scale: Tensor | None = None
 
     def inputs(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Raw rows to float32 network inputs of the same shape."""
+        """Turn raw rows to float32 network inputs of the same shape."""
         values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
         if self.kind == "image":
             values = values.to(torch.float32) / 255
@@ -54,14 +54,14 @@ class Transform:
         return (flat @ self.whitening.matrix.to(standard)).reshape(standard.shape).to(torch.float32)
 
     def undo_inputs(self, values: Tensor) -> Tensor:
-        """Network inputs back to raw units (images as intensities in [0, 1], unclipped)."""
+        """Turn network inputs back to raw units (images as intensities in [0, 1], unclipped)."""
         if self.whitening is not None:
             flat = values.reshape(len(values), -1) @ self.whitening.inverse.to(values)
             values = (flat + self.whitening.centre.to(values)).reshape(values.shape)
         return values * self._wide(self.std, values) + self._wide(self.mean, values)
 
     def targets(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Labels as int64 [n], or standardised targets as float32 [n, output]."""
+        """Give labels as int64 [n], or standardised targets as float32 [n, output]."""
         values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
         if self.shift is None or self.scale is None:
             return values.to(torch.int64)

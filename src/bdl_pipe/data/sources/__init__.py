@@ -1,57 +1,15 @@
 """Where raw rows come from: original files, packages' copies, downloads, and users' own files."""
 
-from ..config import Boston, Concrete, Digits, ImageFolder, Mnist5k, Npz, Source, Table, Uci, Wine
-from ..raw import Raw, checked
-from .archive import ARCHIVES, locate, verify
-from .images import read_image_folder, read_npz
-from .packages import boston, digits, mnist5k
-from .table import read_table
-from .uci import concrete, read_uci, wine
+from ..raw import Raw, Source, checked
 
-__all__ = ["load", "load_archive"]
+__all__ = ["load"]
 
 
 def load(source: Source) -> Raw:
-    """The whole data set in original units, checked.
+    """Read the whole data set in original units, and check it.
 
     Raises:
         UserError: it is not on this machine and cannot be fetched; the message names the ways out.
         DataError: the file, rule and value of whatever is wrong with the rows.
     """
-    return checked(_read(source))
-
-
-def load_archive(name: str) -> Raw:
-    """A set of original files: from a folder where they already lie, else through TFDS."""
-    archive = ARCHIVES[name]
-    folder = locate(archive)
-    if folder is None:
-        from .fetch import fetch  # TFDS is not needed for anything else
-
-        return fetch(archive)
-    for file in archive.files:
-        verify(folder / file.name, file)
-    return archive.parse(folder)
-
-
-def _read(source: Source) -> Raw:
-    match source:
-        case Table():
-            return read_table(source)
-        case ImageFolder():
-            return read_image_folder(source)
-        case Npz():
-            return read_npz(source)
-        case Boston():
-            return boston()
-        case Concrete():
-            return concrete()
-        case Wine():
-            return wine()
-        case Uci():
-            return read_uci(source)
-        case Mnist5k():
-            return mnist5k()
-        case Digits():
-            return digits()
-    return load_archive(source.name)
+    return checked(source.read())

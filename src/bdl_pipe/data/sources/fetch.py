@@ -17,7 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 
 from ...errors import DataError, UserError
-from ..fitdata import Split
+from ..fitdata import Examples
 from ..raw import Raw
 from .archive import FOLDER_VARIABLE, Archive
 
@@ -26,7 +26,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None = None) -> Raw:
-    """The set's rows in their original order, downloaded unless TFDS's cache has them.
+    """Give the set's rows in their original order, downloaded unless TFDS's cache has them.
 
     Args:
         downloads: a folder with already downloaded original files.
@@ -66,7 +66,7 @@ def require_reachable(archive: Archive) -> None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Whom a download of ``url`` connects to: its host, or the proxy of the environment."""
+    """Find whom a download of ``url`` connects to: its host, or the proxy of the environment."""
     scheme, host = urlsplit(url).scheme, urlsplit(url).hostname or ""
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     parts = urlsplit(proxy if proxy and "://" in proxy else url)
@@ -95,7 +95,7 @@ def _checksum_error() -> type[Exception]:
 
 
 def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
-    """A TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
+    """Make a TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
     from tensorflow_datasets.core.download.checksums import UrlInfo
 
     base: Any = tfds.core.GeneratorBasedBuilder
@@ -122,8 +122,8 @@ def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
             self.info.metadata["classes"] = list(raw.classes)
             return {"train": self._generate_examples(raw.train), "test": self._generate_examples(raw.test)}
 
-        def _generate_examples(self, split: Split) -> Iterator[tuple[int, dict[str, Any]]]:
-            for i, (image, label) in enumerate(zip(split.inputs, split.targets, strict=True)):
+        def _generate_examples(self, examples: Examples) -> Iterator[tuple[int, dict[str, Any]]]:
+            for i, (image, label) in enumerate(zip(examples.inputs, examples.targets, strict=True)):
                 yield i, {"image": image, "label": label}
 
     return Builder(data_dir=cache, file_format="array_record")
@@ -137,6 +137,6 @@ def _parse(archive: Archive, paths: dict[str, Any]) -> Raw:
         return archive.parse(Path(folder))
 
 
-def _rows(source: Any) -> Split:
+def _rows(source: Any) -> Examples:
     images = np.stack([row["image"] for row in source])
-    return Split(images, np.array([row["label"] for row in source], dtype=np.int64))
+    return Examples(images, np.array([row["label"] for row in source], dtype=np.int64))

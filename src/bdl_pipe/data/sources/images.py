@@ -1,64 +1,90 @@
 """A user's images: a folder per class, or an ``.npz`` with arrays."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError, brief
 from ...files import require_file
-from ..config import ImageFolder, Npz
-from ..fitdata import Split
-from ..raw import Raw, encode_labels, relabel
+from ..fitdata import Examples
+from ..raw import Kind, Raw, Task, encode_labels, relabel
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _GREY: Final = ("1", "L")
 _DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
 
 
-def read_image_folder(source: ImageFolder) -> Raw:
-    """Images uint8 [n, channel, height, width]: one channel if every file is grey, else three.
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder with one subfolder of images per class, or ``train/`` and ``test/`` holding those."""
 
-    Raises:
-        DataError: a folder is missing or empty, an image is unreadable or of another size.
-    """
-    root = Path(source.path)
-    if not root.is_dir():
-        found = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
-        raise DataError(f"{root}: is {found}")
-    if not (root / "train").is_dir():
-        split, classes = _class_folders(root)
-        return Raw(source.path, "classification", "image", split, None, classes)
-    train, classes = _class_folders(root / "train")
-    if not (root / "test").is_dir():
-        return Raw(source.path, "classification", "image", train, None, classes)
-    test, names = _class_folders(root / "test", train.inputs.shape[1:])
-    return Raw(source.path, "classification", "image", train, relabel(test, names, classes, source.path), classes)
+    path: str
+    name: Literal["image_folder"] = "image_folder"
+    kind: ClassVar[Kind] = "image"
+    task: ClassVar[Task] = "classification"
+
+    def read(self) -> Raw:
+        """Read images uint8 [n, channel, height, width]: one channel if every file is grey, else three.
+
+        Raises:
+            DataError: a folder is missing or empty, an image is unreadable or of another size.
+        """
+        root = Path(self.path)
+        if not root.is_dir():
+            actual = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
+            raise DataError(f"{root}: is {actual}")
+        if not (root / "train").is_dir():
+            examples, classes = _class_folders(root)
+            return Raw(self.path, "classification", "image", examples, None, classes)
+        train, classes = _class_folders(root / "train")
+        if not (root / "test").is_dir():
+            return Raw(self.path, "classification", "image", train, None, classes)
+        test, names = _class_folders(root / "test", train.inputs.shape[1:])
+        return Raw(self.path, "classification", "image", train, relabel(test, names, classes, self.path), classes)
+
+    def files(self) -> tuple[Path, ...]:
+        """List the user's folder."""
+        return (Path(self.path),)
 
 
-def read_npz(source: Npz) -> Raw:
-    """``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; x as in :func:`image_array`.
+@dataclass(frozen=True)
+class Npz:
+    """An ``.npz`` with uint8 images and labels: x, y, or x_train, y_train, x_test, y_test."""
 
-    Raises:
-        DataError: the file is unreadable, or an array is missing or of the wrong type or shape.
-    """
-    arrays = open_npz(Path(source.path))
-    if "x_train" not in arrays:
-        split, classes = _labelled(arrays, "x", "y", source.path)
-        return Raw(source.path, "classification", "image", split, None, classes, (), ("y",))
-    train, classes = _labelled(arrays, "x_train", "y_train", source.path)
-    test, names = _labelled(arrays, "x_test", "y_test", source.path)
-    if test.inputs.shape[1:] != train.inputs.shape[1:]:
-        shapes = f"{list(test.inputs.shape[1:])} and {list(train.inputs.shape[1:])}"
-        raise DataError(f"{source.path}: x_test and x_train must have images of one shape, got {shapes}")
-    test = relabel(test, names, classes, source.path)
-    return Raw(source.path, "classification", "image", train, test, classes, (), ("y_train",))
+    path: str
+    name: Literal["npz"] = "npz"
+    kind: ClassVar[Kind] = "image"
+    task: ClassVar[Task] = "classification"
+
+    def read(self) -> Raw:
+        """Read ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; x as in :func:`image_array`.
+
+        Raises:
+            DataError: the file is unreadable, or an array is missing or of the wrong type or shape.
+        """
+        arrays = open_npz(Path(self.path))
+        if "x_train" not in arrays:
+            examples, classes = _labelled(arrays, "x", "y", self.path)
+            return Raw(self.path, "classification", "image", examples, None, classes, (), ("y",))
+        train, classes = _labelled(arrays, "x_train", "y_train", self.path)
+        test, names = _labelled(arrays, "x_test", "y_test", self.path)
+        if test.inputs.shape[1:] != train.inputs.shape[1:]:
+            shapes = f"{list(test.inputs.shape[1:])} and {list(train.inputs.shape[1:])}"
+            raise DataError(f"{self.path}: x_test and x_train must have images of one shape, got {shapes}")
+        test = relabel(test, names, classes, self.path)
+        return Raw(self.path, "classification", "image", train, test, classes, (), ("y_train",))
+
+    def files(self) -> tuple[Path, ...]:
+        """List the user's file."""
+        return (Path(self.path),)
 
 
 def open_npz(path: Path) -> Mapping[str, np.ndarray]:
-    """All arrays of an ``.npz``; pickled objects are refused."""
+    """Read all arrays of an ``.npz``; pickled objects are refused."""
     require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -72,7 +98,7 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
-    """uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, as [n, c, h, w]; channels last is tried first."""
+    """Bring uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; channels last is tried first."""
     if values.dtype != np.uint8:
         raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}")
     if values.ndim == 3:
@@ -88,12 +114,12 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files directly in ``folder``, by name."""
+    """List the image files directly in ``folder``, by name."""
     return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
 
 
 def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Images uint8 [n, channel, height, width].
+    """Read images as uint8 [n, channel, height, width].
 
     Args:
         shape: (channel, height, width) that they must have; None: the size of the first, and one
@@ -124,27 +150,27 @@ def _open(path: Path) -> Image.Image:
         raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
 
 
-def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Split, tuple[str, ...]]:
+def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Examples, tuple[str, ...]]:
     folders = sorted(p for p in root.iterdir() if p.is_dir())
     if not folders:
         raise DataError(f"{root}: must have one subfolder of images per class, got none")
     files = {folder: image_files(folder) for folder in folders}
-    for folder, found in files.items():
-        if not found:
+    for folder, paths in files.items():
+        if not paths:
             raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got none")
     labels = np.repeat(np.arange(len(folders)), [len(f) for f in files.values()]).astype(np.int64)
-    images = read_images([path for found in files.values() for path in found], shape)
-    return Split(images, labels), tuple(f.name for f in folders)
+    images = read_images([path for paths in files.values() for path in paths], shape)
+    return Examples(images, labels), tuple(f.name for f in folders)
 
 
-def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> tuple[Split, tuple[str, ...]]:
+def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> tuple[Examples, tuple[str, ...]]:
     for name in (x, y):
         if name not in arrays:
-            found = ", ".join(sorted(arrays)) or "none"
-            raise DataError(f"{origin}: must have the array {name!r}, got {found}")
+            names = ", ".join(sorted(arrays)) or "none"
+            raise DataError(f"{origin}: must have the array {name!r}, got {names}")
     images, labels = image_array(arrays[x], origin, x), arrays[y]
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != (len(images),):
         raise DataError(f"{origin}: array {y!r} must have shape [{len(images)}], got {list(labels.shape)}")
     codes, classes = encode_labels(labels, origin, y)
-    return Split(images, codes), classes
+    return Examples(images, codes), classes

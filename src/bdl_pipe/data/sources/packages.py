@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from ...errors import DataError, UserError
-from ..fitdata import Split
+from ..fitdata import Examples
 from ..raw import Raw
 from .archive import FOLDER_VARIABLE, manual_folder
 
@@ -31,29 +31,29 @@ _BOSTON_TARGET: Final = "MEDV"
 
 
 def boston() -> Raw:
-    """506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
+    """Read 506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
     path = _find("boston", _BOSTON[0])
     values = _csv(path, _BOSTON[1], np.float64)
-    split = Split(values[:, :-1], values[:, -1:])
-    return Raw(str(path), "regression", "table", split, None, (), _BOSTON_FEATURES, (_BOSTON_TARGET,))
+    examples = Examples(values[:, :-1], values[:, -1:])
+    return Raw(str(path), "regression", "table", examples, None, (), _BOSTON_FEATURES, (_BOSTON_TARGET,))
 
 
 def mnist5k() -> Raw:
-    """500 images of each digit: uint8 [5000, 1, 28, 28]."""
+    """Read 500 images of each digit: uint8 [5000, 1, 28, 28]."""
     path = _find("mnist5k", _MNIST5K[0])
     values = _csv(path, _MNIST5K[1], np.uint8)
-    split = Split(np.ascontiguousarray(values[:, :-1]).reshape(-1, 1, 28, 28), values[:, -1].astype(np.int64))
-    return Raw(str(path), "classification", "image", split, None, tuple("0123456789"))
+    examples = Examples(np.ascontiguousarray(values[:, :-1]).reshape(-1, 1, 28, 28), values[:, -1].astype(np.int64))
+    return Raw(str(path), "classification", "image", examples, None, tuple("0123456789"))
 
 
 def digits() -> Raw:
-    """Optical digits 8×8, intensities 0..16 brought to 0..255: uint8 [1797, 1, 8, 8]."""
+    """Read optical digits 8×8, intensities 0..16 brought to 0..255: uint8 [1797, 1, 8, 8]."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    split = Split(images, bunch.target.astype(np.int64))
-    return Raw("scikit-learn digits", "classification", "image", split, None, tuple("0123456789"))
+    examples = Examples(images, bunch.target.astype(np.int64))
+    return Raw("scikit-learn digits", "classification", "image", examples, None, tuple("0123456789"))
 
 
 def _find(name: str, file: str) -> Path:
@@ -77,9 +77,9 @@ def _csv(path: Path, sha256: str, dtype: type) -> np.ndarray:
         blob = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: is truncated or not a gzip file ({error})") from None
-    found = hashlib.sha256(blob).hexdigest()
-    if found != sha256:
-        raise DataError(f"{path}: SHA-256 of its content must be {sha256}, got {found}")
+    digest = hashlib.sha256(blob).hexdigest()
+    if digest != sha256:
+        raise DataError(f"{path}: SHA-256 of its content must be {sha256}, got {digest}")
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
     table = pyarrow.csv.read_csv(io.BytesIO(blob), read_options=options)
     return np.stack([c.to_numpy().astype(dtype) for c in table.columns], axis=1)

