@@ -24,7 +24,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    settings = {"split": 0, "member": 0, "paper": None, **more}
+    settings = {"split": 0, "seed": 0, "paper": None, **more}
     predict.main(argparse.Namespace(run=run, input=str(given), output="out/made.parquet", **settings))
     return pd.read_parquet("out/made.parquet")
 
@@ -80,7 +80,7 @@ def test_images_of_a_folder_keep_their_names(project):
     [
         ("x", FEATURES, {}, "is not a fitted run .fitted: c"),
         ("c", ["age", "room"], {}, "rooms"),
-        ("c", FEATURES, {"member": 4}, "has no member 4 of split 0"),
+        ("c", FEATURES, {"seed": 4}, "has no member 4 of split 0"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_left(project, run, columns, more, said):

@@ -63,9 +63,9 @@ def test_the_figure_shows_means_and_seeds_where_they_are(toy):
 
 def test_the_spread_is_over_seeds_that_did_not_diverge():
     trials = [Trial({"a": 1}, s, scores, 0.0) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = table.stat(trials, "nll")
-    assert (found.value, found.error, found.n) == (2.0, 1.0, 2)
-    assert table.stat(trials[2:], "nll") is None
+    found = table.over_seeds(trials, "nll")
+    assert (found.mean, found.error, found.n) == (2.0, 1.0, 2)
+    assert table.over_seeds(trials[2:], "nll") is None
 
 
 def test_values_are_written_as_in_yaml():
@@ -75,7 +75,7 @@ def test_values_are_written_as_in_yaml():
 def test_the_shipped_study_is_whole():
     """Every point of it is a config of its method, and its figure can be drawn."""
     asked = study.plan(Path("params/study/inducing-figure4.yaml"), SETTINGS)
-    assert asked.chain.rows[-1].config.layers == {"head": {"rows": 10}}
+    assert asked.chain.runs[-1].config.layers == {"head": {"rows": 10}}
     metrics = ("accuracy", "nll", "brier", "ece")
     trials = trials_of(asked, lambda at, seed: dict.fromkeys(metrics, 0.5))
     assert b"<svg" in figure.draw(asked.name, asked.config, trials, 110)
