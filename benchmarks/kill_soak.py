@@ -207,7 +207,7 @@ def different(reference: Path, work: Path) -> Iterator[str]:
 
 def _scores(folder: Path) -> list[tuple[object, ...]]:
     table = pq.read_table(folder / "scores.parquet").to_pylist()
-    return [tuple(row.values()) for row in table if row["split"] != "cost"]
+    return [tuple(row.values()) for row in table if row["set"] != "cost"]
 
 
 def _results(folder: Path) -> dict[str, bytes]:

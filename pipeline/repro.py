@@ -106,14 +106,11 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     """Print the comparison: the report's, if it is of these params, else of the runs that are; and what is missing."""
     from rich.console import Console
 
-    from .report import terminal
+    from .report import headlines, terminal
+    from .stages.report import run_info
 
     if "report" not in why:
-        text = (places.REPORT / "comparison.md").read_text()
-        if sys.stdout.isatty():
-            terminal.show(text, Console())
-        else:
-            print(text)
+        terminal.show(headlines([run_info(run) for run in params.of("student")]), Console())
         return
     runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
     fresh_runs = [stage.key for stage in runs if stage.name not in why]

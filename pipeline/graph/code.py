@@ -17,6 +17,7 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 _TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
 REGISTRY: Final = "bdl_pipe.registry"
 RESULTS: Final = (  # what of the pipeline writes artifacts
+    "pipeline.core.scores",
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
     "pipeline.stages.fit",

@@ -12,9 +12,10 @@ from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
 from ..core.params import read_yaml
+from ..core.scores import DEFAULT_SCORE, Quantity
 
 HERE: Final = Path(__file__).parent
-CORRUPTED: Final = {f"sev. {severity}": f"corrupted:*:{severity}" for severity in SEVERITIES}
+CORRUPTED: Final = {f"sev. {severity}": severity for severity in SEVERITIES}
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,12 @@ class Counterpart:
     Attributes:
         method: of our runs; null: it is not built here.
         setting: of our runs; empty: any.
-        metrics: the paper's metric -> the name of the score that it is, where that differs for this method.
+        scores: the paper's metric -> by what the unfamiliar is told, where that is not the usual score for this method.
     """
 
     method: str | None
     setting: str = ""
-    metrics: dict[str, str] = field(default_factory=dict)
+    scores: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Metric:
     """What stands here for a metric of the paper.
 
     Attributes:
-        metric: the name of the score.
+        metric: its name in the stored scores.
         title: of the column.
         scale: the paper's unit in ours (100 for per cent).
     """
@@ -129,20 +130,22 @@ class PaperTable:
     def scale(self, metric: str) -> float:
         return self.names.metrics[metric.partition(":")[0]].scale
 
-    def score(self, metric: str, method: str | None) -> tuple[str, str]:
-        """(split, metric) of the scores that stand for ``metric``; ``method``: the paper's, which may have its own.
+    def quantity(self, metric: str, method: str | None) -> Quantity:
+        """What stands for ``metric`` in the stored scores; ``method``: the paper's, which may have its own score.
 
-        After a colon: a data set that is told apart, one that is transferred to, or a severity of corruption, whose
-        split is a pattern of all corruptions.
+        After a colon: a data set that is told apart, one that is transferred to, or a severity of corruption, over all
+        of which it is the mean.
         """
         name, _, where = metric.partition(":")
-        special = self.names.methods[method].metrics.get(name) if method else None
-        return self._split(where), special or self.names.metrics[name].metric
-
-    def _split(self, where: str) -> str:
+        ours = self.names.metrics[name].metric
         if where in self.names.transfers:
-            return f"transfer:{self.names.transfers[where]}"
-        return CORRUPTED.get(where) or (f"ood:{self.names.datasets[where]}" if where else "test")
+            return Quantity(ours, "transfer", self.names.transfers[where])
+        if where in CORRUPTED:
+            return Quantity(ours, "corrupted", severity=CORRUPTED[where])
+        if where:
+            special = self.names.methods[method].scores.get(name) if method else None
+            return Quantity(ours, "ood", self.names.datasets[where], score=special or DEFAULT_SCORE)
+        return Quantity(ours)
 
 
 def load(name: str, folder: Path = HERE) -> PaperTable:

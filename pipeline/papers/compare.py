@@ -3,15 +3,13 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
-import pyarrow.parquet as pq
-
-from ..core import places
+from ..core import places, scores
 from ..core.params import Params, Run
-from ..report import means
-from ..report.means import Mean
+from ..core.scores import Quantity, RunScores
+from ..report import estimates
+from ..report.estimates import Estimate
 from . import PaperTable, Printed
 
 FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
@@ -21,13 +19,13 @@ FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
 class Cell:
     """One figure: ours in the paper's unit (None: no such score), and the paper's (None: it prints none)."""
 
-    ours: Mean | None = None
+    ours: Estimate | None = None
     paper: Printed | None = None
 
     @property
     def difference(self) -> float | None:
         """Ours − the paper's, in its unit; None where either is missing."""
-        return None if self.ours is None or self.paper is None else self.ours.value - float(self.paper.value)
+        return None if self.ours is None or self.paper is None else self.ours.mean - float(self.paper.value)
 
     @property
     def z(self) -> float | None:
@@ -35,7 +33,7 @@ class Cell:
         if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:
             return None
         combined = math.hypot(self.ours.error, float(self.paper.error))
-        return (self.ours.value - float(self.paper.value)) / combined if combined != 0 else None
+        return (self.ours.mean - float(self.paper.value)) / combined if combined != 0 else None
 
     @property
     def far(self) -> bool:
@@ -51,7 +49,7 @@ class Line:
         run: the run's key, or None: there is no run for it.
         ran: whether the run's scores are there.
         cells: the paper's metric -> figure.
-        seconds: to fit one member, with all that it was made from; the mean.
+        seconds: of one fit, with all that it was made from; the mean.
     """
 
     method: str
@@ -73,10 +71,10 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
         unrun: list[Run | None] = [None]
         for row in matching or unrun:
             name = f"{method} ({row.spec.setting})" if row and len(matching) > 1 else method
-            lines.append(_line(table, name, method, row, printed, metrics, params, evaluated))
+            lines.append(_line(table, name, method, row, printed, metrics, evaluated))
     for row in runs:
         if row.key not in used:
-            lines.append(_line(table, _name(row, runs), None, row, {}, metrics, params, evaluated))
+            lines.append(_line(table, _name(row, runs), None, row, {}, metrics, evaluated))
     return lines
 
 
@@ -103,34 +101,24 @@ def _line(
     row: Run | None,
     printed: Mapping[str, Printed],
     metrics: list[str],
-    params: Params,
     evaluated: Collection[str],
 ) -> Line:
     """Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
     ran = row is not None and row.key in evaluated
-    scores = _scores(row.key) if row is not None and ran else []
-    fold = means.fold(params.datasets[row.spec.dataset].splits, row.spec.seeds) if row is not None else 1
+    stored = _scores(row.key) if row is not None and ran else None
     cells = {}
     for metric in metrics:
-        shown = ran and (method is None or metric in printed)
-        ours = mean(scores, *table.score(metric, method), fold, table.scale(metric)) if shown else None
+        ours = None
+        if stored is not None and (method is None or metric in printed):
+            ours = estimates.of_run(stored, table.quantity(metric, method), table.scale(metric))
         cells[metric] = Cell(ours, printed.get(metric))
-    cost = mean(scores, "cost", "fit_seconds", fold)
+    cost = estimates.of_run(stored, Quantity("fit_seconds", "cost")) if stored is not None else None
     key, setting = (row.key, row.spec.setting) if row is not None else (None, "")
-    return Line(name, key, setting, ran, cells, cost.value if cost else None)
+    return Line(name, key, setting, ran, cells, cost.mean if cost else None)
 
 
-def mean(scores: list[dict[str, Any]], split: str, metric: str, fold: int = 1, scale: float = 1.0) -> Mean | None:
-    """``means.mean`` of one score, in the paper's unit; None where there is no such score.
-
-    A ``split`` with a ``*`` is every split that fits: corruptions are averaged within a group before its error.
-    """
-    found = [s for s in scores if fnmatchcase(s["split"], split) and s["metric"] == metric]
-    return means.mean([(s["seed"], scale * s["value"]) for s in found], fold)
-
-
-def _scores(run: str) -> list[dict[str, Any]]:
-    return pq.read_table(places.artifact("evaluate", run) / "scores.parquet").to_pylist()
+def _scores(run: str) -> RunScores:
+    return RunScores(scores.read(places.artifact("evaluate", run) / "scores.parquet"))
 
 
 def _name(row: Run, runs: list[Run]) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..report.columns import seconds
-from ..report.means import Mean
+from ..report.estimates import Estimate
 from . import PaperTable
 from .compare import FAR, Cell, Line
 
@@ -94,7 +94,7 @@ def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
     writer.writerow(_COLUMNS)
     for line in lines:
         for metric, cell in line.cells.items():
-            ours = (cell.ours.value, cell.ours.error, cell.ours.n) if cell.ours else (None, None, None)
+            ours = (cell.ours.mean, cell.ours.error, cell.ours.n) if cell.ours else (None, None, None)
             paper = (cell.paper.value, cell.paper.error) if cell.paper else (None, None)
             about = (dataset, line.method, line.run, line.setting, metric)
             writer.writerow(["" if v is None else v for v in (*about, *ours, *paper, cell.z, line.seconds)])
@@ -114,11 +114,11 @@ def _row(line: Line, metrics: Sequence[str]) -> list[str]:
 def _ours(line: Line, cell: Cell) -> str:
     if not line.ran:
         return NOT_RUN if cell.paper or line.run else NOTHING
-    return NOTHING if cell.ours is None else _mean(cell.ours, _digits(cell)) + (" !" if cell.far else "")
+    return NOTHING if cell.ours is None else _estimate(cell.ours, _digits(cell)) + (" !" if cell.far else "")
 
 
-def _mean(mean: Mean, digits: int) -> str:
-    return f"{mean.value:.{digits}f}" + ("" if mean.error is None else f" ± {mean.error:.{digits}f}")
+def _estimate(ours: Estimate, digits: int) -> str:
+    return f"{ours.mean:.{digits}f}" + ("" if ours.error is None else f" ± {ours.error:.{digits}f}")
 
 
 def _digits(cell: Cell) -> int:

@@ -15,12 +15,13 @@ from typing import Any
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
+from ..core.scores import COLUMNS
 from . import columns, page, tables
 from .columns import Headline
 from .images import CoresetInfo
-from .tables import COLUMNS, RunInfo
+from .tables import RunInfo
 
-__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "build", "partial"]
+__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "build", "headlines", "partial"]
 
 
 def build(
@@ -29,13 +30,13 @@ def build(
     """Write the report into ``out``, wholly or not at all.
 
     Args:
-        runs: the rows to compare, in the order in which they are shown.
+        runs: those to compare, in the order in which they are shown.
         coresets: coresets whose images are shown with their data set.
         provenance: facts for the page's head, in order (commit, params, data, device, date, ...).
         dpi: CSS pixels an inch of figure.
 
     Raises:
-        ArtifactError: a table that is there is altered, truncated or lacks a column.
+        ArtifactError: a table that is there is altered, truncated or of an older version.
     """
     table, paper = tables.gather(runs), tables.paper_figures()
     with _whole(out) as folder:
@@ -44,6 +45,15 @@ def build(
         metrics = json.dumps(tables.headline_metrics(table), indent=1, sort_keys=True)
         (folder / "metrics.json").write_text(metrics + "\n")
         (folder / "index.html").write_text(page.render(table, coresets, provenance, paper, dpi))
+
+
+def headlines(runs: Sequence[RunInfo]) -> list[Headline]:
+    """The headline tables of runs, from their stored scores.
+
+    Raises:
+        ArtifactError: as :func:`build`.
+    """
+    return columns.headlines(tables.gather(runs), tables.paper_figures())
 
 
 def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
@@ -58,7 +68,7 @@ def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
             missing[run.key] = absent[0]
         else:
             there.append(run)
-    return columns.headlines(tables.gather(there), tables.paper_figures()), missing
+    return headlines(there), missing
 
 
 @contextmanager

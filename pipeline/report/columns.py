@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from .means import Mean
-from .tables import Paper, RunInfo, Table, corrupted
+from ..core.scores import DEFAULT_SCORE, Quantity
+from .estimates import Estimate
+from .tables import Paper, RunInfo, Table
 
 NOTHING: Final = "—"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its title, where its figure comes from, ``better`` +1 (higher) or -1 (lower)."""
+    """One column: its title, what its figures are of, ``better`` +1 (higher) or -1 (lower)."""
 
     title: str
-    metric: str
-    split: str | Callable[[str], bool]
+    of: Quantity
     better: int
     write: Callable[[float], str]
     about: str
@@ -33,19 +33,28 @@ class Cell:
     best: bool = False
     paper: str = ""
 
+    @property
+    def figure(self) -> str:
+        """With its error."""
+        return self.text + (f" ± {self.error}" if self.error else "")
+
 
 @dataclass(frozen=True)
 class Headline:
-    """One data set's table as text.
+    """One data set's table.
 
     Attributes:
-        rows: the head first; the best figure of a column stands between ``**``.
-        notes: Markdown items below the table: where a paper's figures stand, remarks with the runs that have them.
+        head: the columns' titles; the first three are the method, the setting and the count of independent values.
+        rows: the cells of each run.
+        sources: where the papers' figures among the cells stand.
+        remarks: what is said of runs, and of which.
     """
 
     title: str
-    rows: list[list[str]]
-    notes: list[str]
+    head: list[str]
+    rows: list[list[Cell]]
+    sources: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def percent(value: float) -> str:
@@ -77,48 +86,51 @@ def seconds(value: float) -> str:
 
 
 CLEAN: Final = (  # of rows of the data set itself
-    Column("Accuracy %", "accuracy", "test", +1, percent, "share of test inputs that are classified correctly"),
-    Column("RMSE", "rmse", "test", -1, places(3), "root mean squared error, original units"),
-    Column("NLL", "nll", "test", -1, places(3), "mean negative log predictive density, natural log"),
-    Column("Brier", "brier", "test", -1, places(3), "squared distance to the one-hot label, summed over classes"),
-    Column("ECE %", "ece", "test", -1, percent, "expected calibration error, equal-width bins"),
+    Column("Accuracy %", Quantity("accuracy"), +1, percent, "share of test inputs that are classified correctly"),
+    Column("RMSE", Quantity("rmse"), -1, places(3), "root mean squared error, original units"),
+    Column("NLL", Quantity("nll"), -1, places(3), "mean negative log predictive density, natural log"),
+    Column("Brier", Quantity("brier"), -1, places(3), "squared distance to the one-hot label, summed over classes"),
+    Column("ECE %", Quantity("ece"), -1, percent, "expected calibration error, equal-width bins"),
 )
 
 
 def columns(table: Table, dataset: str) -> list[Column]:
     """The columns for which at least one run on ``dataset`` has a figure."""
+    everywhere = "mean over all corruptions and severities"
     shifted = [
-        Column("Corrupted acc. %", "accuracy", corrupted, +1, percent, "mean over all corruptions and severities"),
-        Column("Corrupted NLL", "nll", corrupted, -1, places(3), "mean over all corruptions and severities"),
+        Column("Corrupted acc. %", Quantity("accuracy", "corrupted"), +1, percent, everywhere),
+        Column("Corrupted NLL", Quantity("nll", "corrupted"), -1, places(3), everywhere),
     ]
     ood = [
-        Column(f"AUROC {s[4:]}", "auroc", s, +1, places(3), f"{dataset} against {s[4:]} by max probability")
-        for s in table.splits(dataset, "ood:")
+        Column(f"AUROC {name}", of, +1, places(3), f"{dataset} against {name} by max probability")
+        for name in table.names(dataset, "ood")
+        for of in (Quantity("auroc", "ood", name, score=DEFAULT_SCORE),)
     ]
     transfer = [
-        Column(f"{title} {s[9:]}", metric, s, better, write, f"on the rows of {s[9:]} whose classes {dataset} has")
-        for s in table.splits(dataset, "transfer:")
+        Column(f"{title} {name}", of, better, write, f"on the rows of {name} whose classes {dataset} has")
+        for name in table.names(dataset, "transfer")
         for title, metric, better, write in (("Acc. %", "accuracy", +1, percent), ("NLL", "nll", -1, places(3)))
+        for of in (Quantity(metric, "transfer", name),)
     ]
     cost = [
-        Column("Parameters", "parameters", "cost", -1, count, "numbers stored for prediction"),
-        Column("Size", "bytes", "cost", -1, size, "bytes stored for prediction"),
-        Column("Fit", "fit_seconds", "cost", -1, seconds, "time of one member, with all that it was made from"),
-        Column("Per 1,000", "seconds_per_1000", "cost", -1, seconds, "time of 1,000 predictions"),
-        Column("Peak memory", "peak_bytes", "cost", -1, size, "peak memory of the fitting process"),
+        Column("Parameters", Quantity("parameters", "cost"), -1, count, "numbers stored for prediction"),
+        Column("Size", Quantity("bytes", "cost"), -1, size, "bytes stored for prediction"),
+        Column("Fit", Quantity("fit_seconds", "cost"), -1, seconds, "time of one fit, with all that it was made from"),
+        Column("Per 1,000", Quantity("seconds_per_1000", "cost"), -1, seconds, "time of 1,000 predictions"),
+        Column("Peak memory", Quantity("peak_bytes", "cost"), -1, size, "peak memory of the fitting process"),
     ]
     shown, keys = [*CLEAN, *shifted, *transfer, *ood, *cost], [run.key for run in table.of(dataset)]
-    return [c for c in shown if any(table.stat(k, c.metric, c.split) for k in keys)]
+    return [c for c in shown if any(table.estimate(k, c.of) for k in keys)]
 
 
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:
     """One cell a run, the best of them marked (all that share the best value)."""
-    stats = [table.stat(run.key, column.metric, column.split) for run in runs]
-    values = {column.better * s.value for s in stats if s and math.isfinite(s.value)}
+    estimates = [table.estimate(run.key, column.of) for run in runs]
+    values = {column.better * e.mean for e in estimates if e and math.isfinite(e.mean)}
     best = max(values) if len(values) > 1 else math.nan  # nothing is best where all are equal
-    known = paper if column.split == "test" else {}
-    printed = [known.get((r.dataset, r.method, r.setting, column.metric)) for r in runs]
-    return [_cell(s, column, best, p.figure if p else "") for s, p in zip(stats, printed, strict=True)]
+    known = paper if column.of.set == "test" else {}
+    printed = [known.get((r.dataset, r.method, r.setting, column.of.metric)) for r in runs]
+    return [_cell(e, column, best, p.figure if p else "") for e, p in zip(estimates, printed, strict=True)]
 
 
 def sources(runs: Sequence[RunInfo], paper: Paper) -> list[str]:
@@ -127,20 +139,20 @@ def sources(runs: Sequence[RunInfo], paper: Paper) -> list[str]:
     return sorted({printed.source for key, printed in paper.items() if key[:3] in keys})
 
 
-def figure(stat: Mean | None, write: Callable[[float], str]) -> tuple[str, str]:
+def figure(estimate: Estimate | None, write: Callable[[float], str]) -> tuple[str, str]:
     """(value, error) as written; a dash for what is absent, and NaN or infinity as themselves."""
-    if stat is None:
+    if estimate is None:
         return NOTHING, ""
-    if not math.isfinite(stat.value):
-        return ("NaN" if math.isnan(stat.value) else "∞" if stat.value > 0 else "−∞"), ""
-    return write(stat.value), "" if stat.error is None else write(stat.error)
+    if not math.isfinite(estimate.mean):
+        return ("NaN" if math.isnan(estimate.mean) else "∞" if estimate.mean > 0 else "−∞"), ""
+    return write(estimate.mean), "" if estimate.error is None else write(estimate.error)
 
 
-def _cell(stat: Mean | None, column: Column, best: float, paper: str) -> Cell:
-    text, error = figure(stat, column.write)
-    timed = column.split == "cost"
-    is_best = stat is not None and column.better * stat.value == best
-    return Cell(text, "" if timed else error, stat.value if stat else None, is_best, paper)
+def _cell(estimate: Estimate | None, column: Column, best: float, paper: str) -> Cell:
+    text, error = figure(estimate, column.write)
+    timed = column.of.set == "cost"
+    is_best = estimate is not None and column.better * estimate.mean == best
+    return Cell(text, "" if timed else error, estimate.mean if estimate else None, is_best, paper)
 
 
 def labels(runs: Sequence[RunInfo]) -> dict[str, str]:
@@ -150,8 +162,9 @@ def labels(runs: Sequence[RunInfo]) -> dict[str, str]:
 
 
 def seeds(table: Table, run: str) -> int:
-    stat = table.stat(run, "nll", "test") or table.stat(run, "accuracy", "test") or table.stat(run, "rmse", "test")
-    return stat.n if stat else 0
+    """How many independent values the figures of a run are means of."""
+    known = (table.estimate(run, Quantity(metric)) for metric in ("nll", "accuracy", "rmse"))
+    return next((estimate.n for estimate in known if estimate), 0)
 
 
 def headlines(table: Table, paper: Paper) -> list[Headline]:
@@ -165,29 +178,32 @@ def markdown(tables: Sequence[Headline]) -> str:
 
 
 def _markdown(table: Headline) -> str:
-    head, *rows = map(_row, table.rows)
-    rule = _row(["---", "---", *["---:"] * (len(table.rows[0]) - 2)])
-    return "\n".join([f"## {table.title}", "", head, rule, *rows, "", *table.notes, *([""] if table.notes else [])])
+    rule = _row(["---", "---", *["---:"] * (len(table.head) - 2)])
+    rows = [_row([_plain(cell) for cell in row]) for row in table.rows]
+    notes = [f"- [paper]: {source}, as printed there" for source in table.sources]
+    notes += [f"- {remark}" for remark in table.remarks]
+    return "\n".join([f"## {table.title}", "", _row(table.head), rule, *rows, "", *notes, *([""] if notes else [])])
 
 
 def _headline(table: Table, dataset: str, paper: Paper) -> Headline:
     runs, shown = table.of(dataset), columns(table, dataset)
     grid = [cells(table, runs, column, paper) for column in shown]
-    rows = [["Method", "Setting", "Seeds", *(c.title for c in shown)]]
+    rows = []
     for i, run in enumerate(runs):
         n = seeds(table, run.key)
-        rows.append([run.method, run.setting, str(n) if n else NOTHING, *(_plain(c[i]) for c in grid)])
-    notes = [f"- [paper]: {source}, as printed there" for source in sources(runs, paper)]
-    told: dict[str, list[str]] = {}
+        about = (run.method, run.setting, str(n) if n else NOTHING)
+        rows.append([*map(Cell, about), *(column[i] for column in grid)])
+    remarks: dict[str, list[str]] = {}
     for run in runs:
         for _, text in table.remarks(run.key):
-            told.setdefault(text, []).append(run.key)
-    notes += [f"- {text} [{', '.join(keys)}]" for text, keys in told.items()]
-    return Headline(dataset, rows, notes)
+            remarks.setdefault(text, []).append(run.key)
+    head = ["Method", "Setting", "Seeds", *(column.title for column in shown)]
+    said = [f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()]
+    return Headline(dataset, head, rows, sources(runs, paper), said)
 
 
 def _plain(cell: Cell) -> str:
-    text = cell.text + (f" ± {cell.error}" if cell.error else "")
+    text = cell.figure
     return (f"**{text}**" if cell.best else text) + (f" [paper {cell.paper}]" if cell.paper else "")
 
 

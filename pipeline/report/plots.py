@@ -11,8 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..core.scores import Quantity
 from . import columns
-from .means import Mean
+from .estimates import Estimate
 from .svg import INK, MUTED, PAPER, STYLE, Look, render
 from .tables import RunInfo, Table, merged_bins
 
@@ -32,7 +33,7 @@ def reliability(table: Table, run: RunInfo, label: str, look: Look, dpi: int) ->
         _bins(top, bins, share.to_numpy(), look.colour(run.key))
         low.bar(bins.lower, 100 * share, bins.upper - bins.lower, align="edge", color=look.colour(run.key), alpha=0.55)
         top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
-        ece = table.stat(run.key, "ece", "test")
+        ece = table.estimate(run.key, Quantity("ece"))
         top.set_title(label)
         if ece:
             text = f"ECE {columns.figure(ece, columns.percent)[0]} %"
@@ -53,19 +54,19 @@ def _bins(axes: Axes, bins: pd.DataFrame, share: np.ndarray, colour: str) -> Non
 
 def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
     """The metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
-    levels = sorted({int(s.rsplit(":", 1)[1]) for s in table.splits(runs[0].dataset, "corrupted:")})
+    levels = table.severities(runs[0].dataset)
     scale = 100 if metric == "accuracy" else 1
     ends: dict[str, float] = {}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.2))
         axes = figure.add_axes((0.09, 0.135, 0.59, 0.775))
         for run in runs:
-            found = [(0, table.stat(run.key, metric, "test"))]
-            found += [(s, table.stat(run.key, metric, _at(s))) for s in levels]
-            points = [(x, s) for x, s in found if s and math.isfinite(s.value)]
+            at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
+            estimates = [(level, table.estimate(run.key, of)) for level, of in at.items()]
+            points = [(level, e) for level, e in estimates if e and math.isfinite(e.mean)]
             if len(points) > 1:
                 _line(axes, points, scale, run.key, look)
-                ends[run.key] = scale * points[-1][1].value
+                ends[run.key] = scale * points[-1][1].mean
         axes.set(xlim=(-0.1, levels[-1] + 0.15), xticks=[0, *levels], xlabel="severity (0: clean test set)")
         axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
         _end_labels(axes, ends, names, look)
@@ -73,12 +74,8 @@ def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metri
     return render(figure, f"sev-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
 
 
-def _at(level: int) -> Callable[[str], bool]:
-    return lambda split: split.startswith("corrupted:") and split.endswith(f":{level}")
-
-
-def _line(axes: Axes, points: list[tuple[int, Mean]], scale: float, run: str, look: Look) -> None:
-    x, mean = [p[0] for p in points], [scale * p[1].value for p in points]
+def _line(axes: Axes, points: list[tuple[int, Estimate]], scale: float, run: str, look: Look) -> None:
+    x, mean = [p[0] for p in points], [scale * p[1].mean for p in points]
     error = [scale * (p[1].error or 0.0) for p in points]
     axes.plot(x, mean, color=look.colour(run), marker=look.marker(run), linestyle=look.dashes(run))
     if any(error):
@@ -114,24 +111,24 @@ def cost(
     table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: columns.Column, look: Look, dpi: int
 ) -> str:
     """NLL against one cost on a logarithmic axis; towards the lower left is better."""
-    found = {r.key: (table.stat(r.key, column.metric, "cost"), table.stat(r.key, "nll", "test")) for r in runs}
-    points = {k: (c.value, s) for k, (c, s) in found.items() if c and s and c.value > 0 and math.isfinite(s.value)}
+    found = {r.key: (table.estimate(r.key, column.of), table.estimate(r.key, Quantity("nll"))) for r in runs}
+    points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
     if not points:
         return ""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.5, 2.9))
         axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
-        for key, (x, stat) in points.items():
+        for key, (x, nll) in points.items():
             style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
-            axes.errorbar(x, stat.value, stat.error or 0.0, **style)
+            axes.errorbar(x, nll.mean, nll.error or 0.0, **style)
         axes.set_xscale("log")
         axes.margins(0.14)
-        _whole_decades(axes, columns.size if column.metric == "bytes" else lambda v: f"{v:,.10g}")
-        axes.set(xlabel=COSTS[column.metric], title="NLL")
-        _point_labels(figure, axes, {k: (x, s.value) for k, (x, s) in points.items()}, names, look)
-    alt = f"NLL against {COSTS[column.metric]}: "
-    alt += _list(names, points, lambda p: f"{p[1].value:.3g} at {column.write(p[0])}")
-    return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.metric}", alt, dpi)
+        _whole_decades(axes, columns.size if column.of.metric == "bytes" else lambda v: f"{v:,.10g}")
+        axes.set(xlabel=COSTS[column.of.metric], title="NLL")
+        _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
+    alt = f"NLL against {COSTS[column.of.metric]}: "
+    alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {column.write(p[0])}")
+    return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.of.metric}", alt, dpi)
 
 
 def _whole_decades(axes: Axes, write: Callable[[float], str]) -> None:
@@ -178,22 +175,20 @@ def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: s
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.9, 0.75 + 0.34 * len(runs)), layout="constrained")
         axes = figure.subplots()
-        s = table.scores
         for i, run in enumerate(runs):
-            stat = table.stat(run.key, metric, "test")
-            if stat is None or not math.isfinite(stat.value):
+            estimate = table.estimate(run.key, Quantity(metric))
+            if estimate is None or not math.isfinite(estimate.mean):
                 continue
-            shown = s[(s.run == run.key) & (s.metric == metric) & (s.split == "test")]
-            each = shown.value.groupby(shown.seed // run.fold).mean()
+            values = table.groups(run.key, Quantity(metric))
             colour = look.colour(run.key)
-            axes.plot(each, [i] * len(each), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-            axes.errorbar(stat.value, i, xerr=stat.error or 0.0, color=colour, marker="D", elinewidth=2)
+            axes.plot(values, [i] * len(values), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
+            axes.errorbar(estimate.mean, i, xerr=estimate.error or 0.0, color=colour, marker="D", elinewidth=2)
         axes.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5), title=metric.upper())
         axes.set_yticklabels([names[r.key] for r in runs], color=INK)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
-    means = {r.key: stat for r in runs if (stat := table.stat(r.key, metric, "test"))}
-    alt = f"{metric.upper()} by method: " + _list(names, means, lambda t: f"{t.value:.3f}")
+    means = {r.key: known.mean for r in runs if (known := table.estimate(r.key, Quantity(metric)))}
+    alt = f"{metric.upper()} by method: " + _list(names, means, lambda mean: f"{mean:.3f}")
     return render(figure, f"dots-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
+from ..core.scores import Quantity
 from . import columns, images, plots
 from .columns import NOTHING, Cell
+from .estimates import Estimate
 from .images import CoresetInfo
-from .means import Mean
 from .svg import Look
 from .tables import Paper, RunInfo, Table
 
@@ -20,11 +21,11 @@ OOD_METRICS: Final = (
     ("fpr95", "FPR95", -1),
 )
 OOD_SCORES: Final = {
-    "": "max probability",
-    "_mutual_information": "mutual information",
-    "_feature_density": "feature density",
-    "_refit_density": "refitted feature density",
-    "_variance": "variance",
+    "max_prob": "max probability",
+    "mutual_information": "mutual information",
+    "feature_density": "feature density",
+    "refit_density": "refitted feature density",
+    "variance": "variance",
 }
 
 
@@ -69,7 +70,7 @@ def headline(part: Part) -> str:
         count = f'<td data-v="{n}">{n}</td>' if n else f"<td>{NOTHING}</td>"
         rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}</tr>")
     head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}</tr></thead>'
-    about = "Mean ± standard error over data splits, or over members where there is one split. "
+    about = "Mean ± standard error over data splits, or over seeds where there is one split. "
     about += "Bold: best in its column. Click a heading to sort."
     if printed := columns.sources(part.runs, part.paper):
         about += f" <i>Italic: the paper's own figure ({escape('; '.join(printed))}), from its own set-up.</i>"
@@ -126,7 +127,7 @@ def reliability(part: Part) -> str:
 
 def severity(part: Part) -> str:
     title = "Score against severity"
-    if not part.table.splits(part.dataset, "corrupted:"):
+    if not part.table.names(part.dataset, "corrupted"):
         note = f'<p class="note">{NOTHING} no corrupted inputs were evaluated</p>'
         return _titled(title, "", note) if part.table.has(part.dataset, "accuracy") else ""
     done = part.done()
@@ -141,42 +142,38 @@ def severity(part: Part) -> str:
 
 def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
     """Corruptions × methods, each the mean over its severities."""
-    kinds = sorted({s.split(":")[1] for s in part.table.splits(part.dataset, "corrupted:")})
-    stats = {(k, r.key): part.table.stat(r.key, metric, _of_kind(k)) for k in kinds for r in runs}
+    kinds = part.table.names(part.dataset, "corrupted")
+    estimates = {(k, r.key): part.table.estimate(r.key, Quantity(metric, "corrupted", k)) for k in kinds for r in runs}
     sign = 1 if metric == "accuracy" else -1
-    values = [s.value for s in stats.values() if s and math.isfinite(s.value)]
+    values = [e.mean for e in estimates.values() if e and math.isfinite(e.mean)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    kinds.sort(key=lambda k: (-sign * _mean([stats[k, r.key] for r in runs]), k))
+    kinds.sort(key=lambda k: (-sign * _mean([estimates[k, r.key] for r in runs]), k))
     heads = "".join(f'<th scope="col">{escape(part.names[r.key])}</th>' for r in runs)
     write = columns.percent if metric == "accuracy" else columns.places(3)
     rows = []
     for kind in kinds:
-        tds = "".join(_heat(stats[kind, r.key], low, high, sign, write) for r in runs)
+        tds = "".join(_heat(estimates[kind, r.key], low, high, sign, write) for r in runs)
         rows.append(f'<tr><th scope="row" data-v="{escape(kind)}">{escape(kind.replace("_", " "))}</th>{tds}</tr>')
     return _scroll(f'<thead><tr><th scope="col">Corruption</th>{heads}</tr></thead>', rows, "heat sortable")
 
 
-def _of_kind(kind: str) -> Callable[[str], bool]:
-    return lambda split: split.startswith(f"corrupted:{kind}:")
-
-
-def _mean(stats: Sequence[Mean | None]) -> float:
-    values = [s.value for s in stats if s and math.isfinite(s.value)]
+def _mean(estimates: Sequence[Estimate | None]) -> float:
+    values = [e.mean for e in estimates if e and math.isfinite(e.mean)]
     return sum(values) / len(values) if values else -math.inf
 
 
-def _heat(stat: Mean | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
-    text, _ = columns.figure(stat, lambda v: write(v) if write is not columns.percent else f"{100 * v:.1f}")
-    if stat is None or not math.isfinite(stat.value):
+def _heat(estimate: Estimate | None, low: float, high: float, sign: int, write: Callable[[float], str]) -> str:
+    text, _ = columns.figure(estimate, lambda v: write(v) if write is not columns.percent else f"{100 * v:.1f}")
+    if estimate is None or not math.isfinite(estimate.mean):
         return f"<td>{text}</td>"
-    share = (stat.value - low) / (high - low) if high > low else 0.5
+    share = (estimate.mean - low) / (high - low) if high > low else 0.5
     strength = round(4 + 46 * (share if sign > 0 else 1 - share))
     colour = f"color-mix(in srgb, var(--heat) {strength}%, transparent)"
-    return f'<td data-v="{stat.value!r}" style="background:{colour}">{text}</td>'
+    return f'<td data-v="{estimate.mean!r}" style="background:{colour}">{text}</td>'
 
 
 def cost(part: Part) -> str:
-    shown = [c for c in columns.columns(part.table, part.dataset) if c.metric in plots.COSTS]
+    shown = [c for c in columns.columns(part.table, part.dataset) if c.of.metric in plots.COSTS]
     drawn = [plots.cost(part.table, part.done(), part.names, c, part.look, part.dpi) for c in shown]
     if not any(drawn):
         return ""
@@ -190,19 +187,19 @@ def legend(part: Part) -> str:
 
 
 def transfer(part: Part) -> str:
-    splits = part.table.splits(part.dataset, "transfer:")
+    names = part.table.names(part.dataset, "transfer")
     about = (
         f"Fitted on {escape(part.dataset)}, scored on another set's labelled test rows whose classes it has. "
         f"The probabilities are those over all classes of {escape(part.dataset)}, also where only some are shared."
     )
-    tables = "".join(f"<h4>on {escape(s[9:])}</h4>{transfer_table(part, s)}" for s in splits)
-    return _titled("Transfer", about, tables) if splits else ""
+    tables = "".join(f"<h4>on {escape(name)}</h4>{transfer_table(part, name)}" for name in names)
+    return _titled("Transfer", about, tables) if names else ""
 
 
-def transfer_table(part: Part, split: str) -> str:
+def transfer_table(part: Part, name: str) -> str:
     """Every method, the scores of classes on the transfer set."""
-    cols = [replace(c, split=split) for c in columns.CLEAN]
-    cols = [c for c in cols if any(part.table.stat(r.key, c.metric, split) for r in part.runs)]
+    cols = [replace(c, of=replace(c.of, set="transfer", name=name)) for c in columns.CLEAN]
+    cols = [c for c in cols if any(part.table.estimate(r.key, c.of) for r in part.runs)]
     grid = [columns.cells(part.table, part.runs, c, {}) for c in cols]
     heads = "".join(f'<th scope="col">{c.title}</th>' for c in cols)
     rows = [f"<tr>{_run(part, r)}{''.join(cell(c[i]) for c in grid)}</tr>" for i, r in enumerate(part.runs)]
@@ -210,21 +207,24 @@ def transfer_table(part: Part, split: str) -> str:
 
 
 def ood(part: Part) -> str:
-    splits = part.table.splits(part.dataset, "ood:")
+    names = part.table.names(part.dataset, "ood")
     about = (
         f"{escape(part.dataset)}'s test set against another set. AUROC and AUPR-In take the test set as positive, "
         "AUPR-Out the other; FPR95: share of the other set accepted where 95 % of the test set is. "
         "An AUROC of 0.5 is chance."
     )
-    tables = "".join(f"<h4>against {escape(s[4:])}</h4>{ood_table(part, s)}" for s in splits)
-    return _titled("Out-of-distribution detection", about, tables) if splits else ""
+    tables = "".join(f"<h4>against {escape(name)}</h4>{ood_table(part, name)}" for name in names)
+    return _titled("Out-of-distribution detection", about, tables) if names else ""
 
 
-def ood_table(part: Part, split: str) -> str:
+def ood_table(part: Part, name: str) -> str:
     """Every method, four metrics for each score that any method has."""
     wanted = [(s, m, title, better) for s in OOD_SCORES for m, title, better in OOD_METRICS]
-    cols = [(s, columns.Column(title, m + s, split, better, columns.places(3), "")) for s, m, title, better in wanted]
-    cols = [(s, c) for s, c in cols if any(part.table.stat(r.key, c.metric, split) for r in part.runs)]
+    cols = [
+        (s, columns.Column(title, Quantity(m, "ood", name, score=s), better, columns.places(3), ""))
+        for s, m, title, better in wanted
+    ]
+    cols = [(s, c) for s, c in cols if any(part.table.estimate(r.key, c.of) for r in part.runs)]
     grid = [columns.cells(part.table, part.runs, c, {}) for _, c in cols]
     groups = [(text, sum(s == score for s, _ in cols)) for score, text in OOD_SCORES.items()]
     over = "".join(f'<th scope="colgroup" class="group" colspan="{n}">score: {text}</th>' for text, n in groups if n)

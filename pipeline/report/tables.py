@@ -1,11 +1,10 @@
-"""The report's numbers: every run's stored scores as one tidy table, and its summaries (see :mod:`.means`)."""
+"""The report's numbers: every run's stored scores as one tidy table, and their means (see :mod:`.estimates`)."""
 
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +15,24 @@ import pyarrow.parquet
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
-from .means import Mean, mean
+from ..core import scores
+from ..core.scores import COLUMNS, KEYS, SCHEMA, Quantity, RunScores, Set
+from . import estimates
+from .estimates import Estimate
 
-COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
-CALIBRATION: Final = ("seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
+CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 HEADLINE_METRICS: Final = ("accuracy", "nll", "ece", "rmse")
 PAPER: Final = Path(__file__).parent / "paper.csv"
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One row of ``runs`` and where its results lie; a result that is absent becomes a note.
+    """One entry of ``runs`` and where its results lie; a result that is absent becomes a note.
 
     Attributes:
         evaluate: folder of the ``evaluate`` artifact.
         record: the run's ``.run.json``.
         upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
-        fold: how many consecutive seeds of the scores are one data split, see ``means.fold``.
     """
 
     key: str
@@ -42,7 +42,6 @@ class RunInfo:
     evaluate: Path
     record: Path
     upstream: tuple[Path, ...] = ()
-    fold: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,21 @@ Paper = dict[tuple[str, str, str, str], Printed]
 
 @dataclass(frozen=True)
 class Table:
-    """All that was found: scores and calibration bins with a ``run`` column, notes and warnings by run."""
+    """All that is stored of some runs.
+
+    Attributes:
+        stored: run -> its scores as they are stored, for runs that have some.
+        scores: the same by what they are of.
+        calibration: the bins of all runs, with a ``run`` column.
+        notes, warnings: run -> texts.
+    """
 
     runs: tuple[RunInfo, ...]
-    scores: pd.DataFrame
+    stored: Mapping[str, pyarrow.Table]
+    scores: Mapping[str, RunScores]
     calibration: pd.DataFrame
     notes: Mapping[str, tuple[str, ...]]
     warnings: Mapping[str, tuple[str, ...]]
-    figures: Mapping[tuple[str, str], pd.DataFrame]  # (run, metric) -> its rows of scores
-
-    @cached_property
-    def folds(self) -> Mapping[str, int]:
-        """Run key -> how many consecutive seeds are one data split."""
-        return {run.key: run.fold for run in self.runs}
 
     def datasets(self) -> list[str]:
         return list(dict.fromkeys(run.dataset for run in self.runs))
@@ -80,78 +81,84 @@ class Table:
 
     def remarks(self, run: str) -> list[tuple[str, str]]:
         """The run's notes and warnings, as (kind, text)."""
-        told = {"note": self.notes.get(run, ()), "warn": self.warnings.get(run, ())}
-        return [(kind, text) for kind, texts in told.items() for text in texts]
+        remarks = {"note": self.notes.get(run, ()), "warn": self.warnings.get(run, ())}
+        return [(kind, text) for kind, texts in remarks.items() for text in texts]
 
     def has(self, dataset: str, metric: str) -> bool:
         """Whether any run on ``dataset`` has ``metric`` on its test rows."""
-        s = self.scores
-        return bool(((s.dataset == dataset) & (s.split == "test") & (s.metric == metric)).any())
+        return Quantity(metric) in self._quantities(dataset)
 
-    def splits(self, dataset: str, prefix: str) -> list[str]:
-        """The data set's splits that start with ``prefix``, sorted."""
-        names = self.scores.split[self.scores.dataset == dataset].unique()
-        return sorted(str(name) for name in names if str(name).startswith(prefix))
+    def names(self, dataset: str, where: Set) -> list[str]:
+        """The corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
+        return sorted({of.name for of in self._quantities(dataset) if of.set == where and of.name is not None})
 
-    def stat(self, run: str, metric: str, wanted: Callable[[str], bool] | str) -> Mean | None:
-        """The figure of ``metric`` over the sets that are ``wanted`` (one name, or a test on names)."""
-        rows = self.figures.get((run, metric))
-        if rows is None:
-            return None
-        rows = rows[rows.split == wanted] if isinstance(wanted, str) else rows[rows.split.map(wanted).astype(bool)]
-        return mean(zip(rows.seed.tolist(), rows.value.tolist(), strict=True), self.folds[run])
+    def severities(self, dataset: str) -> list[int]:
+        """Those of corruptions that any run on ``dataset`` was scored on, ascending."""
+        return sorted({of.severity for of in self._quantities(dataset) if of.severity is not None})
+
+    def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
+        """The mean of a quantity and its error; None where the run has no such score."""
+        return estimates.of_run(self.scores[run], wanted) if run in self.scores else None
+
+    def groups(self, run: str, wanted: Quantity) -> list[float]:
+        """The independent values whose mean :meth:`estimate` is."""
+        return [estimates.average(group) for group in self.scores[run].groups(wanted)] if run in self.scores else []
+
+    def _quantities(self, dataset: str) -> set[Quantity]:
+        known = [self.scores[run.key].quantities for run in self.of(dataset) if run.key in self.scores]
+        return {quantity for quantities in known for quantity in quantities}
 
 
 def gather(runs: Sequence[RunInfo]) -> Table:
     """Read every run's tables.
 
     Raises:
-        ArtifactError: a table that is there is altered, truncated or lacks a column.
+        ArtifactError: a table that is there is altered, truncated or of an older version.
     """
-    scores, bins, notes, warnings = [], [], {}, {}
+    stored, bins, notes, warnings = dict[str, pyarrow.Table](), [], {}, {}
     for run in runs:
         warnings[run.key] = tuple(_warnings(run, _record(run.record)))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
         folder = artifacts.load(run.evaluate, "evaluate").path
-        table = _read(folder / "scores.parquet", COLUMNS)
-        scores.append(table.assign(run=run.key))
+        stored[run.key] = scores.read(folder / "scores.parquet")
         if (folder / "calibration.parquet").is_file():
             bins.append(_read(folder / "calibration.parquet", CALIBRATION).assign(run=run.key))
-    every = _concat(scores, COLUMNS)
-    figures = {(str(run), str(metric)): rows for (run, metric), rows in every.groupby(["run", "metric"])}
-    return Table(tuple(runs), every, _concat(bins, CALIBRATION), notes, warnings, figures)
+    by_quantity = {key: RunScores(table) for key, table in stored.items()}
+    return Table(tuple(runs), stored, by_quantity, _concat(bins, CALIBRATION), notes, warnings)
 
 
-def comparison(table: Table) -> pd.DataFrame:
+def comparison(table: Table) -> pyarrow.Table:
     """The tidy table that is published: one figure a row, sorted."""
-    rows = table.scores[list(COLUMNS)].copy()
-    order = ["dataset", "method", "setting", "seed", "split", "metric"]
-    return rows.sort_values(order, kind="stable").reset_index(drop=True)
+    rows = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
+    return rows.sort_by([(column, "ascending") for column in KEYS])
 
 
-def write_comparison(rows: pd.DataFrame, folder: Path) -> None:
-    """``comparison.csv`` (floats in full, shortest form that reads back equal) and ``comparison.parquet``."""
+def write_comparison(rows: pyarrow.Table, folder: Path) -> None:
+    """``comparison.csv`` and ``comparison.parquet``.
+
+    In the first, floats are in full (the shortest form that reads back equal), and what does not apply is empty.
+    """
     text = [",".join(COLUMNS)]
-    for row in rows.itertuples(index=False):
-        text.append(",".join(repr(v) if isinstance(v, float) else str(v) for v in row))
+    for row in rows.to_pylist():
+        cells = ("" if v is None else repr(v) if isinstance(v, float) else str(v) for v in row.values())
+        text.append(",".join(cells))
     (folder / "comparison.csv").write_text("\n".join(text) + "\n")
-    arrow = pyarrow.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
-    pyarrow.parquet.write_table(arrow, folder / "comparison.parquet")
+    pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
 
 
 def headline_metrics(table: Table) -> dict[str, dict[str, float | None]]:
     """Per run, the figures that equal runs repeat exactly (no times): for ``dvc metrics``."""
-    found = {run.key: {m: table.stat(run.key, m, "test") for m in HEADLINE_METRICS} for run in table.runs}
+    runs = {run.key: {m: table.estimate(run.key, Quantity(m)) for m in HEADLINE_METRICS} for run in table.runs}
     return {
-        key: {m: stat.value if math.isfinite(stat.value) else None for m, stat in stats.items() if stat}
-        for key, stats in found.items()
+        key: {m: known.mean if math.isfinite(known.mean) else None for m, known in figures.items() if known}
+        for key, figures in runs.items()
     }
 
 
 def merged_bins(table: Table, run: str) -> pd.DataFrame:
-    """The run's calibration bins over all seeds: counts add, means are weighted by count."""
+    """The run's calibration bins over all splits and seeds: counts add, means are weighted by count."""
     rows = table.calibration[table.calibration.run == run]
     rows = rows.assign(
         c=(rows["confidence"] * rows["count"]).where(rows["count"] > 0, 0.0),
@@ -174,10 +181,6 @@ def paper_figures(path: Path = PAPER) -> Paper:
         }
 
 
-def corrupted(split: str) -> bool:
-    return split.startswith("corrupted:")
-
-
 def _concat(tables: list[pd.DataFrame], columns: Iterable[str]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({c: [] for c in [*columns, "run"]})
 
@@ -188,7 +191,9 @@ def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
     if missing := [c for c in columns if c not in table.columns]:
-        raise ArtifactError(f"{path}: must have the columns {', '.join(columns)}; lacks {', '.join(missing)}")
+        raise ArtifactError(
+            f"{path}: must have the columns {', '.join(columns)}; lacks {', '.join(missing)}; make it again"
+        )
     return table[list(columns)]
 
 

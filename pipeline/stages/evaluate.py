@@ -1,12 +1,12 @@
-"""The evaluate stage: every member of a run on test rows, corrupted rows, other data, and its cost.
+"""The evaluate stage: every seed of a run on test rows, corrupted rows, other data, and its cost.
 
-Tasks: for each (split, member) one on the test rows (with the OOD sets, whose scores are compared
+Tasks: for each (split, seed) one on the test rows (with the OOD sets, whose scores are compared
 with those of the test rows, and the transfer sets) and one on each corruption.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,22 +21,21 @@ from bdl_pipe.progress import Report
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 
-from ..core import places
+from ..core import places, scores
 from ..core.executors import Executor, Task
 from ..core.executors.display import Display
 from ..core.params import Params, Run
+from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
 from . import fit, records
-
-COLUMNS: Final = ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
 
 
 @dataclass(frozen=True)
 class Question:
-    """The payload of a task: one member, asked about the test rows or about one corruption."""
+    """The payload of a task: one fit, asked about the test rows or about one corruption."""
 
     split: int
-    member: int
+    seed: int
     corruption: str | None
     config: EvaluateConfig
     rng: Seed
@@ -45,9 +44,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Scores by the comparison's ``split``, and tables of the test rows."""
+    """Scores, (value, n) by what they are of, and tables of the test rows."""
 
-    scores: dict[str, Scores]
+    scores: dict[Quantity, tuple[float, int]]
     tables: dict[str, pa.Table]
 
 
@@ -68,48 +67,48 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     with experiments.stage_run("evaluate", key, about_run, numbers, deps) as tracked:
         with Display(f"evaluate {key}") as display:
             done = executor.map(answer, tasks, shared=shared, display=display, light=None)
-        answers = [(task.payload, made.result) for task, made in zip(tasks, done, strict=True)]
-        rows = list(_rows(run, answers, params))
+        answers = [(task.payload, result.result) for task, result in zip(tasks, done, strict=True)]
+        figures = list(_figures(run, answers))
         places.sweep(place)
         with artifacts.publish(place, "evaluate", about=about) as folder:
-            table = pa.Table.from_pylist(rows)
+            table = scores.table(run.spec.dataset, run.method.name, run.spec.setting, figures)
             pq.write_table(table, folder / "scores.parquet")
-            for name, parts in _tables(run, answers, params).items():
+            for name, parts in _tables(answers).items():
                 pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
-        tracked.metrics(experiments.final_scores(rows))
+        tracked.metrics(experiments.final_scores(figures))
 
 
 def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Answer:
     """The work of a task."""
-    at, config, rng, device = f"{question.split}-{question.member}", question.config, question.rng, question.device
+    at, config, rng, device = f"{question.split}-{question.seed}", question.config, question.rng, question.device
     fitted = _fitted(shared[f"state-{at}"], shared[f"transform-{question.split}"], device)
     if question.corruption is not None:
-        found = {}
+        shifted = dict[Quantity, tuple[float, int]]()
         for severity, file in shared[f"corrupted-{question.corruption}"].items():
-            where = f"corrupted:{question.corruption}:{severity}"
             rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").examples
-            found[where] = evaluation.score_classification(fitted, rows, config, rng, device)
-        return Answer(found, {})
+            of_rows = evaluation.score_classification(fitted, rows, config, rng, device)
+            shifted |= _of("corrupted", of_rows, name=question.corruption, severity=severity)
+        return Answer(shifted, {})
     test = shared[f"test-{question.split}"]
     clean = evaluation.score_clean(fitted, test, config, rng, device)
-    found = {"test": clean.metrics}
+    answers = _of("test", clean.metrics)
     for name, other in shared["ood"].items():
-        inside = clean.in_distribution_scores
-        found[f"ood:{name}"] = evaluation.score_ood(fitted, other.inputs, inside, config, rng, device)
+        by_score = evaluation.score_ood(fitted, other.inputs, clean.in_distribution_scores, config, rng, device)
+        for score, metrics in by_score.items():
+            answers |= _of("ood", metrics, name=name, score=score)
     for name, other in shared["transfer"].items():
-        found[f"transfer:{name}"] = evaluation.score_classification(fitted, other, config, rng, device)
-    found["cost"] = evaluation.measure_cost(fitted, test.inputs, config, rng, device)
+        answers |= _of("transfer", evaluation.score_classification(fitted, other, config, rng, device), name=name)
+    answers |= _of("cost", evaluation.measure_cost(fitted, test.inputs, config, rng, device))
     tables = {"predictions": clean.predictions}
     if clean.calibration is not None:
         tables["calibration"] = clean.calibration
-    return Answer(found, tables)
+    return Answer(answers, tables)
 
 
-def seed_of(split: int, member: int, splits: int, members: int) -> int:
-    """The comparison's ``seed``: the member, or the split where there are several."""
-    if splits == 1:
-        return member
-    return split if members == 1 else split * 1000 + member
+def _of(
+    where: Set, metrics: Scores, *, name: str | None = None, severity: int | None = None, score: str | None = None
+) -> dict[Quantity, tuple[float, int]]:
+    return {Quantity(metric, where, name, severity, score): figure for metric, figure in metrics.items()}
 
 
 def _fitted(state: State, transform: State, device: str) -> Predictor:
@@ -135,58 +134,43 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
         shared[f"transform-{split}"] = student.state(f"transform-{split}")
-        for member in range(run.spec.seeds):
-            state = f"state-{split}-{member}"
-            shared[state] = student.state(f"{split}-{member}")
-            rng = prediction_address(params.seed, run.key, split, member)
+        for seed in range(run.spec.seeds):
+            state = f"state-{split}-{seed}"
+            shared[state] = student.state(f"{split}-{seed}")
+            rng = prediction_address(params.seed, run.key, split, seed)
             for corruption in (None, *corruptions):
-                question = Question(split, member, corruption, params.evaluate, rng, settings.device)
+                question = Question(split, seed, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
-                name, needs = f"{split}-{member}-{corruption or 'test'}", (state, f"transform-{split}", *data)
+                name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data)
                 size = len(held.test) + clean if corruption is None else sizes[corruption]
                 tasks.append(Task(name, question, needs, size=size))
     return shared, tasks
 
 
-def _seed(question: Question, run: Run, params: Params) -> int:
-    return seed_of(question.split, question.member, params.datasets[run.spec.dataset].splits, run.spec.seeds)
-
-
-def _rows(run: Run, answers: list[tuple[Question, Answer]], params: Params) -> Iterator[dict[str, Any]]:
-    """The tidy rows: one figure each; the costs of the fit come from the student's provenance."""
+def _figures(run: Run, answers: list[tuple[Question, Answer]]) -> Iterator[Score]:
+    """Every figure; the costs of the fit come from the student's record."""
     record = records.read("student", run.key)
-    for question, found in answers:
-        seed = _seed(question, run, params)
-        scores = dict(found.scores)
+    for question, answer in answers:
+        figures = answer.scores
         if question.corruption is None:
-            scores["cost"] = scores["cost"] | _fit_cost(record, f"{question.split}-{question.member}")
-        for split, metrics in scores.items():
-            for metric, (value, n) in metrics.items():
-                facts = (
-                    run.spec.dataset,
-                    run.method.name,
-                    run.spec.setting,
-                    seed,
-                    split,
-                    metric,
-                    float(value),
-                    int(n),
-                )
-                yield dict(zip(COLUMNS, facts, strict=True))
+            figures = figures | _of("cost", _fit_cost(record, f"{question.split}-{question.seed}"))
+        for of, (value, n) in figures.items():
+            yield Score(question.split, question.seed, of, float(value), int(n))
 
 
-def _fit_cost(record: Mapping[str, Any], member: str) -> Scores:
-    """Seconds to fit one member, with all that it was made from, and the memory that took."""
+def _fit_cost(record: Mapping[str, Any], fit: str) -> Scores:
+    """Seconds of one fit, with all that it was made from, and the memory that took."""
     if not record:
         return {}
-    return {"fit_seconds": (record["total_seconds"][member], 1), "peak_bytes": (float(record["peak_bytes"][member]), 1)}
+    return {"fit_seconds": (record["total_seconds"][fit], 1), "peak_bytes": (float(record["peak_bytes"][fit]), 1)}
 
 
-def _tables(run: Run, answers: list[tuple[Question, Answer]], params: Params) -> dict[str, list[pa.Table]]:
-    """The members' tables, each with its ``seed`` as the first column."""
+def _tables(answers: list[tuple[Question, Answer]]) -> dict[str, list[pa.Table]]:
+    """The fits' tables, each with its ``split`` and ``seed`` as the first columns."""
     parts: dict[str, list[pa.Table]] = {}
-    for question, found in answers:
-        for name, table in found.tables.items():
-            seed = pa.array([_seed(question, run, params)] * len(table), pa.int64())
-            parts.setdefault(name, []).append(table.add_column(0, "seed", seed))
+    for question, answer in answers:
+        for name, table in answer.tables.items():
+            for i, (column, number) in enumerate((("split", question.split), ("seed", question.seed))):
+                table = table.add_column(i, column, pa.array([number] * len(table), pa.int32()))
+            parts.setdefault(name, []).append(table)
     return parts

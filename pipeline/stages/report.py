@@ -10,7 +10,6 @@ from .. import report
 from ..core import places
 from ..core.params import Params, Run
 from ..core.settings import Settings
-from ..report import means
 from ..tracking import provenance
 from . import records
 
@@ -33,11 +32,11 @@ def compare(params: Params) -> str | None:
 def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
     used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
     coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
-    return [run_info(run, params) for run in params.of("student")], coresets
+    return [run_info(run) for run in params.of("student")], coresets
 
 
-def run_info(run: Run, params: Params) -> report.RunInfo:
-    """Where the results of a row of ``runs`` lie."""
+def run_info(run: Run) -> report.RunInfo:
+    """Where the results of an entry of ``runs`` lie."""
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -46,7 +45,6 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         evaluate=places.artifact("evaluate", run.key),
         record=places.record("student", run.key),
         upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
-        fold=means.fold(params.datasets[run.spec.dataset].splits, run.spec.seeds),
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlparse
 
+from ..core.scores import Score
 from ..core.settings import Settings
 from . import provenance
 
@@ -152,17 +153,17 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(FOLDER).absolute()}/mlflow.db"
 
 
-def final_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Comparison rows of one run → its final metrics, named alike for every method.
+def final_scores(scores: Iterable[Score]) -> dict[str, float]:
+    """The scores of one run → its final metrics, named alike for every method.
 
     ``test/accuracy``, ``corrupted/accuracy`` (the mean over corruptions and severities),
-    ``ood/<set>/auroc``, ``transfer/<set>/accuracy``, ``cost/fit_seconds``: each the mean over seeds.
+    ``ood/<set>/auroc``, ``transfer/<set>/accuracy``, ``cost/fit_seconds``: each the mean over splits and seeds.
     """
-    groups = defaultdict(list)
-    for row in rows:
-        split, _, rest = str(row["split"]).partition(":")
-        place = f"{split}/{rest}" if split in ("ood", "transfer") else split
-        groups[f"{place}/{row['metric']}"].append(float(row["value"]))
+    groups = defaultdict[str, list[float]](list)
+    for score in scores:
+        of = score.of
+        place = f"{of.set}/{of.name}" if of.set in ("ood", "transfer") else of.set
+        groups[f"{place}/{of.title}"].append(score.value)
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
 
 

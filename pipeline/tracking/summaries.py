@@ -29,7 +29,7 @@ def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.C
     for dataset in table.datasets():
         runs_here = [run for run in table.of(dataset) if run.key not in table.notes]
         shown, drawing = columns.columns(table, dataset), _Drawing(table, dataset, runs_here, look, params)
-        scores = provenance.digest(table.scores[table.scores.dataset == dataset].to_csv())
+        scores = provenance.digest([table.stored[run.key].to_pylist() for run in runs_here])
         for run in runs_here:
             checked = params.run("student", run.key)
             coreset = pictures.get(checked.sources.get("coreset", ""))
@@ -50,25 +50,25 @@ def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.C
 
 def name_of(column: Column) -> str:
     """A column's metric: ``accuracy``, ``corrupted_nll``, ``auroc_digits``, ``mnist5k_accuracy``, ``fit_seconds``."""
-    if not isinstance(column.split, str):
-        return f"corrupted_{column.metric}"
-    kind, _, other = column.split.partition(":")
-    if kind == "ood":
-        return f"{column.metric}_{other}"
-    return f"{other}_{column.metric}" if kind == "transfer" else column.metric
+    of = column.of
+    if of.set == "corrupted":
+        return f"corrupted_{of.metric}"
+    if of.set == "ood":
+        return f"{of.metric}_{of.name}"
+    return f"{of.name}_{of.metric}" if of.set == "transfer" else of.metric
 
 
 def _metrics(table: Table, run: RunInfo, shown: Sequence[Column]) -> dict[str, float]:
     """The mean over splits or seeds, and for scores its standard error, ``<name>_se``."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for column in shown:
-        stat = table.stat(run.key, column.metric, column.split)
-        if stat is None or not math.isfinite(stat.value):
+        estimate = table.estimate(run.key, column.of)
+        if estimate is None or not math.isfinite(estimate.mean):
             continue
-        found[name_of(column)] = _rounded(stat.value)
-        if column.split != _COST and stat.error is not None and math.isfinite(stat.error):
-            found[f"{name_of(column)}_se"] = _rounded(stat.error)
-    return found
+        metrics[name_of(column)] = _rounded(estimate.mean)
+        if column.of.set != _COST and estimate.error is not None and math.isfinite(estimate.error):
+            metrics[f"{name_of(column)}_se"] = _rounded(estimate.error)
+    return metrics
 
 
 def _rounded(value: float) -> float:
@@ -112,9 +112,11 @@ def _note(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
         "|---|---|",
     ]
     for column in shown:
-        value, error = columns.figure(table.stat(run.key, column.metric, column.split), column.write)
+        value, error = columns.figure(table.estimate(run.key, column.of), column.write)
         if value != columns.NOTHING:
-            lines.append(f"| {column.title} | {value}" + (f" ± {error} |" if error and column.split != _COST else " |"))
+            lines.append(
+                f"| {column.title} | {value}" + (f" ± {error} |" if error and column.of.set != _COST else " |")
+            )
     lines += ["", *(f"- {text}" for _, text in table.remarks(run.key))]
     return "\n".join([*lines, "", f"Made by `python -m pipeline repro evaluate@{run.key}`."])
 
@@ -140,7 +142,7 @@ class _Drawing:
     def _of_all(self) -> dict[str, bytes]:
         table, drawn = self._table, dict[str, str]()
         about = (table, self._runs, self.names)
-        if table.splits(self._dataset, "corrupted:"):
+        if table.names(self._dataset, "corrupted"):
             for metric in ("accuracy", "nll"):
                 drawn[f"{metric}-against-severity"] = plots.severity(*about, metric, self._look, self._dpi)
         if table.has(self._dataset, "rmse"):
@@ -151,8 +153,8 @@ class _Drawing:
 
 def _view(dataset: str, shown: Sequence[Column]) -> View:
     """One data set's runs: all its columns, and a chart of each score."""
-    scores = [(name_of(c), c.title) for c in shown if c.split != _COST]
-    costs = [(name_of(c), c.title) for c in shown if c.split == _COST]
+    scores = [(name_of(c), c.title) for c in shown if c.of.set != _COST]
+    costs = [(name_of(c), c.title) for c in shown if c.of.set == _COST]
     names = [f"metrics.{name}" for name, _ in (*scores, *costs) if name not in _ASIDE]
     fixed = ["params.setting", "params.network", "params.seeds"]
     return View(
@@ -163,8 +165,8 @@ def _view(dataset: str, shown: Sequence[Column]) -> View:
 def _overview(table: Table) -> View:
     """All runs: what the data sets have in common first, then what each has."""
     every = {dataset: columns.columns(table, dataset) for dataset in table.datasets()}
-    scores = {name_of(c): c.title for shown in every.values() for c in shown if c.split == "test"}
-    costs = {name_of(c): c.title for shown in every.values() for c in shown if c.split == _COST}
+    scores = {name_of(c): c.title for shown in every.values() for c in shown if c.of.set == "test"}
+    costs = {name_of(c): c.title for shown in every.values() for c in shown if c.of.set == _COST}
     charts = {"Scores": list(scores.items()), "Cost": list(costs.items())}
     fixed = ["params.dataset", "params.setting", "params.seeds"]
     return View(

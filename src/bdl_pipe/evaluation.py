@@ -138,21 +138,19 @@ def score_ood(
     config: EvaluateConfig,
     rng: Seed,
     device: torch.device | str = "cpu",
-) -> Scores:
-    """How well each score tells the test rows (``CleanResult.in_distribution_scores``) from ``inputs``.
+) -> dict[str, Scores]:
+    """Say how well each score of :func:`ood_scores` tells the test rows (``CleanResult.in_distribution_scores``) from ``inputs``.
 
-    ``auroc aupr_in aupr_out fpr95`` by the largest class probability, and the same with
-    ``_mutual_information`` (classes, several draws), ``_feature_density`` and ``_refit_density`` (classes,
-    where the method has them) or ``_variance`` (regression); n counts both sets.
+    Returns:
+        score -> ``auroc aupr_in aupr_out fpr95`` by it; n counts both sets.
     """
     parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
-    found: Scores = {}
-    for name, inside in in_distribution_scores.items():
-        outside = np.concatenate([part[name] for part in parts])
-        suffix = "" if name == "max_prob" else f"_{name}"
-        results = metrics.detection(inside, outside)
-        found |= {f"{metric}{suffix}": (value, len(inside) + len(outside)) for metric, value in results.items()}
-    return found
+    scores: dict[str, Scores] = {}
+    for name, known in in_distribution_scores.items():
+        other = np.concatenate([part[name] for part in parts])
+        results = metrics.detection(known, other)
+        scores[name] = {metric: (value, len(known) + len(other)) for metric, value in results.items()}
+    return scores
 
 
 def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from pipeline.core.scores import COLUMNS
 from tests.end_to_end.conftest import ROOT, Project, make
 
 pytestmark = pytest.mark.slow
@@ -26,17 +27,19 @@ def digest(folder: Path) -> dict[str, bytes]:
 def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: Project) -> None:
     with open(finished.folder / "report/comparison.csv") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["dataset", "method", "setting", "seed", "split", "metric", "value", "n"]
-    of = {(r["dataset"], r["split"].split(":")[0]) for r in rows}
+    assert list(rows[0]) == list(COLUMNS)
+    of = {(r["dataset"], r["set"]) for r in rows}
     assert of == {("digits", s) for s in ("test", "corrupted", "ood", "transfer", "cost")} | {
         ("boston", "test"),
         ("boston", "cost"),
     }
-    assert len({r["split"] for r in rows if r["split"].startswith("corrupted:")}) == 95
-    assert {r["seed"] for r in rows if r["dataset"] == "boston"} == {"0", "1", "1000", "1001"}
-    costs = {r["metric"] for r in rows if r["split"] == "cost"}
+    assert len({(r["name"], r["severity"]) for r in rows if r["set"] == "corrupted"}) == 95
+    boston = {(r["split"], r["seed"]) for r in rows if r["dataset"] == "boston"}
+    assert boston == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}
+    costs = {r["metric"] for r in rows if r["set"] == "cost"}
     assert costs == {"parameters", "bytes", "fit_seconds", "seconds_per_1000", "peak_bytes"}
-    assert {r["metric"] for r in rows if r["split"] == "transfer:mnist5k"} == {"accuracy", "nll", "brier", "ece"}
+    transferred = {(r["name"], r["metric"]) for r in rows if r["set"] == "transfer"}
+    assert transferred == {("mnist5k", metric) for metric in ("accuracy", "nll", "brier", "ece")}
     assert "<h3>Transfer</h3>" in (finished.folder / "report/index.html").read_text()
     assert "nothing to do" in finished.pipeline("repro").stdout
     assert "up to date" in finished.dvc("status")
@@ -55,8 +58,8 @@ print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in r
     found = json.loads(finished.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
     assert found.keys() == {"digits-ensemble", "boston-deterministic"}
     with open(finished.folder / "report/comparison.csv") as file:
-        rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["split"] == "test"]
-    nll = {r["seed"]: float(r["value"]) for r in rows if r["metric"] == "nll"}
+        rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["set"] == "test"]
+    nll = {(r["split"], r["seed"]): float(r["value"]) for r in rows if r["metric"] == "nll"}
     metrics, params = found["boston-deterministic"]
     assert metrics["nll"] == pytest.approx(sum(nll.values()) / len(nll), rel=1e-4)
     assert {"nll_se", "rmse", "fit_seconds", "parameters"} <= metrics.keys()

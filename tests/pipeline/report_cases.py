@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import torch
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
-from pipeline.report import COLUMNS, CoresetInfo, RunInfo
+from pipeline.core import scores
+from pipeline.core.scores import Quantity, Score
+from pipeline.report import CoresetInfo, RunInfo
+from pipeline.report.tables import CALIBRATION
 
 NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
 REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"
@@ -28,50 +32,43 @@ IMAGES = [
 ROWS = [("deterministic", 3.4, 2.9), ("ensemble", 3.2, 2.7), ("sgld", 3.0, 2.55), ("dark_knowledge", 3.05, 2.6)]
 
 
-def image_scores(case: tuple, rng: np.random.Generator, *, corrupted: bool = True) -> pd.DataFrame:
-    method, setting, seeds, accuracy, nll, ece, seconds, per_1000, size = case
-    rows = []
-
-    def add(seed: int, split: str, metric: str, value: float, n: int) -> None:
-        rows.append(("fashion_mnist", method, setting, seed, split, metric, float(value), n))
-
+def image_scores(case: tuple, rng: np.random.Generator, *, corrupted: bool = True) -> list[Score]:
+    _, _, seeds, accuracy, nll, ece, seconds, per_1000, size = case
+    scores = []
     for seed in range(seeds):
         a, b = accuracy + rng.normal(0, 0.003), nll + rng.normal(0, 0.006)
         for metric, value in [("accuracy", a), ("nll", b), ("brier", 1.45 * (1 - a)), ("ece", ece)]:
-            add(seed, "test", metric, value, 10_000)
+            scores.append(Score(0, seed, Quantity(metric), value, 10_000))
         for i, name in enumerate(CORRUPTIONS if corrupted else []):
             for level in range(1, 6):
                 loss = 0.02 * level * (0.5 + i / 8)
-                add(seed, f"corrupted:{name}:{level}", "accuracy", max(a - loss, 0.1), 1000)
-                add(seed, f"corrupted:{name}:{level}", "nll", b + 5 * loss, 1000)
+                for metric, value in (("accuracy", max(a - loss, 0.1)), ("nll", b + 5 * loss)):
+                    scores.append(Score(0, seed, Quantity(metric, "corrupted", name, level), value, 1000))
         for name, base in [("mnist5k", 0.66), ("digits", 0.74)]:
-            for score in ["", "_mutual_information"] if method != "deterministic" else [""]:
+            for by in ["max_prob", "mutual_information"][: 1 if case[0] == "deterministic" else 2]:
                 for metric, value in [
                     ("auroc", base),
                     ("aupr_in", base + 0.1),
                     ("aupr_out", base - 0.1),
                     ("fpr95", 0.8),
                 ]:
-                    add(seed, f"ood:{name}", metric + score, value + rng.normal(0, 0.01), 15_000)
-        for metric, value in [("parameters", size / 4), ("bytes", size), ("seconds_per_1000", per_1000)]:
-            add(seed, "cost", metric, value, 1)
-        for metric, value in [("fit_seconds", seconds * (1 + 0.02 * seed)), ("peak_bytes", 6.1e8)]:
-            add(seed, "cost", metric, value, 1)
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+                    of = Quantity(metric, "ood", name, score=by)
+                    scores.append(Score(0, seed, of, value + rng.normal(0, 0.01), 15_000))
+        costs = {"parameters": size / 4, "bytes": size, "seconds_per_1000": per_1000}
+        costs |= {"fit_seconds": seconds * (1 + 0.02 * seed), "peak_bytes": 6.1e8}
+        scores += [Score(0, seed, Quantity(metric, "cost"), value, 1) for metric, value in costs.items()]
+    return scores
 
 
-def row_scores(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
-    method, rmse, nll = case
-    rows = []
+def row_scores(case: tuple, rng: np.random.Generator) -> list[Score]:
+    _, rmse, nll = case
+    scores = []
+    costs = {"parameters": 1500.0, "bytes": 6000.0, "seconds_per_1000": 0.004, "fit_seconds": 3.1, "peak_bytes": 3e8}
     for split in range(5):
         for metric, value in [("rmse", rmse + rng.normal(0, 0.5)), ("nll", nll + rng.normal(0, 0.15))]:
-            rows.append(("boston", method, "small", split, "test", metric, value, 51))
-        rows.append(("boston", method, "small", split, "cost", "parameters", 1500.0, 1))
-        rows.append(("boston", method, "small", split, "cost", "bytes", 6000.0, 1))
-        rows.append(("boston", method, "small", split, "cost", "seconds_per_1000", 0.004, 1))
-        rows.append(("boston", method, "small", split, "cost", "fit_seconds", 3.1, 1))
-        rows.append(("boston", method, "small", split, "cost", "peak_bytes", 3e8, 1))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+            scores.append(Score(split, 0, Quantity(metric), value, 51))
+        scores += [Score(split, 0, Quantity(metric, "cost"), value, 1) for metric, value in costs.items()]
+    return scores
 
 
 def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
@@ -82,16 +79,16 @@ def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
         for i, count in enumerate(counts):
             middle = (i + 0.5) / 15
             accuracy = float(np.clip(middle - case[5] * 2 + rng.normal(0, 0.01), 0, 1)) if count else np.nan
-            rows.append((seed, i, i / 15, (i + 1) / 15, count, middle if count else np.nan, accuracy))
-    return pd.DataFrame(rows, columns=["seed", "bin", "lower", "upper", "count", "confidence", "accuracy"])
+            rows.append((0, seed, i, i / 15, (i + 1) / 15, count, middle if count else np.nan, accuracy))
+    return pd.DataFrame(rows, columns=list(CALIBRATION))
 
 
-def write_run(root: Path, dataset: str, method: str, setting: str, scores: pd.DataFrame, **more: object) -> RunInfo:
+def write_run(root: Path, dataset: str, method: str, setting: str, figures: list[Score], **more: object) -> RunInfo:
     """An evaluate artifact and its record; ``more``: calibration, and fields of the record."""
     key = f"{dataset}-{method}-{setting}"
     calibration = more.pop("calibration", None)
     with artifacts.publish(root / "evaluate" / key, "evaluate") as folder:
-        scores.to_parquet(folder / "scores.parquet")
+        pq.write_table(scores.table(dataset, method, setting, figures), folder / "scores.parquet")
         if isinstance(calibration, pd.DataFrame):
             calibration.to_parquet(folder / "calibration.parquet")
     record = root / "student" / f"{key}.run.json"
@@ -121,8 +118,8 @@ def everything(root: Path) -> tuple[list[RunInfo], list[CoresetInfo]]:
     runs = []
     for case in IMAGES:
         warnings = ["split R-hat of the mean log-likelihood is 1.21 (> 1.1)"] if case[0] == "sgld" else []
-        scores, table = image_scores(case, rng), bins(case, rng)
-        runs.append(write_run(root, "fashion_mnist", case[0], case[1], scores, calibration=table, warnings=warnings))
+        figures, table = image_scores(case, rng), bins(case, rng)
+        runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, calibration=table, warnings=warnings))
     for row in ROWS:
         runs.append(write_run(root, "boston", row[0], "small", row_scores(row, rng)))
     return runs, [

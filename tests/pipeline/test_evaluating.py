@@ -15,6 +15,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import load_predictor
+from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases
@@ -77,12 +78,15 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
         bulk = len(pickle.dumps({key: part for key, part in sent.items() if key.startswith("corrupted")}))
         assert bulk < SHIFTED * 20
         severities = [severity for name, severity in SETS if name == task.payload.corruption]
-        assert list(answer.scores) == [f"corrupted:{task.payload.corruption}:{s}" for s in severities]
-        for severity, scores in zip(severities, answer.scores.values(), strict=True):
+        assert list(dict.fromkeys(of.severity for of in answer.scores)) == severities
+        for severity in severities:
             fitted = load_predictor(Path("work/student/run"), task.payload.split)
             rows = held.corrupted(task.payload.corruption, severity)
             rng = task.payload.rng
-            assert scores == evaluation.score_classification(fitted, rows, plan.config, rng, "cpu")
+            expected = evaluation.score_classification(fitted, rows, plan.config, rng, "cpu")
+            at = {of: figure for of, figure in answer.scores.items() if of.severity == severity}
+            kind = task.payload.corruption
+            assert at == {Quantity(metric, "corrupted", kind, severity): figure for metric, figure in expected.items()}
 
 
 def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:

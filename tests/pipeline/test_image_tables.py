@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -19,8 +18,9 @@ from bdl_pipe.networks import PreResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from pipeline import cli, papers
-from pipeline.core import params
+from pipeline.core import params, scores
 from pipeline.core.params import Run
+from pipeline.core.scores import Quantity
 from pipeline.tracking import experiments
 from tests.data import archives as made
 
@@ -32,19 +32,32 @@ FEW = {"rows": 4, "cols": 4, "members": 2, "start": 0, "end": 1, "corrupted_imag
 AVERAGED = {"epochs": 2, "snapshots": 2, "every": 1, "count": 2, "rank": 2, "steps": 4, "burn_in": 2, "rows": 4}
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have no small form
 TABLES = {"table1": "cifar10", "table4": "cifar100"}
-DENSITIES = {("ood:svhn", name) for name in ("auroc", "auroc_feature_density", "auroc_refit_density")}
+DENSITIES = {Quantity("auroc", "ood", "svhn", score=s) for s in ("max_prob", "feature_density", "refit_density")}
 FILES = {  # params file -> the tables that it is for, in the order of asking; a run and what its scores have
-    "vbll-table1": (["table1"], "cifar10-g_vbll", DENSITIES | {("ood:cifar100", "auroc_refit_density")}),
-    "vbll-table4": (["table4"], "cifar100-g_vbll", DENSITIES | {("ood:cifar10", "auroc_refit_density")}),
+    "vbll-table1": (
+        ["table1"],
+        "cifar10-g_vbll",
+        DENSITIES | {Quantity("auroc", "ood", "cifar100", score="refit_density")},
+    ),
+    "vbll-table4": (
+        ["table4"],
+        "cifar100-g_vbll",
+        DENSITIES | {Quantity("auroc", "ood", "cifar10", score="refit_density")},
+    ),
     "inducing-table2": (
         [f"table{n}" for n in (2, 3, 11, 12, 13, 14, 5, 6, 7, 8, 15, 16, 17, 18)],
         "cifar100-ensemble_u-128",
-        {("ood:cifar10", "aupr_in"), ("corrupted:fog:5", "ece"), ("test", "brier"), ("test", "mutual_information")},
+        {
+            Quantity("aupr_in", "ood", "cifar10", score="max_prob"),
+            Quantity("ece", "corrupted", "fog", 5),
+            Quantity("brier"),
+            Quantity("mutual_information"),
+        },
     ),
     "ciber-table3": (
         ["table7", "table3", "table8", "table9", "table4", "table10"],
         "cifar10-preresnet-ciber",
-        {("test", "nll"), ("test", "ece"), ("transfer:stl10", "accuracy"), ("transfer:stl10", "ece")},
+        {*map(Quantity, ("nll", "ece")), *(Quantity(metric, "transfer", "stl10") for metric in ("accuracy", "ece"))},
     ),
 }
 SHRUNK = {"vbll": SMALL, "inducing": SMALL | FEW, "ciber": SMALL | AVERAGED}
@@ -118,7 +131,7 @@ def test_image_tables_run_from_data_to_the_table(name: str, project: Path, capsy
     keys = [key for key in raw["runs"] if not part or key.startswith("cifar10-")]
     assert {f"evaluate@{key}: done" for key in keys} <= ran
     scored = project / f"work/paper/{name}/evaluate/{run}/scores.parquet"
-    assert expected <= {(row["split"], row["metric"]) for row in pq.read_table(scored).to_pylist()}
+    assert expected <= {*scores.RunScores(scores.read(scored)).quantities}
 
 
 @pytest.mark.parametrize("table", TABLES)

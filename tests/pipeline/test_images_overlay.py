@@ -88,10 +88,10 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
     for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
         assert cli.main(["run", *stage.split(), "--executor", "inline"]) in (0, None), stage
-    expected = {"test", "cost"}
+    expected = {("test", None, None), ("cost", None, None)}
     if shifted:
-        expected |= {"ood:digits", *(f"corrupted:{kind}:{s}" for kind in KINDS for s in range(1, 6))}
+        expected |= {("ood", "digits", None), *(("corrupted", kind, s) for kind in KINDS for s in range(1, 6))}
     for run in runs:
         scores = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()
-        assert expected == {row["split"] for row in scores}
+        assert expected == {(row["set"], row["name"], row["severity"]) for row in scores}
         assert {"accuracy", "ece"} <= {row["metric"] for row in scores}

@@ -169,7 +169,7 @@ def test_an_interrupted_run_goes_on(
 def test_the_figures_are_those_of_the_scores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out = go(capsys, "--dataset", "boston")
     scores = pq.read_table(TREE / "evaluate/boston-ensemble/scores.parquet").to_pylist()
-    nll = [s["value"] for s in scores if (s["split"], s["metric"]) == ("test", "nll")]
+    nll = [s["value"] for s in scores if (s["set"], s["metric"]) == ("test", "nll")]
     assert len(nll) == 2
     mean, error = statistics.mean(nll), statistics.stdev(nll) / math.sqrt(2)
     with open("results/vbll/table2-boston.csv") as file:

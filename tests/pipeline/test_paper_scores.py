@@ -18,7 +18,7 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
 from pipeline.core import params
-from pipeline.report.sections import OOD_SCORES
+from pipeline.report.sections import OOD_METRICS, OOD_SCORES
 
 
 class Answering:
@@ -42,7 +42,7 @@ class Answering:
 
 
 def written(task: str) -> dict[str, set[str]]:
-    """The names of all scores that evaluation writes, of test rows, of other data and of corrupted rows."""
+    """The metrics that evaluation writes of test, other and corrupted rows; as ``score``: by what it tells others."""
     fitted = Predictor(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
@@ -54,29 +54,30 @@ def written(task: str) -> dict[str, set[str]]:
         else {}
     )
     other = evaluation.score_ood(fitted, inputs, clean.in_distribution_scores, how, Seed(0))
-    return {"test": {*clean.metrics}, "ood": {*other}, "corrupted": {*shifted}}
+    told = {metric for by in other.values() for metric in by}
+    return {"test": {*clean.metrics}, "ood": told, "score": {*other}, "corrupted": {*shifted}, "transfer": {*shifted}}
 
 
 @pytest.mark.parametrize("path", sorted(papers.HERE.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path) -> None:
-    names = config.read(papers.Names, params.read_yaml(path), path.name)
-    found = [written(task) for task in ("classification", "regression")]
-    known = {split: found[0][split] | found[1][split] for split in ("test", "ood", "corrupted")}
+    of_tasks = [written(task) for task in ("classification", "regression")]
+    known = {kind: of_tasks[0][kind] | of_tasks[1][kind] for kind in of_tasks[0]}
     assert "auroc" in known["ood"] and "auroc_density" not in known["ood"]
     with open(path.with_suffix(".csv"), newline="") as file:
-        asked = {(row["method"], row["metric"]) for row in csv.DictReader(file)}
-    for method, metric in asked:
-        name, _, where = metric.partition(":")
-        special = names.methods[method].metrics
-        labelled = where in papers.CORRUPTED or where in names.transfers
-        split = "corrupted" if labelled else "ood" if where else "test"  # both labelled kinds have the same scores
-        assert special.get(name, names.metrics[name].metric) in known[split], (method, metric)
+        tables = {row["table"] for row in csv.DictReader(file)}
+    for table in (papers.load(f"{path.stem}:{name}") for name in sorted(tables)):
+        for methods in table.figures.values():
+            for method, metric in {(method, metric) for method, figures in methods.items() for metric in figures}:
+                of = table.quantity(metric, method)
+                assert of.metric in known[of.set], (method, metric)
+                assert of.score is None or of.score in known["score"], (method, metric)
+    names = config.read(papers.Names, params.read_yaml(path), path.name)
     for method, counterpart in names.methods.items():
-        assert counterpart.metrics.keys() <= names.metrics.keys(), method
-        assert {*counterpart.metrics.values()} <= known["test"] | known["ood"], method
+        assert counterpart.scores.keys() <= names.metrics.keys(), method
+        assert {*counterpart.scores.values()} <= known["score"], method
 
 
 def test_every_score_of_other_data_has_its_columns_in_the_report() -> None:
-    found = {name.removeprefix("auroc") for task in ("classification", "regression") for name in written(task)["ood"]}
-    suffixes = {name for name in found if not name.startswith(("aupr", "fpr"))}
-    assert suffixes == {*OOD_SCORES}
+    tasks = ("classification", "regression")
+    assert {name for task in tasks for name in written(task)["score"]} == {*OOD_SCORES}
+    assert {name for task in tasks for name in written(task)["ood"]} == {metric for metric, _, _ in OOD_METRICS}

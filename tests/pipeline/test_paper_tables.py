@@ -2,6 +2,8 @@
 
 import io
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,37 +11,43 @@ from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
 from pipeline import papers
-from pipeline.core import params
+from pipeline.core import params, scores
+from pipeline.core.scores import Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
-from pipeline.papers.compare import Cell, Line, Mean
+from pipeline.papers.compare import Cell, Line
+from pipeline.report import estimates
+from pipeline.report.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 ZENG = range(1, 11)
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
-def cell(ours: Mean | None, value: str, error: str = "") -> Cell:
+def cell(ours: Estimate | None, value: str, error: str = "") -> Cell:
     return Cell(ours, Printed(value, error))
 
 
 def test_differences_in_combined_standard_errors() -> None:
-    assert cell(Mean(2.0, 0.3, 20), "1.50", "0.40").z == pytest.approx(1.0)  # √(0.09 + 0.16) = 0.5
-    assert not cell(Mean(3.0, 0.3, 20), "1.50", "0.40").far  # exactly 3
-    assert cell(Mean(3.01, 0.3, 20), "1.50", "0.40").far and cell(Mean(-0.01, 0.3, 20), "1.50", "0.40").far
-    assert cell(Mean(math.nan, math.nan, 20), "1.50", "0.40").far
-    assert cell(Mean(2.0, 0.5, 20), "1.50", "0.00").z == pytest.approx(1.0)
+    assert cell(Estimate(2.0, 0.3, 20), "1.50", "0.40").z == pytest.approx(1.0)  # √(0.09 + 0.16) = 0.5
+    assert not cell(Estimate(3.0, 0.3, 20), "1.50", "0.40").far  # exactly 3
+    assert cell(Estimate(3.01, 0.3, 20), "1.50", "0.40").far and cell(Estimate(-0.01, 0.3, 20), "1.50", "0.40").far
+    assert cell(Estimate(math.nan, math.nan, 20), "1.50", "0.40").far
+    assert cell(Estimate(2.0, 0.5, 20), "1.50", "0.00").z == pytest.approx(1.0)
     for unknown in (
         cell(None, "1.5", "0.4"),
-        cell(Mean(2, None, 1), "1.5", "0.4"),
-        cell(Mean(2, 0.0, 2), "1.5", "0.0"),
+        cell(Estimate(2, None, 1), "1.5", "0.4"),
+        cell(Estimate(2, 0.0, 2), "1.5", "0.0"),
     ):
         assert unknown.z is None and not unknown.far
-    assert cell(Mean(2, 0.3, 2), "1.5").z is None and Cell(Mean(2, 0.3, 2)).z is None
+    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Cell(Estimate(2, 0.3, 2)).z is None
 
 
 def test_disagreement_is_said_with_its_size() -> None:
-    far = {"nll": cell(Mean(2.48, 0.08, 20), "1.80", "0.06"), "rmse": cell(Mean(1.50, 0.10, 20), "1.42", "0.05")}
-    near = {"nll": cell(Mean(2.50, 0.08, 20), "2.41", "0.06"), "rmse": cell(None, "2.83", "0.16")}
+    far = {
+        "nll": cell(Estimate(2.48, 0.08, 20), "1.80", "0.06"),
+        "rmse": cell(Estimate(1.50, 0.10, 20), "1.42", "0.05"),
+    }
+    near = {"nll": cell(Estimate(2.50, 0.08, 20), "2.41", "0.06"), "rmse": cell(None, "2.83", "0.16")}
     lines = [
         Line("VBLL", "run", "", True, far),
         Line("RBF GP", "run", "", True, near),
@@ -52,37 +60,35 @@ def test_disagreement_is_said_with_its_size() -> None:
     ]
 
 
-def test_members_of_a_split_are_averaged_before_the_error() -> None:
-    scores = [
-        {"split": "test", "metric": "nll", "seed": split * 1000 + member, "value": 10.0 * split + member}
-        for split in range(3)
-        for member in range(2)
-    ]
-    found = compare.mean(scores, "test", "nll", fold=1000)
-    assert found == Mean(10.5, pytest.approx(10 / math.sqrt(3)), 3)
-    assert compare.mean(scores, "test", "nll", scale=100).n == 6  # type: ignore[union-attr]
-    assert compare.mean(scores, "test", "nll", scale=100).value == pytest.approx(1050)  # type: ignore[union-attr]
-    assert compare.mean(scores, "test", "rmse") is None
+def stored(figures: Iterable[tuple[int, int, Quantity, float]]) -> RunScores:
+    return RunScores(scores.table("d", "m", "s", [Score(*figure, n=10) for figure in figures]))
+
+
+def test_seeds_of_a_split_are_averaged_before_the_error() -> None:
+    run = stored((split, seed, Quantity("nll"), 10.0 * split + seed) for split in range(3) for seed in range(2))
+    spread = pytest.approx(10 / math.sqrt(3))
+    assert estimates.of_run(run, Quantity("nll")) == Estimate(10.5, spread, 3)
+    assert estimates.of_run(run, Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
+    assert estimates.of_run(run, Quantity("rmse")) is None
 
 
 def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
     table = papers.load("inducing:table12")
-    split, metric = table.score("ece:sev. 3", "FFG-U")
-    assert (split, metric, table.title("ece:sev. 3")) == ("corrupted:*:3", "ece", "ECE % sev. 3")
-    scores = [
-        {"split": f"corrupted:{kind}:{severity}", "metric": metric, "seed": seed, "value": 0.1 * i + 0.01 * seed}
+    wanted = table.quantity("ece:sev. 3", "FFG-U")
+    assert (wanted, table.title("ece:sev. 3")) == (Quantity("ece", "corrupted", severity=3), "ECE % sev. 3")
+    run = stored(
+        (0, seed, Quantity("ece", "corrupted", kind, severity), 0.1 * i + 0.01 * seed)
         for i, kind in enumerate(("fog", "snow", "frost"))
         for severity in (1, 3)
         for seed in range(4)
         if not (kind == "fog" and severity == 1)
-    ]
-    found = compare.mean(scores, split, metric, scale=100)
-    spread = math.sqrt(5 / 3) / 2  # of 10, 11, 12, 13, whatever the corruptions' own spread
-    assert found == Mean(pytest.approx(11.5), pytest.approx(spread), 4)
-    assert compare.mean(scores, "corrupted:*:1", metric, scale=100) == Mean(
-        pytest.approx(16.5), pytest.approx(spread), 4
     )
-    assert compare.mean(scores, "corrupted:*:2", metric) is None and compare.mean(scores, "test", metric) is None
+    spread = pytest.approx(math.sqrt(5 / 3) / 2)  # of 10, 11, 12, 13, whatever the corruptions' own spread
+    assert estimates.of_run(run, wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
+    first = estimates.of_run(run, Quantity("ece", "corrupted", severity=1), 100)
+    assert first == Estimate(pytest.approx(16.5), spread, 4)
+    assert estimates.of_run(run, Quantity("ece", "corrupted", severity=2)) is None
+    assert estimates.of_run(run, Quantity("ece")) is None
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:
@@ -132,9 +138,10 @@ def test_every_name_of_a_table_has_a_counterpart(paper: str, number: int) -> Non
         assert dataset in table.names.datasets
         for method, figures in methods.items():
             for metric, printed in figures.items():
-                split, score = table.score(metric, method)
-                assert split == "test" or split.startswith(("ood:", "corrupted:*:", "transfer:"))
-                assert score and float(printed.error or 0) >= 0
+                of = table.quantity(metric, method)
+                assert (of.name is not None) == (of.set in ("ood", "transfer"))
+                assert (of.severity is not None) == (of.set == "corrupted")
+                assert of.metric and (of.score is not None) == (of.set == "ood") and float(printed.error or 0) >= 0
                 kind = metric.partition(":")[0]
                 assert float(printed.value) >= 0 if kind in NEVER_NEGATIVE else kind.startswith("log_likelihood")
 
@@ -148,8 +155,9 @@ def test_figures_of_the_paper_by_hand() -> None:
     assert first["D-VBLL"]["accuracy"] == Printed("96.4", "0.12")
     assert first["G-VBLL-MAP"].keys() == {"auroc:SVHN", "auroc:CIFAR100"}
     assert [len(second.figures[d]) for d in second.figures] == [10, 10, 10]
-    assert papers.load("vbll:table1").score("auroc:SVHN", "G-VBLL-MAP") == ("ood:svhn", "auroc_refit_density")
-    assert papers.load("vbll:table1").score("auroc:SVHN", "DNN") == ("ood:svhn", "auroc")
+    first, auroc = papers.load("vbll:table1"), Quantity("auroc", "ood", "svhn", score="max_prob")
+    assert first.quantity("auroc:SVHN", "G-VBLL-MAP") == replace(auroc, score="refit_density")
+    assert first.quantity("auroc:SVHN", "DNN") == first.quantity("auroc:SVHN", None) == auroc
 
 
 def test_figures_of_ritter_by_hand() -> None:
@@ -212,9 +220,9 @@ def test_figures_of_zeng_by_hand() -> None:
 def test_what_stands_for_the_names_of_zeng() -> None:
     tables = {number: papers.load(f"ciber:table{number}") for number in ZENG}
     assert [tables[n].source for n in ZENG] == [f"table{n}" for n in (1, 2, 3, 3, 1, 2, 3, 3, 3, 3)]
-    assert tables[1].score("log_likelihood", "SWAG") == ("test", "log_likelihood")
-    assert tables[2].score("log_likelihood_normalised", "SWAG") == ("test", "log_likelihood_normalised")
-    assert tables[4].score("nll:STL10", "SWA (VGG-16)") == ("transfer:stl10", "nll")
+    assert tables[1].quantity("log_likelihood", "SWAG") == Quantity("log_likelihood")
+    assert tables[2].quantity("log_likelihood_normalised", "SWAG") == Quantity("log_likelihood_normalised")
+    assert tables[4].quantity("nll:STL10", "SWA (VGG-16)") == Quantity("nll", "transfer", "stl10")
     assert tables[1].folder == "collapsed" and papers.load("vbll:table2").folder == "vbll"
     small, images = tables[1].names.methods, tables[7].names.methods
     assert (small["SGD"].method, small["SGD"].setting) == ("deterministic", "")
@@ -225,8 +233,8 @@ def test_what_stands_for_the_names_of_zeng() -> None:
 
 def test_a_log_likelihood_below_zero_and_above_is_compared_as_any_other() -> None:
     table = papers.load("ciber:table1")
-    below = {"log_likelihood": cell(Mean(-2.0, 0.03, 20), "-2.471", "0.140")}
-    above = {"log_likelihood": cell(Mean(6.0, 0.03, 20), "7.482", "0.188")}
+    below = {"log_likelihood": cell(Estimate(-2.0, 0.03, 20), "-2.471", "0.140")}
+    above = {"log_likelihood": cell(Estimate(6.0, 0.03, 20), "7.482", "0.188")}
     lines = [Line("CIBER (LAST)", "run", "", True, below), Line("SWAG", "run", "", True, above)]
     assert show.agreement(table, lines).splitlines()[1:] == [
         "  CIBER (LAST) disagrees: LL +0.471 (+3.3 !)",
@@ -259,7 +267,14 @@ def test_what_is_not_pruned_is_printed_twice(whole: int, pruned: int) -> None:
 def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) -> None:
     table = papers.load(name)
     lines = [
-        Line(method, "run", "", True, {m: Cell(Mean(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)}, 3.0)
+        Line(
+            method,
+            "run",
+            "",
+            True,
+            {m: Cell(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
+            3.0,
+        )
         for method, f in table.figures[dataset].items()
     ]
     console = Console(width=width, record=True, file=io.StringIO())

@@ -142,7 +142,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
     assert [row.key for row in branch._lineage(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
-    assert report.run_info(found.run("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
+    assert report.run_info(found.run("student", "b-half")).upstream == (places.record("student", "b-whole"),)
 
 
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
 
 def parameters(key: str) -> list[float]:
     rows = pq.read_table(places.artifact("evaluate", key) / "scores.parquet").to_pylist()
-    return [r["value"] for r in rows if (r["split"], r["metric"]) == ("cost", "parameters")]
+    return [r["value"] for r in rows if (r["set"], r["metric"]) == ("cost", "parameters")]
 
 
 def test_a_run_and_its_pruned_run_are_made_and_compared(project: params.Params) -> None:

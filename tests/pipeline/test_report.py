@@ -1,6 +1,5 @@
 """The report from stored tables: figures against hand computation, and a page that stands by itself."""
 
-import copy
 import csv
 import errno
 import itertools
@@ -19,14 +18,12 @@ import pyarrow.parquet
 import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
+from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from pipeline import report
-from pipeline.core.params import read_yaml, typed
-from pipeline.papers import compare
-from pipeline.report import COLUMNS, columns, images, means, page, plots, sections, svg, tables
-from pipeline.report.means import Mean
-from pipeline.stages import evaluate
-from pipeline.stages.report import run_info
+from pipeline.core.scores import Quantity, RunScores, Score, read
+from pipeline.report import COLUMNS, columns, estimates, images, page, plots, sections, svg, tables
+from pipeline.report.estimates import Estimate
 
 FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -41,8 +38,8 @@ def built(tmp_path_factory):
 
 def scored(root: Path, values: list[float], **record):
     """A run with one accuracy a seed."""
-    rows = [("d", "m", "s", seed, "test", "accuracy", v, 10) for seed, v in enumerate(values)]
-    return write_run(root, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)), **record)
+    scores = [Score(0, seed, Quantity("accuracy"), v, 10) for seed, v in enumerate(values)]
+    return write_run(root, "d", "m", "s", scores, **record)
 
 
 class Page(HTMLParser):
@@ -86,24 +83,26 @@ def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     root, *_ = built
     with open(root / "report/comparison.csv", newline="") as file:
         rows = list(csv.reader(file))
-    assert tuple(rows[0]) == ("dataset", "method", "setting", "seed", "split", "metric", "value", "n")
-    keys = [(r[0], r[1], r[2], int(r[3]), r[4], r[5]) for r in rows[1:]]
+    where = ("dataset", "method", "setting", "split", "seed", "set", "name", "severity", "score", "metric")
+    assert tuple(rows[0]) == (*where, "value", "n")
+    keys = [(*r[:3], int(r[3]), int(r[4]), *r[5:10]) for r in rows[1:]]
     assert keys == sorted(keys) and len(set(keys)) == len(keys)
     table = pyarrow.parquet.read_table(root / "report/comparison.parquet")
     assert tuple(table.column_names) == tuple(rows[0])
-    assert table.column("value").to_pylist() == [float(r[6]) for r in rows[1:]]  # repr loses nothing
-    shapes = r"test|cost|corrupted:\w+:[1-5]|ood:\w+"
-    assert all(re.fullmatch(shapes, r[4]) for r in rows[1:])
+    assert table.column("value").to_pylist() == [float(r[10]) for r in rows[1:]]  # repr loses nothing
+    shapes = r"(test|cost),,,|corrupted,\w+,[1-5],|ood,\w+,,(max_prob|mutual_information)"
+    assert all(re.fullmatch(shapes, ",".join(r[5:9])) for r in rows[1:])
+    assert [r[7] for r in rows[1:]] == ["" if s is None else str(s) for s in table.column("severity").to_pylist()]
 
 
 def test_means_and_standard_errors_against_the_standard_library(tmp_path):
     values = [0.91, 0.93, 0.95, 0.88]
-    stat = tables.gather([scored(tmp_path, values)]).stat("d-m-s", "accuracy", "test")
-    assert stat.value == pytest.approx(statistics.mean(values), abs=1e-15)
+    stat = tables.gather([scored(tmp_path, values)]).estimate("d-m-s", Quantity("accuracy"))
+    assert stat.mean == pytest.approx(statistics.mean(values), abs=1e-15)
     assert stat.error == pytest.approx(statistics.stdev(values) / math.sqrt(4), rel=1e-12)
     assert stat.error != pytest.approx(statistics.pstdev(values) / math.sqrt(4), rel=1e-3)
     assert stat.n == 4
-    assert means.summarise([0.5]) == Mean(0.5, None, 1) and means.summarise([]) is None
+    assert estimates.estimate([0.5]) == Estimate(0.5, None, 1) and estimates.estimate([]) is None
 
 
 @pytest.mark.parametrize(
@@ -117,60 +116,98 @@ def test_means_and_standard_errors_against_the_standard_library(tmp_path):
     ],
 )
 def test_scores_of_a_diverged_fit_have_a_mean_and_no_finite_error(values, mean):
-    found = means.summarise(values)
-    assert found.value == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
+    found = estimates.estimate(values)
+    assert found.mean == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
 
 
-def test_members_of_a_split_are_averaged_first():
-    """Two splits of three members: two independent values, and not six; as the papers' tables have it."""
+def test_seeds_of_a_split_are_averaged_first(tmp_path):
+    """Two splits of three seeds: two independent values, and not six; where there is one split, its seeds."""
     values = {0: [1.0, 2.0, 3.0], 1: [5.0, 6.0, 10.0]}  # means 2 and 7
-    for splits, members, fold in ((2, 3, 1000), (2, 1, 1), (1, 3, 1)):
-        assert means.fold(splits, members) == fold
-        seeds = [evaluate.seed_of(s, m, splits, members) for s in range(splits) for m in range(members)]
-        assert [seed // fold for seed in seeds] == [
-            s if splits > 1 else m for s in range(splits) for m in range(members)
-        ]
-    scores = [(evaluate.seed_of(s, m, 2, 3), v) for s, row in values.items() for m, v in enumerate(row)]
-    assert means.mean(scores, means.fold(2, 3)) == Mean(4.5, 2.5, 2)  # s = 5/√2, over √2
-    assert means.mean(scores).n == 6 and means.mean(scores).error < 1.4
+    scores = [Score(split, seed, Quantity("nll"), v, 9) for split, row in values.items() for seed, v in enumerate(row)]
+    run = write_run(tmp_path, "d", "m", "s", scores)
+    assert tables.gather([run]).estimate(run.key, Quantity("nll")) == Estimate(4.5, 2.5, 2)  # s = 5/√2, over √2
+    assert tables.gather([run]).groups(run.key, Quantity("nll")) == [2.0, 7.0]
+    run = write_run(tmp_path, "d", "m", "s", [score for score in scores if score.split == 1])
+    assert tables.gather([run]).estimate(run.key, Quantity("nll")) == Estimate(7.0, pytest.approx(math.sqrt(7 / 3)), 3)
+
+
+def test_a_score_of_one_split_alone_is_one_value(tmp_path):
+    """Which values are independent is a fact of the run, also for a score that only some of its splits have."""
+    scores = [Score(split, 0, Quantity("nll"), 0.5, 9) for split in (0, 1)]
+    scores += [Score(1, seed, Quantity("out_of_reach"), 0.5 + seed, 9) for seed in (0, 1)]
+    run = write_run(tmp_path, "d", "m", "s", scores)
+    assert tables.gather([run]).estimate(run.key, Quantity("out_of_reach")) == Estimate(1.0, None, 1)
 
 
 def test_the_report_and_the_papers_tables_have_one_error(tmp_path):
-    rows = [
-        ("d", "m", "s", evaluate.seed_of(s, m, 4, 3), f"corrupted:{c}:1", "nll", 0.1 * s + 0.01 * m + 0.3 * i, 9)
-        for s in range(4)
-        for m in range(3)
-        for i, c in enumerate(("fog", "snow"))
+    scores = [
+        Score(split, seed, Quantity("nll", "corrupted", name, 1), 0.1 * split + 0.01 * seed + 0.3 * i, 9)
+        for split in range(4)
+        for seed in range(3)
+        for i, name in enumerate(("fog", "snow"))
     ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    run = replace(write_run(tmp_path, "d", "m", "s", frame), fold=means.fold(4, 3))
-    stat = tables.gather([run]).stat(run.key, "nll", tables.corrupted)
-    assert stat == compare.mean(frame.to_dict("records"), "corrupted:*:1", "nll", means.fold(4, 3))
-    assert stat.n == 4 and stat.error == pytest.approx(0.1 * statistics.stdev(range(4)) / 2)
-
-
-def test_a_run_of_params_knows_its_fold():
-    raw = copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml"))
-    raw["runs"]["boston-deterministic"]["seeds"] = 3
-    params = typed(raw)
-    found = {key: run_info(params.run("student", key), params).fold for key in raw["runs"]}
-    assert found.pop("boston-deterministic") == 1000 and {*found.values()} == {1}
+    run = write_run(tmp_path, "d", "m", "s", scores)
+    estimate = tables.gather([run]).estimate(run.key, Quantity("nll", "corrupted"))
+    stored = RunScores(read(run.evaluate / "scores.parquet"))
+    assert estimate == estimates.of_run(stored, Quantity("nll", "corrupted", severity=1))
+    assert estimate.n == 4 and estimate.error == pytest.approx(0.1 * statistics.stdev(range(4)) / 2)
 
 
 def test_a_mean_over_corruptions_is_within_a_seed_first(tmp_path):
     grid = {0: {"a": 0.2, "b": 0.6}, 1: {"a": 0.4, "b": 0.8}}
-    rows = [("d", "m", "s", s, f"corrupted:{c}:1", "accuracy", v, 9) for s, cs in grid.items() for c, v in cs.items()]
-    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
-    stat = tables.gather([run]).stat(run.key, "accuracy", tables.corrupted)
-    assert (stat.value, stat.n) == (pytest.approx(0.5), 2)
-    assert stat.error == pytest.approx(0.1)  # seeds' means .4 and .6: s = .1414, over sqrt(2)
+    of = {name: Quantity("accuracy", "corrupted", name, 1) for name in "ab"}
+    run = write_run(
+        tmp_path, "d", "m", "s", [Score(0, s, of[c], v, 9) for s, cs in grid.items() for c, v in cs.items()]
+    )
+    estimate = tables.gather([run]).estimate(run.key, Quantity("accuracy", "corrupted"))
+    assert (estimate.mean, estimate.n) == (pytest.approx(0.5), 2)
+    assert estimate.error == pytest.approx(0.1)  # seeds' means .4 and .6: s = .1414, over sqrt(2)
+
+
+def test_what_is_stored_has_its_columns_and_types_and_reads_back(tmp_path):
+    of = [
+        Quantity("accuracy"),
+        Quantity("nll", "corrupted", "fog", 5),
+        Quantity("auroc", "ood", "svhn", score="mutual_information"),
+        Quantity("ece", "transfer", "stl10"),
+        Quantity("bytes", "cost"),
+    ]
+    figures = [Score(1, 2, quantity, 0.1 + i, 10 + i) for i, quantity in enumerate(of)]
+    run = write_run(tmp_path, "d", "m", "s", figures)
+    stored = pyarrow.parquet.read_table(run.evaluate / "scores.parquet")
+    types = {field.name: str(field.type) for field in stored.schema}
+    texts = ("dataset", "method", "setting", "set", "name", "score", "metric")
+    numbers = {"split": "int32", "seed": "int32", "severity": "int8", "value": "double", "n": "int64"}
+    assert types == dict.fromkeys(texts, "string") | numbers
+    first, second, third, *_ = stored.select(["set", "name", "severity", "score", "metric"]).to_pylist()
+    assert [*first.values()] == ["test", None, None, None, "accuracy"]
+    assert [*second.values()] == ["corrupted", "fog", 5, None, "nll"]
+    assert [*third.values()] == ["ood", "svhn", None, "mutual_information", "auroc"]
+    assert RunScores(read(run.evaluate / "scores.parquet")).quantities == tuple(of)
+    table = tables.gather([run])
+    assert all(table.estimate(run.key, quantity) == Estimate(0.1 + i, None, 1) for i, quantity in enumerate(of))
+    assert table.estimate(run.key, Quantity("auroc", "ood", "svhn")) is None, "by no score, and not by all"
+    assert table.estimate(run.key, Quantity("auroc", "ood", "svhn", score="max_prob")) is None
+
+
+def test_scores_of_an_older_version_are_to_be_made_again(tmp_path):
+    old = {"dataset": "d", "method": "m", "setting": "s", "seed": 1001, "split": "corrupted:fog:1"}
+    old |= {"metric": "nll", "value": 0.5, "n": 9}
+    run = scored(tmp_path, [0.5])
+    with artifacts.publish(run.evaluate, "evaluate") as folder:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([old]), folder / "scores.parquet")
+    with pytest.raises(ArtifactError, match=r"scores.parquet: the version of its columns must be 2, got none; make it"):
+        tables.gather([run])
+    bins = pd.DataFrame([(0, 0, 0.0, 1.0, 9, 0.5, 0.5)], columns=list(tables.CALIBRATION[1:]))
+    with pytest.raises(ArtifactError, match=r"calibration.parquet: .* lacks split; make it again"):
+        tables.gather([scored(tmp_path, [0.5], calibration=bins)])
 
 
 def test_calibration_bins_merge_by_count(tmp_path):
     names = list(tables.CALIBRATION)
     bins = pd.DataFrame(
-        [(0, 0, 0, 0.5, 10, 0.3, 0.2), (1, 0, 0, 0.5, 30, 0.4, 0.6), (0, 1, 0.5, 1, 0, math.nan, math.nan),
-         (1, 1, 0.5, 1, 5, 0.9, 0.8)], columns=names
+        [(0, 0, 0, 0, 0.5, 10, 0.3, 0.2), (0, 1, 0, 0, 0.5, 30, 0.4, 0.6), (1, 0, 1, 0.5, 1, 0, math.nan, math.nan),
+         (1, 1, 1, 0.5, 1, 5, 0.9, 0.8)], columns=names
     )  # fmt: skip
     table = tables.gather([scored(tmp_path, [0.5, 0.5], calibration=bins)])
     merged = tables.merged_bins(table, "d-m-s")
@@ -184,15 +221,15 @@ def test_best_values_are_bold_by_the_metrics_own_direction(built):
     for column in columns.columns(table, "fashion_mnist"):
         cells = columns.cells(table, table.of("fashion_mnist"), column, {})
         values = [c.value for c in cells if c.value is not None]
-        best = (min if column.metric in ("nll", "brier", "ece") or column.split == "cost" else max)(values)
+        best = (min if column.of.metric in ("nll", "brier", "ece") or column.of.set == "cost" else max)(values)
         assert {c.value for c in cells if c.best} == ({best} if len(set(values)) > 1 else set())
 
 
 def test_the_papers_figure_stands_beside_ours(built):
     text = (built[0] / "report/comparison.md").read_text()
     line = next(x for x in text.splitlines() if x.startswith("| vbpc | ipc10"))
-    ours = tables.gather(built[1]).stat("fashion_mnist-vbpc-ipc10", "accuracy", "test")
-    assert f"{100 * ours.value:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
+    ours = tables.gather(built[1]).estimate("fashion_mnist-vbpc-ipc10", Quantity("accuracy"))
+    assert f"{100 * ours.mean:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
     assert "[paper 0.30 ± 0.01]" in line and "VBPC, table 1" in text
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
 
@@ -263,9 +300,8 @@ def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
     report.build([], [], tmp_path / "none", provenance={}, dpi=80)
     assert (tmp_path / "none/comparison.csv").read_text() == ",".join(COLUMNS) + "\n"
     case = ROWS[0]
-    rows = row_scores(case, np.random.default_rng(0))
-    rows.loc[rows.metric == "nll", "value"] = math.inf
-    rows.loc[rows.metric == "rmse", "value"] = math.nan
+    odd = {"nll": math.inf, "rmse": math.nan}
+    rows = [s._replace(value=odd.get(s.of.metric, s.value)) for s in row_scores(case, np.random.default_rng(0))]
     report.build([write_run(tmp_path, "boston", "a", "small", rows)], [], tmp_path / "out", provenance={}, dpi=80)
     assert "∞" in (tmp_path / "out/comparison.md").read_text() and "NaN" in (tmp_path / "out/index.html").read_text()
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
@@ -309,8 +345,11 @@ def test_a_report_that_cannot_take_its_place_leaves_the_one_before(tmp_path, mon
 
 
 def test_a_table_that_lacks_a_column_or_was_altered_is_refused_by_name(tmp_path):
-    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame({"dataset": ["d"], "method": ["m"]}))
-    with pytest.raises(ArtifactError, match=r"scores.parquet: must have the columns .*; lacks setting, seed"):
+    run = scored(tmp_path, [0.5])
+    short = pyarrow.parquet.read_table(run.evaluate / "scores.parquet").drop_columns(["n"])
+    with artifacts.publish(run.evaluate, "evaluate") as folder:
+        pyarrow.parquet.write_table(short, folder / "scores.parquet")
+    with pytest.raises(ArtifactError, match=r"scores.parquet: must have the columns .*, n, each of its type, got "):
         tables.gather([run])
     (run.evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
@@ -364,11 +403,11 @@ def test_figures_are_written_for_people(write, value, text):
 
 
 def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
-    rows = [("d", "m", "s", 0, "ood:other", metric, 0.75, 9) for metric in ("auroc", "auroc_feature_density")]
-    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+    of = [Quantity("auroc", "ood", "other", score=score) for score in ("max_prob", "feature_density")]
+    run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
     part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
-    shown = Page(sections.ood_table(part, "ood:other")).text
+    shown = Page(sections.ood_table(part, "other")).text
     assert "score: feature density" in shown
     assert "score: mutual information" not in shown
     assert shown.count("0.750") == 2
@@ -376,20 +415,20 @@ def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
 
 def test_transfer_scores_have_their_section_and_columns(tmp_path):
     def scored(method, accuracy, nll):
-        rows = [("d", method, "s", seed, "test", "accuracy", 0.99, 9) for seed in (0, 1)]
-        rows += [
-            ("d", method, "s", s, "transfer:stl<10", "accuracy", accuracy + d, 9) for s, d in ((0, 0.01), (1, -0.01))
-        ]
-        rows += [("d", method, "s", seed, "transfer:stl<10", "nll", nll, 9) for seed in (0, 1)]
-        return write_run(tmp_path, "d", method, "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+        other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
+        scores = []
+        for seed, d in ((0, 0.01), (1, -0.01)):
+            values = ((Quantity("accuracy"), 0.99), (other[0], accuracy + d), (other[1], nll))
+            scores += [Score(0, seed, of, value, 9) for of, value in values]
+        return write_run(tmp_path, "d", method, "s", scores)
 
     table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
     part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
     assert "<h4>on stl&lt;10</h4>" in sections.transfer(part)
-    shown = sections.transfer_table(part, "transfer:stl<10")
+    shown = sections.transfer_table(part, "stl<10")
     assert "<b>72.46</b> <small>± 1.00</small>" in shown and "<b>0.990</b>" in shown
     assert "72.25" in shown and "Brier" not in shown and "99.00" not in shown
     titles = [c.title for c in columns.columns(table, "d")]
     assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert {"transfer:stl<10"} < {*tables.comparison(table).split}
+    assert {"stl<10"} < {*tables.comparison(table)["name"].to_pylist()}
     assert sections.transfer(replace(part, dataset="other")) == ""

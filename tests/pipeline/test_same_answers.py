@@ -59,10 +59,10 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return prepared.load_holdout(Path("work/holdout/toy"), 0).test.inputs
 
 
-def predicted(run: str, inputs: np.ndarray, member: int = 0, paper: str | None = None) -> pd.DataFrame:
+def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
     files = {"input": "new.csv", "output": "new.parquet"}
-    predict.main(argparse.Namespace(run=run, split=0, member=member, paper=paper, **files))
+    predict.main(argparse.Namespace(run=run, split=0, seed=seed, paper=paper, **files))
     return pd.read_parquet("new.parquet")
 
 
@@ -70,7 +70,7 @@ def predicted(run: str, inputs: np.ndarray, member: int = 0, paper: str | None =
 def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.ndarray) -> None:
     run = f"toy-{method}"
     scored = pd.read_parquet(f"work/evaluate/{run}/predictions.parquet")
-    first, second = (scored[scored["seed"] == member] for member in (0, 1))
+    first, second = (scored[scored["seed"] == seed] for seed in (0, 1))
     assert not np.allclose(first["mean"], second["mean"], rtol=1e-4)
     served = serving.FittedPosterior()
     served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
@@ -85,7 +85,7 @@ def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.
     for who, columns in answers.items():
         for name in ("mean", "variance"):
             np.testing.assert_allclose(columns[name], first[name], rtol=1e-5, err_msg=who)
-    np.testing.assert_allclose(predicted(run, rows, member=1)["mean"], second["mean"], rtol=1e-5)
+    np.testing.assert_allclose(predicted(run, rows, seed=1)["mean"], second["mean"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", SAMPLED)

@@ -63,9 +63,9 @@ def test_the_figure_shows_means_and_seeds_where_they_are(toy):
 
 def test_the_spread_is_over_seeds_that_did_not_diverge():
     trials = [Trial({"a": 1}, s, scores, 0.0) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = table.stat(trials, "nll")
-    assert (found.value, found.error, found.n) == (2.0, 1.0, 2)
-    assert table.stat(trials[2:], "nll") is None
+    found = table.over_seeds(trials, "nll")
+    assert (found.mean, found.error, found.n) == (2.0, 1.0, 2)
+    assert table.over_seeds(trials[2:], "nll") is None
 
 
 def test_values_are_written_as_in_yaml():

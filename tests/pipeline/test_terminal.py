@@ -2,20 +2,34 @@
 
 import copy
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from report_cases import ROWS, row_scores
 from rich.console import Console
 
 from bdl_pipe import artifacts
-from pipeline.core import places
+from pipeline.core import places, scores
 from pipeline.core.params import Params, read_yaml, typed
 from pipeline.report import terminal
+from pipeline.report.columns import Cell, Headline
 
-TEXT = """## toy
+TOY = Headline(
+    "toy",
+    ["Method", "Setting", "NLL", "Parameters"],
+    [
+        [Cell("vbpc"), Cell("ipc1"), Cell("0.635", "0.016", 0.635, best=True, paper="0.47 ± 0.03"), Cell("35.2 k")],
+        [Cell("random_coreset"), Cell("ipc1"), Cell("1.483", "0.016", 1.483), Cell("35.2 k")],
+    ],
+    ["VBPC, table 1"],
+    ["toy-sgld: the chains disagree [toy-sgld]"],
+)
+MARKDOWN = """## toy
 
 | Method | Setting | NLL | Parameters |
 | --- | --- | ---: | ---: |
@@ -27,10 +41,19 @@ TEXT = """## toy
 """
 
 
-def printed(width: int) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    terminal.show(TEXT, console)
+def printed(width: int, **how: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, **{"force_terminal": True, "color_system": None, **how})
+    terminal.show([TOY], console)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_where_nobody_looks_it_is_the_reports_markdown() -> None:
+    assert printed(30, force_terminal=False) == MARKDOWN + "\n"
+
+
+def test_the_best_figure_is_bold_and_no_other() -> None:
+    assert re.findall("\x1b\\[1m(.*?)\x1b", printed(80, color_system="standard"))[-1].strip() == "0.635 ± 0.016"
+    assert "\x1b[1m1.483" not in printed(80, color_system="standard")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -60,9 +83,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     params = typed(copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml")))
     for key, case in zip(FITTED, ROWS, strict=False):
         with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
-            row_scores(case, np.random.default_rng(0)).to_parquet(folder / "scores.parquet")
+            figures = row_scores(case, np.random.default_rng(0))
+            pq.write_table(scores.table("boston", case[0], "small", figures), folder / "scores.parquet")
     Path("report").mkdir()
-    Path("report/comparison.md").write_text(TEXT)
+    Path("report/comparison.md").write_text(MARKDOWN)
     places.record("student", FITTED[0]).parent.mkdir(parents=True)
     places.record("student", FITTED[0]).write_text('{"warnings": ["[odd] the fit | is odd"]}')
     return params
@@ -94,11 +118,11 @@ def test_runs_with_one_reason_are_told_together_and_in_the_order_of_params(proje
 
 
 def test_scores_that_are_gone_or_damaged_are_told_and_lose_no_other(project: Params) -> None:
-    scores = places.artifact("evaluate", FITTED[0]) / "scores.parquet"
-    scores.write_bytes(b"PAR1")
+    stored = places.artifact("evaluate", FITTED[0]) / "scores.parquet"
+    stored.write_bytes(b"PAR1")
     text = shown([*FITTED, "boston-gp"], {}, project)
     assert "deterministic" not in text.split("runs are not in")[0] and "ensemble" in text
-    assert f"  {FITTED[0]}: {scores}: is truncated or altered" in text
+    assert f"  {FITTED[0]}: {stored}: is truncated or altered" in text
     assert "  boston-gp: no result: its evaluation is absent" in text and "2 of 3 runs are not in" in text
 
 

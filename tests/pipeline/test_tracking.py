@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.scores import Quantity, Score
 from pipeline.tracking import experiments, provenance
 
 ROOT = Path(__file__).parents[2]
@@ -39,24 +40,24 @@ def runs_of(folder):
 
 
 def test_final_scores_have_the_same_names_for_every_method():
-    def row(split, metric, value, seed=0):
-        return {"split": split, "metric": metric, "value": value, "seed": seed, "n": 10}
-
-    rows = [
-        row("test", "accuracy", 0.8),
-        row("test", "accuracy", 0.9, seed=1),
-        row("corrupted:fog:1", "accuracy", 0.7),
-        row("corrupted:gaussian_noise:5", "accuracy", 0.1),
-        row("ood:mnist5k", "auroc", 0.6),
-        row("transfer:stl10", "accuracy", 0.5),
-        row("transfer:stl10", "accuracy", 0.7, seed=1),
-        row("cost", "fit_seconds", 12),
+    figures = [
+        (0, Quantity("accuracy"), 0.8),
+        (1, Quantity("accuracy"), 0.9),
+        (0, Quantity("accuracy", "corrupted", "fog", 1), 0.7),
+        (0, Quantity("accuracy", "corrupted", "gaussian_noise", 5), 0.1),
+        (0, Quantity("auroc", "ood", "mnist5k", score="max_prob"), 0.6),
+        (0, Quantity("auroc", "ood", "mnist5k", score="refit_density"), 0.3),
+        (0, Quantity("accuracy", "transfer", "stl10"), 0.5),
+        (1, Quantity("accuracy", "transfer", "stl10"), 0.7),
+        (0, Quantity("fit_seconds", "cost"), 12.0),
     ]
-    assert experiments.final_scores(rows) == pytest.approx(
+    scores = [Score(0, seed, of, value, 10) for seed, of, value in figures]
+    assert experiments.final_scores(scores) == pytest.approx(
         {
             "test/accuracy": 0.85,
             "corrupted/accuracy": 0.4,
             "ood/mnist5k/auroc": 0.6,
+            "ood/mnist5k/auroc_refit_density": 0.3,
             "transfer/stl10/accuracy": 0.6,
             "cost/fit_seconds": 12.0,
         }

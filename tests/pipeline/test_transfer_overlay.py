@@ -94,9 +94,9 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
     for name in RUNS:
         go("evaluate", f"mnist5k-{name}")
         rows = pq.read_table(f"work/evaluate/mnist5k-{name}/scores.parquet").to_pylist()
-        assert {row["split"] for row in rows} == {"test", "transfer:digits", "cost"}
+        assert {(row["set"], row["name"]) for row in rows} == {("test", None), ("transfer", "digits"), ("cost", None)}
         for split in (0, 1):
-            found = {r["metric"]: r for r in rows if r["split"] == "transfer:digits" and r["seed"] == split}
+            found = {r["metric"]: r for r in rows if r["set"] == "transfer" and r["split"] == split}
             assert {*found} == {"accuracy", "nll", "brier", "ece"} and {r["n"] for r in found.values()} == {1797}
             for metric, value in expected(f"mnist5k-{name}", split, (1, 28, 28)).items():
                 assert found[metric]["value"] == pytest.approx(value, rel=1e-5), (name, metric)

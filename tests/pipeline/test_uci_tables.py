@@ -126,7 +126,7 @@ def test_large_tables_are_in_normalised_units(project: Path) -> None:
     assert cli.main(["paper", "ciber:table2", *words]) == 0
     work = project / "work/paper/ciber-table2"
     scores = pq.read_table(work / "evaluate/skillcraft-deterministic/scores.parquet").to_pylist()
-    own = {row["metric"]: row["value"] for row in scores if row["split"] == "test"}
+    own = {row["metric"]: row["value"] for row in scores if row["set"] == "test"}
     fitted = prepared.load_fit(work / "prepare/skillcraft", 0, final=True)
     spread = math.log(np.std(fitted.train.targets))
     shown = figures(project / "results/collapsed/table2-skillcraft.csv")["SGD", "log_likelihood_normalised"]

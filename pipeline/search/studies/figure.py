@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ...report import columns
 from ...report.svg import DASHES, INK, MARKERS, METHODS, STYLE, render, standalone
 from . import Panel, StudyConfig, Trial, written
-from .table import column, of, stat
+from .table import column, of, over_seeds
 
 
 def draw(name: str, config: StudyConfig, trials: Sequence[Trial], dpi: int) -> bytes:
@@ -35,16 +35,16 @@ def _panel(axes: Axes, panel: Panel, metric: str, config: StudyConfig, trials: S
     for k, line in enumerate(_lines(panel, config)):
         at = panel.at | ({panel.lines: line} if panel.lines else {})
         found = [of(trials, at | {panel.x: value}) for value in values]
-        stats = [(x, s) for x, each in enumerate(found) if (s := stat(each, metric))]
+        estimates = [(x, e) for x, there in enumerate(found) if (e := over_seeds(there, metric))]
         shift = 0.06 * (k - (len(_lines(panel, config)) - 1) / 2)  # bars beside each other
         look: Any = {"color": METHODS[k % len(METHODS)], "marker": MARKERS[k % len(MARKERS)]}
         for x, each in enumerate(found):
             dots = [scale * t.scores[metric] for t in each if math.isfinite(t.scores.get(metric, math.nan))]
             axes.plot([x + shift] * len(dots), dots, "o", color=look["color"], alpha=0.3, markersize=3, mew=0)
         axes.errorbar(
-            [x + shift for x, _ in stats],
-            [scale * s.value for _, s in stats],
-            [scale * (s.error or 0.0) for _, s in stats],
+            [x + shift for x, _ in estimates],
+            [scale * e.mean for _, e in estimates],
+            [scale * (e.error or 0.0) for _, e in estimates],
             **look,
             linestyle=DASHES[k % len(DASHES)],
             elinewidth=0.9,
@@ -71,7 +71,7 @@ def _said(config: StudyConfig, trials: Sequence[Trial]) -> str:
     """Say where each metric is best, for those who do not see the figure."""
     parts = []
     for metric in config.metrics:
-        means = [(s.value, p) for p in config.points() if (s := stat(of(trials, p), metric))]
+        means = [(e.mean, p) for p in config.points() if (e := over_seeds(of(trials, p), metric))]
         if means:
             best = (max if column(metric).better > 0 else min)(means, key=lambda pair: pair[0])
             where = ", ".join(f"{config.title(axis)} {written(value)}" for axis, value in best[1].items())

@@ -8,8 +8,9 @@ from typing import Any
 
 from bdl_pipe.method import Task
 
+from ...core.scores import Quantity
 from ...report import columns
-from ...report.means import Mean, summarise
+from ...report.estimates import Estimate, estimate
 from . import METRICS, SEED, StudyConfig, Trial, written
 
 
@@ -58,23 +59,22 @@ def of(trials: Sequence[Trial], point: Mapping[str, Any]) -> list[Trial]:
     return sorted((t for t in trials if [written(t.point[axis]) for axis in point] == same), key=lambda t: t.seed)
 
 
-def stat(trials: Sequence[Trial], metric: str) -> Mean | None:
-    """Over the seeds whose fit gave a finite score."""
-    found = [t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))]
-    return summarise(found)
+def over_seeds(trials: Sequence[Trial], metric: str) -> Estimate | None:
+    """The mean over the seeds whose fit gave a finite score."""
+    return estimate([t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))])
 
 
 def column(metric: str) -> columns.Column:
     """How the metric is written, as in the report."""
-    known = {c.metric: c for c in columns.CLEAN}
+    known = {c.of.metric: c for c in columns.CLEAN}
     write: Callable[[float], str] = columns.places(3)
-    return known.get(metric) or columns.Column(metric, metric, "validation", 0, write, "")
+    return known.get(metric) or columns.Column(metric, Quantity(metric), 0, write, "")
 
 
 def _line(point: Mapping[str, Any], trials: Sequence[Trial], task: Task) -> list[str]:
     whole = sum(bool(t.scores) for t in trials)
     fits = str(whole) if whole == len(trials) else f"{whole} of {len(trials)}"
-    cells = [columns.figure(stat(trials, name), column(name).write) for name in METRICS[task]]
+    cells = [columns.figure(over_seeds(trials, name), column(name).write) for name in METRICS[task]]
     return [*map(written, point.values()), fits, *(f"{value} ± {error}" if error else value for value, error in cells)]
 
 
