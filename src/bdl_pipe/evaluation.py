@@ -139,7 +139,7 @@ def score_ood(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> dict[str, Scores]:
-    """Say how well each score of :func:`ood_scores` tells the test rows (``CleanResult.in_distribution_scores``) from ``inputs``.
+    """Say how well each of the test rows' scores (``CleanResult.in_distribution_scores``) tells them from ``inputs``.
 
     Returns:
         score -> ``auroc aupr_in aupr_out fpr95`` by it; n counts both sets.
