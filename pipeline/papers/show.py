@@ -69,7 +69,7 @@ def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapp
         [
             f"# {table.names.title}: {table.table}, {dataset}",
             "",
-            f"Ours: mean ± standard error ({_splits(lines)}); seconds to fit one member with all that it is made from. "
+            f"Ours: mean ± standard error ({_splits(lines)}); seconds to fit one seed with all that it is made from. "
             "The paper's ± is as printed there and is taken as a standard error. "
             f"A mark (!) says: further apart than {FAR:g} combined standard errors.",
             "",

@@ -29,19 +29,19 @@ class CoresetInfo:
 
 
 def section(coreset: CoresetInfo) -> str:
-    """The first member's images, one row a class, each under its top label's value."""
+    """Show the first seed's images, one row a class, each under its top label's value."""
     if not (coreset.path / artifacts.MANIFEST).is_file():
         return f'<h4>{escape(coreset.key)}</h4><p class="note">— no result: this coreset is absent</p>'
     first = _first(coreset)
     if first is None:
         return ""  # rows of features: nothing to look at
-    images, labels, members = first
-    total = f"{len(images)} images" + (f", the first of {members} members" if members > 1 else "")
+    images, labels, seeds = first
+    total = f"{len(images)} images" + (f", the first of {seeds} seeds" if seeds > 1 else "")
     return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
 
 
 def picture(coreset: CoresetInfo) -> bytes:
-    """The first member's images side by side as PNG, a row for each class, magnified; empty where there are none."""
+    """Draw the first seed's images side by side as PNG, a row for each class, magnified; empty where there are none."""
     first = _first(coreset) if (coreset.path / artifacts.MANIFEST).is_file() else None
     if first is None:
         return b""
@@ -57,7 +57,7 @@ def picture(coreset: CoresetInfo) -> bytes:
 
 
 def _first(coreset: CoresetInfo) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Images and labels of the first member, and how many members have images; None where none has."""
+    """Read images and labels of the first seed, and count the seeds that have images; None where none has."""
     folder = artifacts.load(coreset.path, "coreset")
     names = sorted((n for n in folder.names() if _member(n)), key=_member)
     states = {name: folder.state(name).tensors for name in names}

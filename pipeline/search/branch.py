@@ -152,7 +152,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
 
     executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
     prepared = places.artifact("prepare", branch.dataset)
-    counts = _members_needed(branch)
+    counts = _seeds_needed(branch)
     for run in branch.upstream:
         lineage = [fit.facts(above, params) for above in params.lineage(run)[:-1]]
         about = {"for": verb, "made from": lineage, **fit.facts(run, params)}
@@ -162,21 +162,21 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
         shared: dict[str, Any] = {"data": data}
         shared |= {f"{kind}-{i}": state for kind, states in sources.items() for i, state in enumerate(states)}
         tasks = []
-        for member in range(counts[run.kind, run.key]):
+        for number in range(counts[run.kind, run.key]):
             inputs = {
-                kind: tuple(f"{kind}-{i}" for i in fan_in(run.stage.needs[kind], member, len(states)))
+                kind: tuple(f"{kind}-{i}" for i in fan_in(run.stage.needs[kind], number, len(states)))
                 for kind, states in sources.items()
             }
-            rng = Seed(params.seed).fold(verb, run.kind, run.key, 0, member)
+            rng = Seed(params.seed).fold(verb, run.kind, run.key, 0, number)
             payload = fit.SeedTask(run.stage.fit_one, run.config, "data", inputs, rng)
-            tasks.append(Task(str(member), payload, ("data", *itertools.chain(*inputs.values()))))
+            tasks.append(Task(str(number), payload, ("data", *itertools.chain(*inputs.values()))))
         with Display(f"{run.kind} {run.key}, on training rows alone") as display:
             done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
         made[run.kind, run.key] = [d.result for d in done]
     return made
 
 
-def _members_needed(branch: Branch) -> dict[tuple[str, str], int]:
+def _seeds_needed(branch: Branch) -> dict[tuple[str, str], int]:
     """Count the seeds of each upstream run that a trial, which is of one seed, is made from."""
     counts: dict[tuple[str, str], int] = {(run.kind, run.key): 1 for run in (*branch.upstream, *branch.chain.runs)}
     for run in (*branch.chain.runs[::-1], *branch.upstream[::-1]):

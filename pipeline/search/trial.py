@@ -30,7 +30,7 @@ METRIC: Final = "nll"
 TIME: Final = "milestone"
 SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
-Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its members
+Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its states
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Chain:
         runs: from the first of the searched method to the one that predicts; each makes one seed of split 0.
         method: whose numbers are searched.
         threads: of the trial's process.
-        verb: ``tune`` or ``study``; with ``member`` a part of the seeds' addresses.
+        verb: ``tune`` or ``study``; with ``repeat`` a part of the seeds' addresses.
     """
 
     runs: tuple[Run, ...]
@@ -49,7 +49,7 @@ class Chain:
     seed: int
     threads: int = 1
     verb: str = "tune"
-    member: int = 0
+    repeat: int = 0
 
     def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
         """Read each run's config, with the sampled numbers in those of the searched method."""
@@ -70,12 +70,12 @@ class Chain:
 
     def address(self, run: Run) -> Seed:
         """Return a seed's address, the same in every trial: trials differ by their numbers alone."""
-        return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.member)
+        return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
     @property
     def predictions(self) -> Seed:
         """Return the address of the run's predictions."""
-        return prediction_address(self.seed, self.runs[-1].key, 0, self.member)
+        return prediction_address(self.seed, self.runs[-1].key, 0, self.repeat)
 
     def _config(self, run: Run, overlay: Mapping[str, Any]) -> Any:
         merged = config.merge(config.to_mapping(run.config), overlay)

@@ -105,7 +105,7 @@ def conclude(search: Search, scores: Sequence[ray_tune.Score]) -> Path:
     comments = [
         f"python -m pipeline tune {search.method.name} --dataset {search.dataset} --samples {search.samples}",
         f"validation nll {best.nll:.5g}{_against(search, finished)}; {len(finished)} of {len(scores)} samples finished",
-        f"run {search.run.key}, split 0, one member a sample; commit {provenance.commit()}, {today}",
+        f"run {search.run.key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
     ]
     path = OVERLAYS / f"{search.name}.yaml"
     apply.write(path, overlay_of(search, winner), comments)

@@ -31,7 +31,7 @@ from . import fit, records
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalTask:
     """The payload of a task: one fit, asked about the test rows or about one corruption."""
 
     split: int
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EvalResult:
     """Scores, (value, n) by what they are of, and tables of the test rows."""
 
     scores: dict[Quantity, tuple[float, int]]
@@ -78,7 +78,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
         tracked.metrics(experiments.final_scores(figures))
 
 
-def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Answer:
+def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> EvalResult:
     """The work of a task."""
     at, config, rng, device = f"{question.split}-{question.seed}", question.config, question.rng, question.device
     fitted = _fitted(shared[f"state-{at}"], shared[f"transform-{question.split}"], device)
@@ -88,7 +88,7 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
             rows = store.loads(file, f"corrupted/{question.corruption}-{severity}.arrow").examples
             of_rows = evaluation.score_classification(fitted, rows, config, rng, device)
             shifted |= _of("corrupted", of_rows, name=question.corruption, severity=severity)
-        return Answer(shifted, {})
+        return EvalResult(shifted, {})
     test = shared[f"test-{question.split}"]
     clean = evaluation.score_clean(fitted, test, config, rng, device)
     answers = _of("test", clean.metrics)
@@ -102,7 +102,7 @@ def answer(question: Question, shared: Mapping[str, Any], report: Report) -> Ans
     tables = {"predictions": clean.predictions}
     if clean.calibration is not None:
         tables["calibration"] = clean.calibration
-    return Answer(answers, tables)
+    return EvalResult(answers, tables)
 
 
 def _of(
@@ -139,7 +139,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
             shared[state] = student.state(f"{split}-{seed}")
             rng = prediction_address(params.seed, run.key, split, seed)
             for corruption in (None, *corruptions):
-                question = Question(split, seed, corruption, params.evaluate, rng, settings.device)
+                question = EvalTask(split, seed, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
                 name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data)
                 size = len(held.test) + clean if corruption is None else sizes[corruption]
@@ -147,7 +147,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     return shared, tasks
 
 
-def _figures(run: Run, answers: list[tuple[Question, Answer]]) -> Iterator[Score]:
+def _figures(run: Run, answers: list[tuple[EvalTask, EvalResult]]) -> Iterator[Score]:
     """Every figure; the costs of the fit come from the student's record."""
     record = records.read("student", run.key)
     for question, answer in answers:
@@ -165,7 +165,7 @@ def _fit_cost(record: Mapping[str, Any], fit: str) -> Scores:
     return {"fit_seconds": (record["total_seconds"][fit], 1), "peak_bytes": (float(record["peak_bytes"][fit]), 1)}
 
 
-def _tables(answers: list[tuple[Question, Answer]]) -> dict[str, list[pa.Table]]:
+def _tables(answers: list[tuple[EvalTask, EvalResult]]) -> dict[str, list[pa.Table]]:
     """The fits' tables, each with its ``split`` and ``seed`` as the first columns."""
     parts: dict[str, list[pa.Table]] = {}
     for question, answer in answers:

@@ -1,6 +1,6 @@
-"""What the stages that fit have in common: a row of params.yaml in, an artifact out.
+"""What the stages that fit have in common: a run of params.yaml in, an artifact out.
 
-params → row → data and input states of each split → one task for each (split, member) → artifact,
+params → run → data and input states of each split → one task for each (split, seed) → artifact,
 then provenance, then summaries. The artifact comes first: whatever fails after it loses nothing.
 """
 
@@ -29,13 +29,13 @@ from ..core.params import Params, Run
 from ..core.settings import Settings
 from . import records
 
-GROUP_SIZE: Final = 10  # members of one task, where they are made together; a result's bits depend on it
-FEW_ROWS: Final = 20_000  # of all members of a single task together: it is done here, not by a worker
+GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
+FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a worker
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedTask:
-    """The payload of a task: everything about one member but the shared data."""
+    """The payload of a task: everything about one seed but the shared data."""
 
     fit: Fit
     config: Any
@@ -46,10 +46,10 @@ class SeedTask:
 
 @dataclasses.dataclass(frozen=True)
 class GroupTask:
-    """The payload of a task that makes several members together."""
+    """The payload of a task that fits several seeds together."""
 
     names: tuple[str, ...]
-    members: tuple[SeedTask, ...]
+    tasks: tuple[SeedTask, ...]
     fit_many: FitMany
 
 
@@ -87,20 +87,20 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
 
 
 def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Report) -> State:
-    """The work of a task; a group's states are packed into one."""
+    """Do the work of a task; a group's states are packed into one."""
     if isinstance(payload, GroupTask):
-        data, inputs = [shared[m.data] for m in payload.members], [_inputs(m, shared) for m in payload.members]
-        rngs = [m.rng for m in payload.members]
-        return artifacts.pack(payload.fit_many(data, inputs, payload.members[0].config, rngs=rngs, report=report))
+        data, inputs = [shared[task.data] for task in payload.tasks], [_inputs(task, shared) for task in payload.tasks]
+        rngs = [task.rng for task in payload.tasks]
+        return artifacts.pack(payload.fit_many(data, inputs, payload.tasks[0].config, rngs=rngs, report=report))
     return payload.fit(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
 
 
-def _inputs(member: SeedTask, shared: Mapping[str, Any]) -> dict[str, list[State]]:
-    return {kind: [shared[name] for name in names] for kind, names in member.inputs.items()}
+def _inputs(task: SeedTask, shared: Mapping[str, Any]) -> dict[str, list[State]]:
+    return {kind: [shared[name] for name in names] for kind, names in task.inputs.items()}
 
 
 def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
-    """The members that a task made, each with its share of the seconds."""
+    """Return the seeds that a task fitted, each with its share of the seconds."""
     if not isinstance(task.payload, GroupTask):
         return [(task.name, made)]
     states, names = artifacts.unpack(made.result), task.payload.names
@@ -109,7 +109,7 @@ def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
 
 
 def facts(run: Run, params: Params) -> dict[str, Any]:
-    """What an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    """Collect what an artifact is made from, as far as params.yaml says it; the same in equal runs."""
     several = {kind: f"{kind}/{key}" for kind, key in run.sources.items()}
     return {
         "dataset": run.spec.dataset,
@@ -128,13 +128,13 @@ def tags(run: Run, params: Params) -> dict[str, Any]:
 
 
 def inputs_of(run: Run) -> list[Path]:
-    """The artifacts that a row reads: its data and its inputs."""
+    """List the artifacts that a run reads: its data and its inputs."""
     above = [places.artifact(kind, key) for kind, key in run.sources.items()]
     return [places.artifact("prepare", run.spec.dataset), *above]
 
 
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
-    """A hash of all that the bits of the work depend on: numbers, data, code, torch, device, threads."""
+    """Hash all that the bits of the work depend on: numbers, data, code, torch, device, threads."""
     import torch
 
     code = hashlib.sha256()
@@ -151,7 +151,7 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
-    """The shared data and the tasks, one for each member of each split."""
+    """Plan the shared data and the tasks, one for each seed of each split."""
     place = places.artifact("prepare", run.spec.dataset)
     shared: dict[str, Any] = {}
     tasks = []
@@ -164,23 +164,23 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
         states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
         for named in states.values():
             shared |= named
-        for member in range(run.spec.seeds):
+        for seed in range(run.spec.seeds):
             inputs = {
-                kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], member, len(named)))
+                kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], seed, len(named)))
                 for kind, named in states.items()
             }
-            payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, member))
+            payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, seed))
             needs = (data, *itertools.chain(*inputs.values()))
-            tasks.append(Task(f"{split}-{member}", payload, needs, run.stage.data_parallel))
+            tasks.append(Task(f"{split}-{seed}", payload, needs, run.stage.data_parallel))
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
-    alike = "student" not in run.sources  # members made from posteriors may be of different shapes
+    alike = "student" not in run.sources  # those made from posteriors may be of different shapes
     if run.stage.fit_many is not None and alike and tables and len(tasks) > 1:
         tasks = _grouped(tasks, run.stage.fit_many)
     return shared, tasks
 
 
 def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
-    """The same members in tasks of ``GROUP_SIZE``."""
+    """Group the same seeds in tasks of ``GROUP_SIZE``."""
     grouped = []
     for start in range(0, len(tasks), GROUP_SIZE):
         part = tasks[start : start + GROUP_SIZE]
@@ -194,12 +194,12 @@ def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
     """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
     if run.stage.in_driver or len(tasks) > 1 or not isinstance(tasks[0].payload, GroupTask):
         return run.stage.in_driver
-    return sum(len(shared[m.data].train) for m in tasks[0].payload.members) <= FEW_ROWS
+    return sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
-    """The members of one split of an input, in their order; their tensors are read where the work is done."""
-    names = [f"{split}-{member}" for member in range(above.manifest["about"]["seeds"])]
+    """Open the seeds of one split of an input, in their order; their tensors are read where the work is done."""
+    names = [f"{split}-{seed}" for seed in range(above.manifest["about"]["seeds"])]
     return {f"{kind}-{name}": above.open(name) for name in names}
 
 
@@ -219,7 +219,7 @@ def _publish(
 
 
 def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Scores of the members together, over splits: the mean, and each kind of warning once."""
+    """Summarise the seeds together, over splits: the mean, and each kind of warning once."""
     if run.stage.summarise is None:
         return {}, []
     sums: dict[str, list[float]] = {}

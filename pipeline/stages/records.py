@@ -31,7 +31,7 @@ def write(
     warnings: Sequence[str],
     above: Above,
 ) -> None:
-    """Write ``<artifact>.run.json``; what a member was made from counts into its total seconds, each thing once."""
+    """Write ``<artifact>.run.json``; what a seed was made from counts into its total seconds, each thing once."""
     import torch
 
     made_from = {name: _made_from(run, name, above) for name in done}
@@ -51,7 +51,7 @@ def write(
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
-    """What a row's stage wrote beside its artifact; {} where there is nothing.
+    """Read what a run's stage wrote beside its artifact; {} where there is nothing.
 
     Raises:
         ArtifactError: there is something else.
@@ -89,13 +89,13 @@ def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, A
 
 
 def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
-    """All that a member was made from, of all stages, ``<stage kind>/<row>/<member>`` -> its own seconds."""
-    split, _, member = name.partition("-")
+    """Collect all that a seed was made from, of all stages, ``<stage kind>/<run>/<seed>`` -> its own seconds."""
+    split, _, seed = name.partition("-")
     found: dict[str, float] = {}
     for kind, key in run.sources.items():
         seconds = above[kind].get("seconds", {})
         count = sum(other.startswith(f"{split}-") for other in seconds)
-        for number in fan_in(run.stage.needs[kind], int(member), count) if count else ():
+        for number in fan_in(run.stage.needs[kind], int(seed), count) if count else ():
             used = f"{split}-{number}"
             found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
     return found

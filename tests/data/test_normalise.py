@@ -125,4 +125,6 @@ def test_through_the_transform_and_its_state(fitted) -> None:
     expected = ((torch.from_numpy(flat) - white.centre) @ white.matrix).reshape(images.shape)
     torch.testing.assert_close(transform.inputs(images), expected.float(), atol=2e-4, rtol=0)
     intensities = torch.from_numpy(images).double() / 255
-    torch.testing.assert_close(transform.undo_inputs(transform.inputs(images)).double(), intensities, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        transform.inverse_inputs(transform.inputs(images)).double(), intensities, atol=1e-4, rtol=0
+    )

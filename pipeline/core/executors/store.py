@@ -1,6 +1,6 @@
 """Where the checkpoints of one stage are kept: a folder of files, named by what they are the work of.
 
-Unfinished work is ``<task>.part``, a finished member ``<task>.done``, so a stage that was killed does
+Unfinished work is ``<task>.part``, a finished task ``<task>.done``, so a stage that was killed does
 only what is left. The folder's name is a hash of everything that the work depends on: a checkpoint
 that other numbers, data or code made is never gone on from. A process that works in a folder holds a shared lock
 on the file ``<folder>.lock``, until it ends: nobody removes the folder before. Bytes only: torch is not imported here.

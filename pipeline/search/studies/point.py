@@ -36,7 +36,7 @@ def trial(
 
     torch.set_num_threads(chain.threads)
     point = {axis: value for axis, value in sampled.items() if axis != SEED}
-    chain = replace(chain, member=sampled[SEED])
+    chain = replace(chain, repeat=sampled[SEED])
     configs = chain.configs(numbers(point))
     report = Milestones(lambda _: {}, channel)
     try:

@@ -53,7 +53,7 @@ class Transform:
         flat = standard.reshape(len(standard), -1) - self.whitening.centre.to(standard)
         return (flat @ self.whitening.matrix.to(standard)).reshape(standard.shape).to(torch.float32)
 
-    def undo_inputs(self, values: Tensor) -> Tensor:
+    def inverse_inputs(self, values: Tensor) -> Tensor:
         """Turn network inputs back to raw units (images as intensities in [0, 1], unclipped)."""
         if self.whitening is not None:
             flat = values.reshape(len(values), -1) @ self.whitening.inverse.to(values)

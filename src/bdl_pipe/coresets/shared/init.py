@@ -35,7 +35,7 @@ class Coreset:
             "images": self.images,
             "labels": self.labels,
             "classes": self.classes,
-            "raw": data.transform.undo_inputs(self.images),
+            "raw": data.transform.inverse_inputs(self.images),
         }
         return State({k: v.detach().cpu().clone() for k, v in tensors.items()}, dict(about))
 
