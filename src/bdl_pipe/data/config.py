@@ -1,10 +1,13 @@
 """A row of ``datasets`` in params.yaml: where rows come from, and how they are split and normalised."""
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
+from .. import config as configs
 from ..config import LATER
-from ..errors import require
+from ..errors import require, short
+from ..plugins import PluginError, Registered, variant_name
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,64 @@ class Noise:
     name: Literal["noise"] = "noise"
 
 
+@runtime_checkable
+class AddedSource(Protocol):
+    """A source that was added (:func:`register_source`): a frozen dataclass, known by its ``name``."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """What is known of a source that was added.
+
+    Attributes:
+        config: the frozen dataclass that reads ``datasets.<key>.source``.
+        load: the config -> the rows, a ``data.raw.Raw``.
+        task: what is predicted from the rows.
+        kind: what a row is.
+    """
+
+    config: type
+    load: Callable[[Any], Any]
+    task: Literal["classification", "regression"]
+    kind: Literal["image", "table"]
+
+
+SOURCES: Final[Registered[SourceEntry]] = Registered("data source", {})
+configs.open_kind(AddedSource, lambda: {name: entry.config for name, entry in SOURCES.items()})
+
+
+def register_source(
+    config: type,
+    load: Callable[[Any], Any],
+    *,
+    task: Literal["classification", "regression"],
+    kind: Literal["image", "table"],
+) -> None:
+    """Add a source of data, under the name that its config has.
+
+    Args:
+        config: a frozen dataclass with a field ``name: Literal["…"]``.
+        load: the config -> the rows, a ``Raw``.
+        task: what is predicted from the rows.
+        kind: what a row is.
+
+    Raises:
+        PluginError: the config is another thing, or its name is taken.
+    """
+    name = variant_name(config, "data source")
+    if name in {vars(make)["name"] for make in get_args(Source) if is_dataclass(make)} | {Noise.name}:
+        raise PluginError(f"the data source {name} is taken: the library has one of this name")
+    for key, value, options in (("task", task, ("classification", "regression")), ("kind", kind, ("image", "table"))):
+        if value not in options:
+            raise PluginError(f"the {key} of the data source {name} must be {' or '.join(options)}, got {value!r}")
+    if not callable(load):
+        raise PluginError(f"load of the data source {name} must be a function, got {short(load)}")
+    SOURCES.add(name, SourceEntry(config, load, task, kind), config.__module__)
+
+
 Source = (
     FashionMnist
     | Mnist
@@ -194,6 +255,7 @@ Source = (
     | Table
     | ImageFolder
     | Npz
+    | AddedSource
 )
 HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
 REGRESSION: Final = (Boston, Concrete, Wine, Uci)  # the sources that are regression tables
@@ -202,6 +264,11 @@ NAMED: Final[dict[str, Source]] = {  # the sources that need no path
     make().name: make()
     for make in (FashionMnist, Mnist, Mnist5k, Cifar10, Cifar100, Svhn, Stl10, Digits, Boston, Concrete, Wine)
 }
+
+
+def is_table(source: "Source | Noise") -> bool:
+    """Whether its rows are features rather than images."""
+    return isinstance(source, TABULAR) or (source.name in SOURCES and SOURCES[source.name].kind == "table")
 
 
 @dataclass(frozen=True)
@@ -249,6 +316,8 @@ class DatasetConfig:
         """What is predicted from the rows."""
         if isinstance(self.source, Table):
             return self.source.task
+        if self.source.name in SOURCES:
+            return SOURCES[self.source.name].task
         return "regression" if isinstance(self.source, REGRESSION) else "classification"
 
     def __post_init__(self) -> None:
@@ -264,7 +333,7 @@ class DatasetConfig:
         meant = self.task == "regression" or self.targets != "centre"
         require(meant, "targets", "must be standardise or none for classes", self.targets)
         self._check_held_out()
-        if isinstance(self.source, TABULAR):
+        if is_table(self.source):
             require(self.normalise != "paper", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             for key, names in (("ood", self.ood), ("transfer", self.transfer)):
@@ -276,7 +345,7 @@ class DatasetConfig:
         good = len({*held}) == len(held) and all(label >= 0 for label in held)
         require(good, "held_out", "must be different class indices >= 0", held)
         if held:
-            require(not isinstance(self.source, TABULAR), "held_out", "must be empty for a table", held)
+            require(not is_table(self.source), "held_out", "must be empty for a table", held)
             require(
                 HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} where classes are held out", list(self.ood)
             )

@@ -1,7 +1,7 @@
 """The other sets that a data set names: to tell apart from its own (``ood``), or to be scored on (``transfer``)."""
 
 from ..errors import ConfigError, require
-from .config import NAMED, TABULAR, DatasetConfig, Noise, Source
+from .config import NAMED, DatasetConfig, Noise, Source, is_table
 
 
 def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
@@ -30,6 +30,6 @@ def _images(name: str, datasets: dict[str, DatasetConfig], known: set[str], path
     source = datasets[name].source if name in datasets else NAMED.get(name)
     if source is None:
         raise ConfigError(path, f"must name a data set (known: {', '.join(sorted(known))})", name)
-    if isinstance(source, TABULAR):
+    if is_table(source):
         raise ConfigError(path, "must name a set of images", name)
     return source

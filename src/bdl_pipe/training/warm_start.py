@@ -30,7 +30,7 @@ def fit_from(
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[FitResult]:
-    """Fit as :func:`~bdl_pipe.training.fit.fit_epochs`, each seed from the last snapshot of its trajectory, if it has one.
+    """Fit as :func:`~bdl_pipe.training.fit.fit_epochs`, each seed from the last snapshot of its trajectory, if any.
 
     Args:
         build: a member's learner, from the weights that it starts from (None: fresh ones).

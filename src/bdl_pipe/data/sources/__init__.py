@@ -1,6 +1,7 @@
 """Where raw rows come from: original files, packages' copies, downloads, and users' own files."""
 
-from ..config import Boston, Concrete, Digits, ImageFolder, Mnist5k, Npz, Source, Table, Uci, Wine
+from ...errors import DataError, short
+from ..config import SOURCES, Boston, Concrete, Digits, ImageFolder, Mnist5k, Npz, Source, Table, Uci, Wine
 from ..raw import Raw, checked
 from .archive import ARCHIVES, locate, verify
 from .images import read_image_folder, read_npz
@@ -54,4 +55,22 @@ def _read(source: Source) -> Raw:
             return mnist5k()
         case Digits():
             return digits()
-    return load_archive(source.name)
+    return _added(source) if source.name in SOURCES else load_archive(source.name)
+
+
+def _added(source: Source) -> Raw:
+    """The rows of a source that was added, held to what it said of itself."""
+    entry, raw = SOURCES[source.name], SOURCES[source.name].load(source)
+    if not isinstance(raw, Raw):
+        raise DataError(f"the data source {source.name} must load a Raw, got {short(raw)}")
+    for key in ("task", "kind"):
+        said, got = getattr(entry, key), getattr(raw, key)
+        if said != got:
+            raise DataError(f"{raw.origin}: the data source {source.name} was registered with {key} {said}, got {got}")
+    rank = {"image": 4, "table": 2}[raw.kind]
+    for split in (raw.train, *([raw.test] if raw.test is not None else [])):
+        if split.inputs.ndim != rank or len(split.inputs) != len(split.targets):
+            rule = f"inputs of {rank} dimensions and as many targets"
+            shapes = f"{split.inputs.shape} and {split.targets.shape}"
+            raise DataError(f"{raw.origin}: the data source {source.name} must have {rule}, got {shapes}")
+    return raw
