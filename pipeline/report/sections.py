@@ -19,7 +19,7 @@ OOD_METRICS: Final = (
     ("aupr_out", "AUPR-Out", +1),
     ("fpr95", "FPR95", -1),
 )
-OOD_SCORES: Final = {
+OOD_SCORES: Final = {  # what a reader sees; a score that is not here is shown by its own name
     "": "max probability",
     "_mutual_information": "mutual information",
     "_feature_density": "feature density",
@@ -222,16 +222,25 @@ def ood(part: Part) -> str:
 
 def ood_table(part: Part, split: str) -> str:
     """Every method, four metrics for each score that any method has."""
-    wanted = [(s, m, title, better) for s in OOD_SCORES for m, title, better in OOD_METRICS]
+    scores = OOD_SCORES | _other_scores(part)
+    wanted = [(s, m, title, better) for s in scores for m, title, better in OOD_METRICS]
     cols = [(s, columns.Column(title, m + s, split, better, columns.places(3), "")) for s, m, title, better in wanted]
     cols = [(s, c) for s, c in cols if any(part.table.stat(r.key, c.metric, split) for r in part.runs)]
     grid = [columns.cells(part.table, part.runs, c, {}) for _, c in cols]
-    groups = [(text, sum(s == score for s, _ in cols)) for score, text in OOD_SCORES.items()]
+    groups = [(escape(text), sum(s == score for s, _ in cols)) for score, text in scores.items()]
     over = "".join(f'<th scope="colgroup" class="group" colspan="{n}">score: {text}</th>' for text, n in groups if n)
     heads = "".join(f'<th scope="col">{c.title}</th>' for _, c in cols)
     rows = [f"<tr>{_run(part, r)}{''.join(cell(c[i]) for c in grid)}</tr>" for i, r in enumerate(part.runs)]
     head = f'<thead><tr><th></th>{over}</tr><tr><th scope="col">Method, setting</th>{heads}</tr></thead>'
     return _scroll(head, rows, "sortable")
+
+
+def _other_scores(part: Part) -> dict[str, str]:
+    """The suffixes of scores that plugins and methods add, in alphabetic order -> their names as words."""
+    keys = {run.key for run in part.runs}
+    metrics = {metric for run, metric in part.table.figures if run in keys}
+    others = {metric.removeprefix("auroc") for metric in metrics if metric.startswith("auroc_")} - OOD_SCORES.keys()
+    return {suffix: suffix.strip("_").replace("_", " ") for suffix in sorted(others)}
 
 
 def _titled(title: str, about: str, body: str) -> str:

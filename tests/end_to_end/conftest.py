@@ -19,7 +19,7 @@ datasets:
   boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
            splits: 2, ood: [], corrupted_images: 0, corruptions: made}
 methods:
-  sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, keep: 1, batch: 32, optimiser: {name: adam, rate: 3e-3}}
+  sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
   deterministic: {}
   ensemble: {}
 trajectories:
@@ -92,7 +92,7 @@ class Project:
 def make(folder: Path, params: str) -> Project:
     """A fresh working copy under git, with ``params`` as its params.yaml."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("pipeline", "stages", "src", "data"):
+    for name in ("pipeline", "stages", "src", "data", "plugins"):
         shutil.copytree(ROOT / name, folder / name, ignore=skip)
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore"):
