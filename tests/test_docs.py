@@ -8,15 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 
-from bdl_pipe import registry
-from bdl_pipe.config import read
+from bdl_pipe import plugins, registry
+from bdl_pipe.config import merge, read
+from bdl_pipe.data import sources
+from bdl_pipe.data.catalog import CATALOG, OPTIONS
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.method import Method
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.evaluation import OOD_SCORES, ood_scores
+from bdl_pipe.networks import NETWORKS, build
+from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline import cli
@@ -149,25 +156,78 @@ def test_every_method_is_in_the_table() -> None:
     assert [name for name in registry.METHODS if f"`{name}`" not in table] == []
 
 
-def new_method() -> tuple[str, tuple[str, str], str]:
-    """The example: its module, the (old, new) lines of the registry, and its section of ``methods``."""
-    lines = block("src/bdl_pipe/registry.py").splitlines()
-    added = [line[1:] for line in lines if line.startswith("+")]
-    old = next(line[1:] for line in lines if line.startswith(" ") and line.strip().startswith('"'))
-    return block("class SnapshotsConfig"), (f"{old}\n", f"{old}\n{added[0]}\n"), added[1].strip()
+def plugin_files() -> dict[str, str]:
+    """The plugins of the docs: path -> text."""
+    texts = [str(text) for _, language, text in (b.values for b in BLOCKS) if language == "python"]
+    return {text.partition("\n")[0].removeprefix("# "): text for text in texts if text.startswith("# plugins/")}
 
 
-def test_the_new_method_is_a_method(tiny_images: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
-    namespace: dict[str, object] = {"__name__": "bdl_pipe.baselines.snapshots", "__package__": "bdl_pipe.baselines"}
-    monkeypatch.setitem(sys.modules, "bdl_pipe.baselines.snapshots", type(sys)("bdl_pipe.baselines.snapshots"))
-    sys.modules["bdl_pipe.baselines.snapshots"].__dict__.update(namespace)
-    exec(
-        compile(block("class SnapshotsConfig"), "your-method.md", "exec"),
-        sys.modules["bdl_pipe.baselines.snapshots"].__dict__,
-    )
-    snapshots = sys.modules["bdl_pipe.baselines.snapshots"].__dict__["SNAPSHOTS"]
-    assert isinstance(snapshots, Method)
-    sgd = registry.METHODS["sgd"]
+def plugin_params() -> dict[str, dict[str, Any]]:
+    """The params of each of them: path -> what its diff adds."""
+    added = {}
+    for _, language, text in (b.values for b in BLOCKS):
+        if language == "diff" and text.startswith(" # params.yaml"):
+            kept = "\n".join(line[1:] for line in str(text).splitlines() if not line.startswith("-"))
+            section = yaml.safe_load(kept.replace(", …", ""))
+            (name,) = section["plugins"]
+            added[name] = section
+    return added
+
+
+def new_method() -> tuple[str, str, str, str]:
+    """The plugin of a method: its path and text, and the lines of ``plugins`` and of ``methods``."""
+    name = "plugins/snapshots.py"
+    lines = [line[1:] for line in block("+plugins: [plugins/snapshots.py]").splitlines() if line.startswith("+")]
+    return name, plugin_files()[name], lines[0], lines[1].strip()
+
+
+@pytest.fixture
+def plugins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugins of the docs in the working directory; they are forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_added", [])
+    for table in (registry.METHODS, registry.POSTERIORS, NETWORKS, CATALOG, OPTIONS, OOD_SCORES):
+        monkeypatch.setattr(table, "_others", {})
+    (tmp_path / "plugins").mkdir()
+    for name, text in plugin_files().items():
+        (tmp_path / name).write_text(text)
+
+
+def test_every_plugin_is_read_with_its_params(plugins_here: None) -> None:
+    assert plugin_files().keys() == plugin_params().keys()
+    for name, shown in plugin_params().items():
+        raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+        params = typed(merge(raw, shown))
+        assert params.plugins == [name]
+        assert set(shown.get("runs", {})) <= {key for _, key in params.runs}
+
+
+def test_the_new_source_has_rows_that_can_be_learned(plugins_here: None) -> None:
+    plugins.load(["plugins/rings.py"])
+    (shown,) = plugin_params()["plugins/rings.py"]["datasets"].values()
+    raw = sources.load(read(DatasetConfig, shown, "datasets.rings").source)
+    radius = np.hypot(*raw.train.inputs.T)
+    assert len(raw.train) == 400 and ((radius > 1.5) == raw.train.targets).mean() > 0.99
+
+
+def test_the_new_network_is_its_formula(plugins_here: None) -> None:
+    plugins.load(["plugins/wave.py"])
+    network = build(NETWORKS["wave"].config(name="wave", width=5), (1, 2, 2), 3, rng=Seed(0))
+    x, (weight, *_) = torch.randn(7, 1, 2, 2), network.trunk.parameters()
+    torch.testing.assert_close(network.trunk(x), (x.flatten(1) @ weight.T).sin())
+    assert network(x).shape == (7, 3)
+
+
+def test_the_new_score_is_its_formula(plugins_here: None) -> None:
+    plugins.load(["plugins/margin.py"])
+    probs = torch.tensor([[[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]])
+    np.testing.assert_allclose(ood_scores(Categorical(probs.log()))["top_margin"], np.log([3.5, 4 / 3]), rtol=1e-6)
+
+
+def test_the_new_method_is_a_method(plugins_here: None, tiny_images: FitData) -> None:
+    plugins.load(["plugins/snapshots.py"])
+    snapshots, sgd = registry.METHODS["snapshots"], registry.METHODS["sgd"]
     config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
     trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
     made = snapshots.stages["student"].fit_one(
@@ -176,3 +236,12 @@ def test_the_new_method_is_a_method(tiny_images: FitData, monkeypatch: pytest.Mo
     inputs, targets = tiny_images.tensors("validation")
     predictive = registry.posterior_of(made).predict(inputs, rng=Seed(0))
     assert predictive.draw_log_probs.shape == (2, len(targets), tiny_images.outputs)
+    with pytest.raises(ConfigError, match=r"methods\.snapshots\.last must be > 0, got 0"):
+        read(snapshots.config, {"last": 0}, "methods.snapshots")
+
+
+def test_the_line_of_the_registry_is_one_like_those_around_it() -> None:
+    lines = block("src/bdl_pipe/registry.py").splitlines()
+    (old,), (new,) = ([line[1:] for line in lines if line[:1] == sign and '": "' in line] for sign in " +")
+    assert f"{old}\n" in (ROOT / "src/bdl_pipe/registry.py").read_text()
+    assert re.fullmatch(r' {8}"snapshots": "baselines\.snapshots:SNAPSHOTS",', new)

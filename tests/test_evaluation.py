@@ -50,7 +50,7 @@ class Dense(Linear):
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         predictive = super().predict(inputs, rng=rng)
         assert isinstance(predictive, Categorical)
-        return Categorical(predictive.draw_log_probs, -inputs.square().sum(-1))
+        return Categorical(predictive.draw_log_probs, {"feature_density": -inputs.square().sum(-1)})
 
 
 @dataclass(frozen=True)

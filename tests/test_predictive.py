@@ -65,12 +65,13 @@ def test_draws_that_disagree_wholly_have_the_mutual_information_of_a_coin() -> N
 
 def test_class_probabilities_may_come_with_the_density_of_what_they_are_of(probs: np.ndarray) -> None:
     log_density = torch.tensor([0.5, -2.0, 1.0, 3.0]).double()
-    plain, dense = Categorical(torch.tensor(probs).log()), Categorical(torch.tensor(probs).log(), log_density)
-    assert plain.log_density is None
-    assert dense.log_density is log_density
+    plain = Categorical(torch.tensor(probs).log())
+    dense = Categorical(torch.tensor(probs).log(), {"density": log_density})
+    assert not plain.scores
+    assert dense.scores["density"] is log_density
     assert torch.equal(plain.log_probs, dense.log_probs)
     with pytest.raises(TypeError):  # one value for each row
-        Categorical(torch.tensor(probs).log(), log_density[:3])
+        Categorical(torch.tensor(probs).log(), {"density": log_density[:3]})
 
 
 def density(gaussian: Gaussian, row: int):

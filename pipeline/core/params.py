@@ -4,16 +4,17 @@ Every command reads it first, so a wrong number anywhere stops everything in the
 DVC reads the file itself, to know what has changed.
 """
 
+import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import yaml
 
-from bdl_pipe import config
+from bdl_pipe import config, plugins
 from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
 from bdl_pipe.errors import ConfigError, DataError, brief, require
@@ -111,6 +112,21 @@ class Params:
     report: ReportConfig
     raw: Mapping[str, Any]
 
+    @property
+    def plugins(self) -> Sequence[str]:
+        """The plugins that it names."""
+        return self.raw.get("plugins") or ()
+
+    def modules_of(self, run: Run) -> set[str]:
+        """The modules that define the configs of a run and of all that it is made from."""
+        return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))
+
+    def plugins_of(self, run: Run) -> list[str]:
+        """Those that define the method of a run, or a config of it or of a run that it is made from."""
+        modules = {run.method.config.__module__, *self.modules_of(run)}
+        owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
+        return [name for name in self.plugins if name in owners]
+
     def run(self, kind: str, key: str) -> Run:
         if (kind, key) not in self.runs:
             known = [k for other, k in self.runs if other == kind]
@@ -132,6 +148,7 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
     Raises:
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
         DataError: the file is missing or is not YAML.
+        PluginError: a plugin that it names is missing, or cannot be imported.
     """
     return typed(read_yaml(path), registry)
 
@@ -140,12 +157,13 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     """Check what was read already, as :func:`load` does.
 
     Raises:
-        ConfigError: as :func:`load`.
+        ConfigError, PluginError: as :func:`load`.
     """
-    registry = _library() if registry is None else registry
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
-    _keys(raw, sections, optional=("inputs",))
+    _keys(raw, sections, optional=("inputs", "plugins"))
     old_keys.refuse(raw)
+    plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
+    registry = _library() if registry is None else registry
     seed = raw["seed"]
     require(type(seed) is int and seed >= 0, "seed", "must be a whole number >= 0", seed)
     datasets = {k: config.read(DatasetConfig, v, f"datasets.{k}") for k, v in _section(raw, "datasets").items()}
@@ -166,6 +184,14 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         _check_bundle(key, bundle, runs)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
     return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+
+
+def _modules(value: Any) -> set[str]:
+    """The modules that define a config and the configs in it."""
+    if not dataclasses.is_dataclass(value):
+        return set()
+    inside = [_modules(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return {type(value).__module__}.union(*inside)
 
 
 def _library() -> Mapping[str, Method]:
@@ -312,8 +338,11 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Say what DVC does not watch, a line each: users' files outside ``data/``; data sets that another one names."""
+    """Say what DVC does not watch, a line each: files outside ``data/``, ``plugins/``; data sets that others name."""
     lines = []
+    for name in params.plugins:
+        if not (name.endswith(".py") and Path(name).absolute().is_relative_to(Path("plugins").absolute())):
+            lines.append(f"plugins: {name} is outside plugins/, so a change in it goes unnoticed by a plain dvc repro")
     for key, dataset in params.datasets.items():
         outside = [p for p in dataset.source.files() if not p.absolute().is_relative_to(Path("data").absolute())]
         lines += [

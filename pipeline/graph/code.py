@@ -1,20 +1,27 @@
 """Which code a stage's result depends on: a hash of the files that its bytes follow from.
 
-From the module of the stage kind and that of the method, every import is followed, also those inside functions.
-Two kinds of module are not: the registry, a table of names of which a result depends on its own spec alone, and the
-rest of ``pipeline``, which carries, shows and tracks, and shapes no byte (tests/pipeline/test_code.py holds this
-against another tool's import graph). Only the standard library is needed: a stage that always runs comes here.
+From the module of the stage kind and that of the method, every import is followed, also those inside functions, and
+those of a plugin's own modules. Two kinds of module are not: the registry and the public names, tables of which a
+result depends on its own entry alone, and the rest of ``pipeline``, which carries, shows and tracks, and shapes no byte
+(tests/pipeline/test_code.py holds this against another tool's import graph). Only the standard library is needed: a
+stage that always runs comes here.
 """
 
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from bdl_pipe import plugins
+from bdl_pipe.public import PLACES
+
 PROJECT: Final = Path(__file__).resolve().parents[2]
 _TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
+_EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for name, place in PLACES.items()}
+PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 RESULTS: Final = (  # what of the pipeline writes artifacts
     "pipeline.core.scores",
@@ -39,18 +46,34 @@ BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its w
 
 
 @cache
-def digest(kind: str, method: str | None = None) -> str:
+def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> str:
     """A hash of all code that a stage's result depends on.
 
     Args:
         kind: a stage kind.
         method: a name of the registry, for kinds that a method has a part in.
+        more: modules of plugins that it depends on beside the method's.
     """
     spec = [] if method is None else [_methods()[method]]
+    return digest_of((BODIES[kind], *spec, *more))
+
+
+def digest_of(roots: Iterable[str]) -> str:
+    """A hash of the code of ``roots`` and of all that they import."""
     whole = hashlib.sha256()
-    for module in sorted(closure([BODIES[kind], *spec])):
-        whole.update(module.encode() + b"\0" + _hash(path_of(module)))
+    for module in sorted(closure(roots)):
+        whole.update(module.encode() + b"\0" + hashlib.sha256(_text(module)).digest())
     return whole.hexdigest()[:16]
+
+
+def shipped() -> list[Path]:
+    """The files and packages beside our own that the plugins of this process are made of, for machines without them.
+
+    A plugin that is a file goes with each task.
+    """
+    reached = closure(plugin.module for plugin in plugins.loaded())
+    tops = {module.partition(".")[0] for module in reached} - _TOPS.keys()
+    return [_root(top) / top if (_root(top) / top).is_dir() else path_of(top) for top in sorted(tops - _files())]
 
 
 def files() -> Iterator[Path]:
@@ -82,38 +105,79 @@ def closure(roots: Iterable[str]) -> set[str]:
 
 @cache
 def path_of(module: str) -> Path:
-    """The file of a module of ours."""
-    stem = _TOPS[module.partition(".")[0]].joinpath(*module.split("."))
+    """The file of a module of ours, or of a plugin's."""
+    stem = _root(module.partition(".")[0]).joinpath(*module.split("."))
     return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
 
 
 def _counts(module: str) -> bool:
     if module.partition(".")[0] == "pipeline":
         return any(module == name or module.startswith(f"{name}.") for name in RESULTS)
-    return module != REGISTRY
+    return module not in (REGISTRY, PUBLIC)
 
 
 def _methods() -> Mapping[str, str]:
     from bdl_pipe.registry import METHODS, Lazy
 
     assert isinstance(METHODS, Lazy)
-    return {name: METHODS.module(name) for name in METHODS}
+    return {name: METHODS.module(name) for name in METHODS if _is_known(METHODS.module(name))}
+
+
+def _is_known(module: str) -> bool:
+    """Whether a method's module is ours or a plugin's, and not of the running program itself."""
+    return module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
+
+
+def _files() -> set[str]:
+    """The modules of plugins that are single files; their text is that which was imported."""
+    return {plugin.module for plugin in plugins.loaded() if plugin.text is not None}
 
 
 @cache
-def _hash(path: Path) -> bytes:
-    return hashlib.sha256(path.read_bytes()).digest()
+def _root(top: str) -> Path:
+    """The folder that a package of ours or of a plugin lies in; the working directory for what is in none."""
+    if top in _TOPS:
+        return _TOPS[top]
+    spec = find_spec(top) if any(p.text is None and p.owns(top) for p in plugins.loaded()) else None
+    if spec is None or spec.origin is None:
+        return Path.cwd()
+    return Path(spec.origin).parents[1 if spec.submodule_search_locations else 0]
+
+
+@cache
+def _text(module: str) -> bytes:
+    file = next((plugin.text for plugin in plugins.loaded() if plugin.module == module), None)
+    return path_of(module).read_bytes() if file is None else file.encode()
 
 
 @cache
 def _imports(module: str) -> frozenset[str]:
     """The modules of ours that one module imports, and the packages that it lies in."""
-    path = path_of(module)
+    path, tree = path_of(module), ast.parse(_text(module))
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    names = {name for node in _nodes(ast.parse(path.read_bytes())) for name in _named(node, package)}
+    names = {name for node in _nodes(tree) for name in _named(node, package)}
+    if module.partition(".")[0] not in _TOPS:
+        names |= {_EXPORTS[name] for name in names | {*_attributes(tree)} if name in _EXPORTS}
     parents = {parent for name in [*names, module] for parent in _parents(name)}
-    ours = {name for name in names | parents if name.partition(".")[0] in _TOPS}
+    if module.partition(".")[0] in _TOPS:
+        ours = {name for name in names | parents if name.partition(".")[0] in _TOPS}
+    else:
+        ours = {name for name in names | parents if name not in _files()}
     return frozenset(name for name in ours if _counts(name) and path_of(name).is_file())
+
+
+def _attributes(tree: ast.AST) -> Iterator[str]:
+    """``bdl_pipe.<name>`` wherever it is written as an attribute of the package, whatever that is called there."""
+    aliases = {
+        alias.asname or "bdl_pipe"
+        for node in _nodes(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "bdl_pipe"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            yield f"bdl_pipe.{node.attr}"
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

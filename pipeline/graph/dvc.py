@@ -158,7 +158,7 @@ def _knows_sources(entry: Mapping[str, Any] | None) -> bool:
 def _code() -> str:
     """Hash all that the stage ``sources`` reads of our code."""
     whole = hashlib.sha256()
-    for path in sorted(code.files()):
+    for path in [*sorted(code.files()), *sorted(Path("plugins").rglob("*.py"))]:
         whole.update(str(path).encode() + path.read_bytes())
     return whole.hexdigest()
 

@@ -166,7 +166,7 @@ def _fit(run: Run, params: Params) -> Stage:
         reads=reads,
         makes=(places.artifact(run.kind, run.key), places.record(run.kind, run.key)),
         params=_numbers(run, params) | {f"methods.{spec.method}": params.raw["methods"][spec.method]},
-        digests={f"code.fit.{spec.method}": code.digest(run.kind, spec.method)},
+        digests={f"code.fit.{spec.method}": sources.fit_digest(spec.method, params)},
     )
 
 
@@ -183,7 +183,7 @@ def _evaluate(run: Run, params: Params) -> Stage:
         ),
         makes=(places.artifact("evaluate", run.key),),
         params=_numbers(run, params) | {"evaluate": params.raw["evaluate"]},
-        digests={f"code.evaluate.{spec.method}": code.digest("evaluate", spec.method)},
+        digests={f"code.evaluate.{spec.method}": sources.evaluate_digest(spec.method, params)},
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from bdl_pipe import config
-from bdl_pipe.data.catalog import Noise
+from bdl_pipe import config, plugins
+from bdl_pipe.data.catalog import CATALOG, Noise
 from bdl_pipe.data.config import ood_source, transfer_source
 from bdl_pipe.data.raw import Source
 from bdl_pipe.files import write_bytes
@@ -38,12 +38,37 @@ def digests(params: Params) -> dict[str, Any]:
         "code": {
             "prepare": code.digest("prepare"),
             "inputs": code.digest("inputs"),
-            "fit": {name: code.digest("student", name) for name in methods},
-            "evaluate": {name: code.digest("evaluate", name) for name in methods},
+            "fit": {name: fit_digest(name, params) for name in methods},
+            "evaluate": {name: evaluate_digest(name, params) for name in methods},
             "report": code.digest("report"),
         },
         "data": {key: data_digest(key, params) for key in params.datasets},
     }
+
+
+def fit_digest(method: str, params: Params) -> str:
+    """A hash of the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs."""
+    return code.digest("student", method, _plugins(method, params))
+
+
+def evaluate_digest(method: str, params: Params) -> str:
+    """The same of its scores; they depend on plugins' scores, too, where a run is asked about other data."""
+    more = _plugins(method, params)
+    asked = any(params.datasets[run.spec.dataset].ood for run in params.of("student") if run.method.name == method)
+    if params.plugins and asked:
+        from bdl_pipe.evaluation import OOD_SCORES
+
+        more = tuple(sorted({*more, *(m for name in OOD_SCORES if (m := OOD_SCORES.module_of(name)))}))
+    return code.digest("evaluate", method, more)
+
+
+def _plugins(method: str, params: Params) -> tuple[str, ...]:
+    """The modules of plugins that configs of a method's runs, and of what these are made from, are of."""
+    if not params.plugins:
+        return ()
+    runs = [run for run in params.runs.values() if run.method.name == method]
+    modules = {module for run in runs for module in params.modules_of(run)}
+    return tuple(sorted(module for module in modules if plugins.plugin_of(module)))
 
 
 def data_digest(key: str, params: Params) -> str:
@@ -53,7 +78,7 @@ def data_digest(key: str, params: Params) -> str:
     named: list[Source | Noise] = [dataset.source]
     named += [ood_source(name, datasets, f"datasets.{key}.ood") for name in dataset.ood]
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
-    facts = [[config.to_mapping(source), _files(source)] for source in named]
+    facts = [[config.to_mapping(source), _files(source), *_code(source)] for source in named]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -61,6 +86,12 @@ def _files(source: Source | Noise) -> dict[str, str]:
     """Hash the users' files behind a source: path -> SHA-256; a file that is missing is found out by ``prepare``."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): _sha256(path) for path in paths if path.is_file()}
+
+
+def _code(source: Any) -> list[str]:
+    """A hash of the plugin that a source is of; nothing for one of the library."""
+    module = CATALOG.module_of(source.name) or type(source).__module__
+    return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
 
 
 def _sha256(path: Path) -> str:

@@ -20,7 +20,7 @@ OOD_METRICS: Final = (
     ("aupr_out", "AUPR-Out", +1),
     ("fpr95", "FPR95", -1),
 )
-OOD_SCORES: Final = {
+OOD_SCORES: Final = {  # what a reader sees; a score that is not here is shown by its own name
     "max_prob": "max probability",
     "mutual_information": "mutual information",
     "feature_density": "feature density",
@@ -219,19 +219,25 @@ def ood(part: Part) -> str:
 
 def ood_table(part: Part, name: str) -> str:
     """Every method, four metrics for each score that any method has."""
-    wanted = [(s, m, title, better) for s in OOD_SCORES for m, title, better in OOD_METRICS]
+    scores = OOD_SCORES | _other_scores(part)
+    wanted = [(s, m, title, better) for s in scores for m, title, better in OOD_METRICS]
     cols = [
         (s, columns.Column(title, Quantity(m, "ood", name, score=s), better, columns.places(3), ""))
         for s, m, title, better in wanted
     ]
     cols = [(s, c) for s, c in cols if any(part.table.estimate(r.key, c.of) for r in part.runs)]
     grid = [columns.cells(part.table, part.runs, c, {}) for _, c in cols]
-    groups = [(text, sum(s == score for s, _ in cols)) for score, text in OOD_SCORES.items()]
+    groups = [(escape(text), sum(s == score for s, _ in cols)) for score, text in scores.items()]
     over = "".join(f'<th scope="colgroup" class="group" colspan="{n}">score: {text}</th>' for text, n in groups if n)
     heads = "".join(f'<th scope="col">{c.title}</th>' for _, c in cols)
     rows = [f"<tr>{_run(part, r)}{''.join(cell(c[i]) for c in grid)}</tr>" for i, r in enumerate(part.runs)]
     head = f'<thead><tr><th></th>{over}</tr><tr><th scope="col">Method, setting</th>{heads}</tr></thead>'
     return _scroll(head, rows, "sortable")
+
+
+def _other_scores(part: Part) -> dict[str, str]:
+    """Name, as words and in alphabetic order, the scores that plugins and methods add."""
+    return {name: name.replace("_", " ") for name in part.table.ood_scores(part.runs) if name not in OOD_SCORES}
 
 
 def _titled(title: str, about: str, body: str) -> str:

@@ -92,6 +92,13 @@ class Table:
         """The corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
         return sorted({of.name for of in self._quantities(dataset) if of.set == where and of.name is not None})
 
+    def ood_scores(self, runs: Sequence[RunInfo]) -> list[str]:
+        """List the scores by which any of ``runs`` tells other data from its own; sorted."""
+        known = [self.scores[run.key].quantities for run in runs if run.key in self.scores]
+        return sorted(
+            {of.score for quantities in known for of in quantities if of.set == "ood" and of.score is not None}
+        )
+
     def severities(self, dataset: str) -> list[int]:
         """Those of corruptions that any run on ``dataset`` was scored on, ascending."""
         return sorted({of.severity for of in self._quantities(dataset) if of.severity is not None})

@@ -17,6 +17,7 @@ from bdl_pipe.errors import UserError
 
 from ..core.executors import cluster
 from ..core.executors.hub import ActorChannel, make_hub
+from ..core.executors.sealed import sealed
 from ..core.executors.store import Store
 from ..core.settings import Settings
 from ..tracking import experiments
@@ -106,7 +107,8 @@ def run(
     store = Store(folder / "checkpoints", "trials")
     store.open()
     hub = make_hub(store)
-    work = tune.with_parameters(work, **shared, channel=ActorChannel(hub))
+    sent = {name: sealed(value) if name == "chain" else value for name, value in shared.items()}
+    work = tune.with_parameters(work, **sent, channel=ActorChannel(hub))
     work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):

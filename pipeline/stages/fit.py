@@ -59,6 +59,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     Raises:
         UserError: an input is missing or damaged, or the executor cannot run the work.
     """
+    from ..graph.sources import fit_digest
     from ..tracking.experiments import stage_run
 
     run = params.run(kind, key)
@@ -66,7 +67,8 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     shared, tasks = _plan(run, params, settings)
     deps = [str(path) for path in inputs_of(run)]
     above = records.above(run)
-    store = Store(places.checkpoints(kind, key), identity(about, settings, inputs_of(run)))
+    code = {"plugin_code": fit_digest(run.method.name, params)} if "plugins" in about else {}
+    store = Store(places.checkpoints(kind, key), identity({**about, **code}, settings, inputs_of(run)))
     store.open()
     with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
@@ -118,6 +120,7 @@ def facts(run: Run, params: Params) -> dict[str, Any]:
         "input": several if len(several) > 1 else run.spec.input,
         "seed": params.seed,
         "config": config.to_mapping(run.config),
+        **({"plugins": needed} if (needed := params.plugins_of(run)) else {}),
     }
 
 

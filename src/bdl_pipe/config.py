@@ -3,7 +3,8 @@
 A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and
 wrong types; ranges are checked by the dataclass in ``__post_init__`` with ``errors.require``.
 There are no implicit conversions but one: an integer may stand where a float is meant.
-A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each. A field whose variants
+A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each; a kind that others may add to
+(``open_kind``) stands for the union of all its dataclasses. A field whose variants
 are not known beforehand brings a reader of its own, ``(value, path) -> value``, as the metadata ``read``.
 """
 
@@ -11,7 +12,7 @@ import dataclasses
 import difflib
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,13 @@ T = TypeVar("T")
 # metadata of a field that came later: ``to_mapping`` leaves it out where it has its default, so that what was
 # written of a config without the key keeps its bytes
 LATER: Final = types.MappingProxyType({"later": True})
+
+_kinds: Final[dict[object, Callable[[], Mapping[str, type]]]] = {}  # a hint -> name -> dataclass, of now
+
+
+def open_kind(hint: object, variants: Callable[[], Mapping[str, type]]) -> None:
+    """Let ``hint`` stand for one of ``variants()``, chosen by the key ``name``."""
+    _kinds[hint] = variants
 
 
 def read(cls: type[T], mapping: object, path: str) -> T:
@@ -99,6 +107,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _union(get_args(hint), value, path)
+    if hint in _kinds:
+        return _variant(_kinds[hint](), value, path)
     if origin is Literal:
         if value not in get_args(hint) or isinstance(value, bool) != isinstance(get_args(hint)[0], bool):
             raise ConfigError(path, f"must be one of {', '.join(map(str, get_args(hint)))}", value)
@@ -123,14 +133,21 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     rest = [o for o in options if o is not type(None)]
     if len(rest) == 1:
         return _value(rest[0], value, path)
-    if all(dataclasses.is_dataclass(o) for o in rest):
-        return variant({get_args(get_type_hints(o)["name"])[0]: o for o in rest}, value, path)
+    if all(dataclasses.is_dataclass(o) or o in _kinds for o in rest):
+        named: dict[str, type] = {}
+        for option in rest:
+            named |= _kinds[option]() if option in _kinds else {_name_of(option): option}
+        return variant(named, value, path)
     for option in rest:
         try:
             return _value(option, value, path)
         except ConfigError:
             continue
     raise ConfigError(path, f"must be {' or '.join(getattr(o, '__name__', str(o)) for o in rest)}", value)
+
+
+def _name_of(option: Any) -> str:
+    return str(get_args(get_type_hints(option)["name"])[0])
 
 
 def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:

@@ -4,7 +4,9 @@ Pure functions of a :class:`~bdl_pipe.posterior.Predictor` and examples; who run
 processes, is not their business. Rows are predicted by ``Predictor.batches``, of ``EvaluateConfig.batch``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +16,15 @@ from torch import Tensor
 from . import metrics
 from .data.fitdata import Examples
 from .data.transform import Transform
-from .errors import require
+from .errors import require, short
 from .metrics import cost
+from .plugins import PluginError, Registered
 from .posterior import Predictor
 from .predictive import Categorical, Continuous, Predictive
 from .seeds import Seed
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
+OodScore = Callable[[Predictive], Tensor | None]
 INTERVAL = 0.9
 
 
@@ -142,7 +146,8 @@ def score_ood(
     """Say how well each of the test rows' scores (``CleanResult.in_distribution_scores``) tells them from ``inputs``.
 
     Returns:
-        score -> ``auroc aupr_in aupr_out fpr95`` by it; n counts both sets.
+        score -> ``auroc aupr_in aupr_out fpr95`` by it; n counts both sets. Scores are those that are registered
+        (:data:`OOD_SCORES`) and the method's own.
     """
     parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
     scores: dict[str, Scores] = {}
@@ -153,23 +158,62 @@ def score_ood(
     return scores
 
 
-def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
-    """Scores [batch] that are high where an input looks like the training data.
+def max_prob(predictive: Predictive) -> Tensor | None:
+    """The log of the largest class probability, which tells apart probabilities that float32 rounds to 1."""
+    return predictive.log_probs.max(-1).values if isinstance(predictive, Categorical) else None
 
-    ``max_prob`` and, with more than one draw, ``mutual_information`` (negated), and, where the
-    predictive has them, the log densities ``feature_density`` (of the method itself) and ``refit_density`` (fitted
-    after training); ``variance`` (negated, summed over outputs) for regression.
+
+def mutual_information(predictive: Predictive) -> Tensor | None:
+    """Of classes, negated; None for a single draw, which has none."""
+    if not isinstance(predictive, Categorical) or len(predictive.draw_log_probs) == 1:
+        return None
+    return -predictive.mutual_information()
+
+
+def variance(predictive: Predictive) -> Tensor | None:
+    """Of regression, summed over outputs and negated."""
+    return -predictive.variance.sum(-1) if isinstance(predictive, Continuous) else None
+
+
+# What any predictive is asked: scores [batch] that are high where an input looks like the training data; None where it
+# has no such score.
+OOD_SCORES: Final[Registered[OodScore]] = Registered(
+    "OOD score", {"max_prob": max_prob, "mutual_information": mutual_information, "variance": variance}
+)
+
+
+def register_ood_score(name: str, score: OodScore) -> None:
+    """Add a score of the unfamiliar, of which ``auroc_<name>`` and its like are reported for every run.
+
+    Args:
+        score: a predictive -> [batch], high where an input looks like the training data; or None where the predictive
+            does not have what it takes.
+
+    Raises:
+        PluginError: it is no function, or its name is taken.
     """
-    if isinstance(predictive, Continuous):
-        return {"variance": -predictive.variance.sum(-1).double().cpu().numpy()}
-    assert isinstance(predictive, Categorical)
-    # its log, which tells apart probabilities that float32 rounds to 1
-    scores = {"max_prob": predictive.log_probs.max(-1).values.double().cpu().numpy()}
-    if len(predictive.draw_log_probs) > 1:
-        scores["mutual_information"] = -predictive.mutual_information().double().cpu().numpy()
-    densities = {"feature_density": predictive.log_density, "refit_density": predictive.refit_log_density}
-    scores |= {k: v.double().cpu().numpy() for k, v in densities.items() if v is not None}
-    return scores
+    if not callable(score):
+        raise PluginError(f"the OOD score {name} must be a function of a predictive, got {short(score)}")
+    OOD_SCORES.add(name, score, score.__module__)
+
+
+def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
+    """Scores [batch] that are high where an input looks like the training data: registered ones, then the method's own.
+
+    Raises:
+        PluginError: a score is not one number for each input.
+    """
+    rows = len(predictive.mean)
+    scores = {name: value for name, of in OOD_SCORES.items() if (value := of(predictive)) is not None}
+    for name, value in predictive.scores.items():
+        if name in scores:
+            raise PluginError(f"the OOD score {name} of {type(predictive).__name__} is taken: give it another name")
+        scores[name] = value
+    for name, value in scores.items():
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape != (rows,):
+            raise PluginError(f"the OOD score {name} must be a tensor of shape {(rows,)}, got {shape}")
+    return {name: value.double().cpu().numpy() for name, value in scores.items()}
 
 
 def measure_cost(

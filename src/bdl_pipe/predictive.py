@@ -7,6 +7,8 @@ form has one draw. Nothing here averages implicitly: ``log_probs`` is the log of
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, final
 
 import numpy as np
@@ -19,7 +21,14 @@ _TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # of a quantile
 
 
 class Predictive(ABC):
-    """A distribution of the target for each of a batch of inputs."""
+    """A distribution of the target for each of a batch of inputs.
+
+    Attributes:
+        scores: the method's own scores of the unfamiliar, by name: [batch] each, high where an input looks like the
+            training data. How well each tells other data is in every comparison.
+    """
+
+    scores: Mapping[str, Tensor] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -64,20 +73,14 @@ def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
 
 @final
 class Categorical(Predictive):
-    """Class probabilities from S equally weighted draws.
-
-    ``log_density``, where a method models its inputs or features: a log density of each of them, up to
-    one constant, high where it looks like the training data; that method's own score of the unfamiliar.
-    ``refit_log_density``: the same from densities that were fitted after training, where there are any too.
-    """
+    """Class probabilities from S equally weighted draws, with the method's own scores of the unfamiliar, if any."""
 
     def __init__(
         self,
         draw_log_probs: Float[Tensor, "draw batch class"],
-        log_density: Float[Tensor, " batch"] | None = None,
-        refit_log_density: Float[Tensor, " batch"] | None = None,
+        scores: Mapping[str, Float[Tensor, " batch"]] = MappingProxyType({}),
     ) -> None:
-        self.draw_log_probs, self.log_density, self.refit_log_density = draw_log_probs, log_density, refit_log_density
+        self.draw_log_probs, self.scores = draw_log_probs, scores
         self.log_probs: Float[Tensor, "batch class"] = mixture(draw_log_probs)
 
     @property

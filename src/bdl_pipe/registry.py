@@ -5,11 +5,13 @@ entry leads to and on no other entry, so a new method makes no result out of dat
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from .errors import ArtifactError
+from . import plugins
+from .errors import ArtifactError, short
+from .plugins import PluginError, Registered
 
 if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does without
     import torch
@@ -22,33 +24,38 @@ if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does with
 T = TypeVar("T")
 
 
-class Lazy(Mapping[str, T], Generic[T]):
-    """A mapping whose values are imported on use."""
+class Lazy(Registered[T], Generic[T]):
+    """A table whose own values are imported on use."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
+    def __init__(self, what: str, places: Mapping[str, str]) -> None:
         """``places``: name -> ``module:attribute``."""
+        super().__init__(what, {})
         self._places = dict(places)
 
     def __getitem__(self, name: str) -> T:
+        if name not in self._places:
+            return super().__getitem__(name)
         module, _, attribute = self._places[name].partition(":")
         value: T = getattr(importlib.import_module(f".{module}", __package__), attribute)
         return value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._places or super().__contains__(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        yield from self._places
+        yield from super().__iter__()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) + super().__len__()
 
     def module(self, name: str) -> str:
         """Return the module of an entry, in full; nothing is imported."""
-        return f"{__package__}.{self._places[name].partition(':')[0]}"
+        return self.module_of(name) or f"{__package__}.{self._places[name].partition(':')[0]}"
 
 
-METHODS: Final[Mapping[str, "Method"]] = Lazy(
+METHODS: Final[Lazy["Method"]] = Lazy(
+    "method",
     {
         "sgd": "trajectory.sgd:SGD",
         "sgld": "sgmcmc.chains:SGLD",
@@ -83,10 +90,11 @@ METHODS: Final[Mapping[str, "Method"]] = Lazy(
         "ensemble_u": "inducing.methods:ENSEMBLE_U",
         "ffg_w": "inducing.methods:FFG_W",
         "fcg_w": "inducing.methods:FCG_W",
-    }
+    },
 )
 
-POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
+POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
+    "posterior",
     {
         "network_draws": "posterior:NetworkDraws",
         "vbpc": "coresets.vbpc.posterior:VbpcPosterior",
@@ -101,8 +109,34 @@ POSTERIORS: Final[Mapping[str, type["Posterior"]]] = Lazy(
         "ciber": "collapsed.classes:CiberPosterior",
         "ciber_last": "collapsed.regression:CiberLastPosterior",
         "ciber_second": "collapsed.regression:CiberSecondPosterior",
-    }
+    },
 )
+
+
+def register_method(method: "Method") -> None:
+    """Add a method under its own name.
+
+    Raises:
+        PluginError: it is not a Method, or its name is taken.
+    """
+    from .method import Method
+
+    if not isinstance(method, Method):
+        raise PluginError(f"register_method takes a Method, got {short(method)}")
+    METHODS.add(method.name, method, method.config.__module__)
+
+
+def register_posterior(posterior: type["Posterior"]) -> None:
+    """Add a class of posteriors under its ``key``, which its ``state().config["posterior"]`` has.
+
+    Raises:
+        PluginError: it has no ``key``, ``predict``, ``state`` or ``from_state``, or its key is taken.
+    """
+    lacks = [name for name in ("key", "predict", "state", "from_state") if not hasattr(posterior, name)]
+    if lacks:
+        name = getattr(posterior, "__name__", short(posterior))
+        raise PluginError(f"the posterior {name} must have {' and '.join(lacks)}")
+    POSTERIORS.add(posterior.key, posterior, posterior.__module__)  # type: ignore[attr-defined]
 
 
 def stored_address(path: Path, split: int = 0, seed: int = 0) -> "Seed":
@@ -124,7 +158,8 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     """Load the fitted posterior in a student artifact: raw inputs in, original units out.
 
     Raises:
-        ArtifactError: the folder is not a whole student artifact, or has no such split or seed.
+        ArtifactError: the folder is not a whole student artifact, or has no such split or seed, or was made with a
+            plugin that cannot be imported here.
     """
     from . import artifacts
     from .data.transform import Transform
@@ -135,9 +170,21 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     stored = [n for n in artifact.names() if not n.startswith("transform-")]
     if name not in stored:
         raise ArtifactError(f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})")
+    _load_plugins(path, artifact.manifest["about"].get("plugins", ()))
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
     return Predictor(posterior_of(artifact.state(name), device), transform, classes)
+
+
+def _load_plugins(path: Path, names: Sequence[str]) -> None:
+    """Those that an artifact says it was made with; one that this process has imported by another path will do."""
+    for name in names:
+        if any(Path(plugin.name).name == Path(name).name for plugin in plugins.loaded()):
+            continue
+        try:
+            plugins.load([name])
+        except PluginError as error:
+            raise ArtifactError(f"{path}: was made with the plugin {name}: {error}") from None
 
 
 def posterior_of(state: "State", device: "torch.device | str" = "cpu") -> "Posterior":

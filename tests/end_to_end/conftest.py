@@ -155,7 +155,7 @@ class Project:
 def make(folder: Path, params: str) -> Project:
     """A fresh working copy under git, with ``params`` as its params.yaml."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("pipeline", "stages", "src", "data"):
+    for name in ("pipeline", "stages", "src", "data", "plugins"):
         shutil.copytree(ROOT / name, folder / name, ignore=skip)
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore"):

@@ -98,10 +98,9 @@ def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
     """The one of docs/your-method.md, added as it is written: its own stages and the report, and nothing else."""
     from tests.test_docs import new_method
 
-    module, registry, params = new_method()
-    (project.folder / "src/bdl_pipe/baselines/snapshots.py").write_text(module)
-    project.edit("src/bdl_pipe/registry.py", *registry)
-    project.edit("params.yaml", "methods:\n", f"methods:\n  {params}\n")
+    path, text, plugin, params = new_method()
+    (project.folder / path).write_text(text)
+    project.edit("params.yaml", "methods:\n", f"{plugin}\nmethods:\n  {params}\n")
     row = "  new: {dataset: digits, method: snapshots, setting: small, seeds: 2, input: trajectory/digits-sgd}\n"
     project.edit("params.yaml", "runs:\n", "runs:\n" + row)
     own = {"student@new", "evaluate@new", "report"}

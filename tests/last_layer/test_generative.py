@@ -132,8 +132,7 @@ def test_predict_is_bayes_rule(layer: Generative, features: Tensor) -> None:
     predictive = layer.predict(features, rng=Seed(1))
     np.testing.assert_allclose(predictive.mean.detach(), joint / joint.sum(1, keepdims=True), rtol=1e-9)
     assert predictive.draw_log_probs.shape == (1, ROWS, CLASSES)
-    assert predictive.log_density is not None
-    assert torch.equal(predictive.log_density, layer.log_density(features))
+    assert torch.equal(predictive.scores["feature_density"], layer.log_density(features))
 
 
 def test_log_density_is_scipys_mixture(layer: Generative, features: Tensor) -> None:

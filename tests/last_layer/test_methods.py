@@ -128,14 +128,14 @@ def test_a_refit_changes_the_density_and_not_the_classes(tiny_images: FitData) -
     before, after = plain.predict(inputs, rng=Seed(0)), refitted.predict(inputs, rng=Seed(0))
     assert isinstance(before, Categorical) and isinstance(after, Categorical)
     assert torch.equal(before.log_probs, after.log_probs)
-    assert before.log_density is not None and after.refit_log_density is not None
-    assert before.refit_log_density is None and torch.equal(before.log_density, after.log_density)
+    assert {*before.scores} == {"feature_density"} and {*after.scores} == {"feature_density", "refit_density"}
+    assert torch.equal(before.scores["feature_density"], after.scores["feature_density"])
     with torch.no_grad():
         features = plain.learner.features(inputs, 0, Seed(0))
         assert isinstance(plain.learner.layer, Generative)
         expected = plain.learner.layer.refit_noise([(features, labels)]).log_density(features)
-    torch.testing.assert_close(after.refit_log_density, expected, atol=1e-2, rtol=1e-4)
-    assert (before.log_density - after.refit_log_density).abs().max() > 1.0
+    torch.testing.assert_close(after.scores["refit_density"], expected, atol=1e-2, rtol=1e-4)
+    assert (before.scores["feature_density"] - after.scores["refit_density"]).abs().max() > 1.0
 
 
 BAD = [("prior_variance", 0.0), ("prior_variance", -1.0), ("wishart_dof", 0.0), ("wishart_scale", -1.0)]

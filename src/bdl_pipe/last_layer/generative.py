@@ -161,7 +161,9 @@ class Generative(nn.Module):
     def predict(self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0)) -> Categorical:
         """p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
         joint = self(features)
-        return Categorical(torch.log_softmax(joint, dim=-1)[None], self._log_density(features, joint, True))
+        return Categorical(
+            torch.log_softmax(joint, dim=-1)[None], {"feature_density": self._log_density(features, joint, True)}
+        )
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True

@@ -244,7 +244,9 @@ class LastLayerLearner(Learner):
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
             if self.refit is not None:
                 assert isinstance(part, Categorical)
-                part = Categorical(part.draw_log_probs, part.log_density, self.refit.log_density(features))
+                part = Categorical(
+                    part.draw_log_probs, {**part.scores, "refit_density": self.refit.log_density(features)}
+                )
             parts.append(part)
         return parts[0] if len(parts) == 1 else _mixture(parts)
 
@@ -254,11 +256,9 @@ def _mixture(parts: list[Any]) -> Predictive:
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]
-    densities = [_mean_density([getattr(p, name) for p in parts]) for name in ("log_density", "refit_log_density")]
-    return Categorical(log_probs, *densities)
+    return Categorical(log_probs, {name: _mean_density([p.scores[name] for p in parts]) for name in parts[0].scores})
 
 
-def _mean_density(parts: list[Tensor | None]) -> Tensor | None:
-    """The log of the mean of densities [batch] (eq. 73); None where there are none."""
-    known = [part for part in parts if part is not None]
-    return torch.logsumexp(torch.stack(known), 0) - math.log(len(parts)) if known else None
+def _mean_density(parts: list[Tensor]) -> Tensor:
+    """The log of the mean of densities [batch] (eq. 73)."""
+    return torch.logsumexp(torch.stack(parts), 0) - math.log(len(parts))

@@ -38,7 +38,7 @@ class Refit(nn.Module):
     """Class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
 
     The paper finds labels predicted with these to be far too confident. For scores:
-    ``Categorical(layer.predict(φ).draw_log_probs, refit.log_density(φ))``.
+    ``Categorical(layer.predict(φ).draw_log_probs, {"refit_density": refit.log_density(φ)})``.
     """
 
     mean: Tensor

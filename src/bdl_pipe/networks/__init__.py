@@ -1,5 +1,15 @@
 """Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from .. import config as configs
+from ..errors import short
+from ..plugins import PluginError, Registered, variant_name
 from ..seeds import Seed
 from .base import Network, dropout_masks, fastest_order, in_order
 from .convnet import ConvNetConfig, convnet_trunk
@@ -9,9 +19,9 @@ from .resnet import ResNetConfig, resnet_trunk
 from .vgg import VggConfig, vgg_trunk
 from .wideresnet import WideResNetConfig, wideresnet_trunk
 
-NetworkConfig = MlpConfig | ConvNetConfig | ResNetConfig | WideResNetConfig | VggConfig | PreResNetConfig
-
 __all__ = [
+    "NETWORKS",
+    "Architecture",
     "ConvNetConfig",
     "MlpConfig",
     "Network",
@@ -24,7 +34,63 @@ __all__ = [
     "dropout_masks",
     "fastest_order",
     "in_order",
+    "register_network",
 ]
+
+Trunk = Callable[[Any, tuple[int, ...], torch.Generator], tuple[nn.Module, int]]
+
+
+@runtime_checkable
+class NetworkConfig(Protocol):
+    """The numbers of any architecture: a frozen dataclass, known by its ``name``."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An entry of the table of networks.
+
+    Attributes:
+        config: the frozen dataclass that reads a section ``network``.
+        trunk: (config, input shape, generator of the initial weights) -> the trunk, and how many features it has.
+    """
+
+    config: type
+    trunk: Trunk
+
+
+NETWORKS: Final[Registered[Architecture]] = Registered(
+    "network",
+    {
+        "mlp": Architecture(MlpConfig, mlp_trunk),
+        "convnet": Architecture(ConvNetConfig, convnet_trunk),
+        "resnet": Architecture(ResNetConfig, resnet_trunk),
+        "wide_resnet": Architecture(WideResNetConfig, wideresnet_trunk),
+        "vgg": Architecture(VggConfig, vgg_trunk),
+        "preresnet": Architecture(PreResNetConfig, preresnet_trunk),
+    },
+)
+configs.open_kind(NetworkConfig, lambda: {name: entry.config for name, entry in NETWORKS.items()})
+
+
+def register_network(config: type, trunk: Trunk) -> None:
+    """Add an architecture, under the name that its config has.
+
+    Args:
+        config: a frozen dataclass with a field ``name: Literal["…"]``.
+        trunk: (config, input shape, generator of the initial weights) -> the trunk, a module that turns inputs
+            [batch, ...] into features [batch, width], and that width. What the pipeline must know of a network (batch
+            norm, dropout) it asks of the trunk's modules.
+
+    Raises:
+        PluginError: the config is another thing, or its name is taken.
+    """
+    name = variant_name(config, "network")
+    if not callable(trunk):
+        raise PluginError(f"the trunk of the network {name} must be a function, got {short(trunk)}")
+    NETWORKS.add(name, Architecture(config, trunk), config.__module__)
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
@@ -36,16 +102,5 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
         rng: the address of the initial weights.
     """
     generator = rng.generator()
-    if isinstance(config, MlpConfig):
-        trunk, width = mlp_trunk(config, input_shape, generator)
-    elif isinstance(config, ResNetConfig):
-        trunk, width = resnet_trunk(config, input_shape, generator)
-    elif isinstance(config, WideResNetConfig):
-        trunk, width = wideresnet_trunk(config, input_shape, generator)
-    elif isinstance(config, VggConfig):
-        trunk, width = vgg_trunk(config, input_shape, generator)
-    elif isinstance(config, PreResNetConfig):
-        trunk, width = preresnet_trunk(config, input_shape, generator)
-    else:
-        trunk, width = convnet_trunk(config, input_shape, generator)
+    trunk, width = NETWORKS[config.name].trunk(config, input_shape, generator)
     return Network(trunk, width, outputs, generator)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..artifacts import State
 from ..config import LATER, read
@@ -91,9 +91,10 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     """
     likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
     spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
-    dropout = getattr(target.network, "dropout", 0.0)  # a ResNet has none
+    network = spec.build(Seed(0))
+    dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
     require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
-    if not factorises(spec.build(Seed(0))):
+    if not factorises(network):
         key = "norm" if hasattr(target.network, "norm") else "name"
         rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
         raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")

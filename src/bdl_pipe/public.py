@@ -1,0 +1,148 @@
+"""The public names: what ``import bdl_pipe`` offers, and what the docs show.
+
+A table of names like the registry: no result depends on it. Each name is imported from its place when it is asked for,
+so that ``import bdl_pipe`` costs nothing and brings no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py compares
+    from . import config as _config
+    from . import networks as _networks
+    from . import plugins as _plugins
+    from .artifacts import State as State
+    from .data.catalog import register_source as register_source
+    from .data.config import DatasetConfig as DatasetConfig
+    from .data.fitdata import Examples as Examples, FitData as FitData
+    from .data.raw import Raw as Raw
+    from .errors import (
+        ArtifactError as ArtifactError,
+        ConfigError as ConfigError,
+        DataError as DataError,
+        Diverged as Diverged,
+        UserError as UserError,
+        require as require,
+    )
+    from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
+    from .method import Inputs as Inputs, Method as Method, StageSpec as StageSpec
+    from .networks import (
+        Architecture as Architecture,
+        Network as Network,
+        NetworkConfig as NetworkConfig,
+        register_network as register_network,
+    )
+    from .plugins import PluginError as PluginError
+    from .posterior import (
+        NetworkDraws as NetworkDraws,
+        NetworkSpec as NetworkSpec,
+        Posterior as Posterior,
+        Predictor as Predictor,
+    )
+    from .predictive import (
+        Categorical as Categorical,
+        Continuous as Continuous,
+        Gaussian as Gaussian,
+        Predictive as Predictive,
+    )
+    from .progress import Report as Report, Silent as Silent
+    from .registry import (
+        METHODS as METHODS,
+        POSTERIORS as POSTERIORS,
+        load_predictor as load_predictor,
+        posterior_of as posterior_of,
+        register_method as register_method,
+        register_posterior as register_posterior,
+        stored_address as stored_address,
+    )
+    from .seeds import Seed as Seed
+    from .training.fit import fit_epochs as fit_epochs
+    from .training.learner import (
+        Learner as Learner,
+        TrainingConfig as TrainingConfig,
+    )
+    from .training.posterior import LearnerPosterior as LearnerPosterior, LearnerSpec as LearnerSpec
+    from .training.snapshots import snapshots as snapshots
+
+    __version__: str
+    build_network = _networks.build
+    load_plugins = _plugins.load
+    read_config = _config.read
+
+PLACES: Final = {  # name -> the module that it is in, and what it is called there where that is another name
+    "Architecture": "networks",
+    "ArtifactError": "errors",
+    "Categorical": "predictive",
+    "ConfigError": "errors",
+    "Continuous": "predictive",
+    "DataError": "errors",
+    "DatasetConfig": "data.config",
+    "Diverged": "errors",
+    "EvaluateConfig": "evaluation",
+    "Examples": "data.fitdata",
+    "FitData": "data.fitdata",
+    "Gaussian": "predictive",
+    "Inputs": "method",
+    "Learner": "training.learner",
+    "LearnerPosterior": "training.posterior",
+    "LearnerSpec": "training.posterior",
+    "METHODS": "registry",
+    "Method": "method",
+    "Network": "networks",
+    "NetworkConfig": "networks",
+    "NetworkDraws": "posterior",
+    "NetworkSpec": "posterior",
+    "POSTERIORS": "registry",
+    "PluginError": "plugins",
+    "Posterior": "posterior",
+    "Predictive": "predictive",
+    "Predictor": "posterior",
+    "Raw": "data.raw",
+    "Report": "progress",
+    "Seed": "seeds",
+    "Silent": "progress",
+    "StageSpec": "method",
+    "State": "artifacts",
+    "TrainingConfig": "training.learner",
+    "UserError": "errors",
+    "build_network": "networks:build",
+    "fit_epochs": "training.fit",
+    "load_plugins": "plugins:load",
+    "load_predictor": "registry",
+    "posterior_of": "registry",
+    "read_config": "config:read",
+    "register_method": "registry",
+    "register_network": "networks",
+    "register_ood_score": "evaluation",
+    "register_posterior": "registry",
+    "register_source": "data.catalog",
+    "require": "errors",
+    "snapshots": "training.snapshots",
+    "stored_address": "registry",
+}
+
+
+def get(name: str) -> Any:
+    """The object behind a public name.
+
+    Raises:
+        AttributeError: there is none of this name.
+    """
+    if name == "__all__":
+        return sorted(PLACES)
+    if name == "__version__":
+        return _version()
+    if name not in PLACES:
+        raise AttributeError(f"module {__package__!r} has no attribute {name!r}")
+    module, _, attribute = PLACES[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), attribute or name)
+
+
+def _version() -> str:
+    """Of the installed distribution, so that a release changes no file that results depend on."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("bdl-pipe")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,192 @@
+"""Which stages a plugin makes stale: those that use what it defines, and no others."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.end_to_end.conftest import PARAMS, ROOT
+
+DIGESTS = """
+import json
+from pipeline.core.params import load
+from pipeline.graph import plan
+print(json.dumps({name: dict(stage.digests) for name, stage in plan.plan(load()).items()}))
+"""
+PLUGIN = """
+from dataclasses import dataclass
+from typing import Literal
+import numpy as np
+import torch
+import bdl_pipe as bdl
+from bdl_pipe import Examples, Method, NetworkDraws, NetworkSpec, Raw, StageSpec, snapshots
+"""
+METHOD = (
+    PLUGIN
+    + """
+@dataclass(frozen=True)
+class LastConfig:
+    last: int
+
+def fit(data, inputs, config, *, rng, report):
+    (trajectory,) = inputs["trajectory"]
+    spec = bdl.read_config(NetworkSpec, trajectory.config["spec"], "spec")
+    report(1, 1)
+    return NetworkDraws(spec, {name: values[-config.last :] for name, values in snapshots(trajectory).items()}).state()
+
+bdl.register_method(
+    Method("last", LastConfig, ("classification",), {"student": StageSpec(fit, needs={"trajectory": "one_to_one"})})
+)
+"""
+)
+NETWORK = (
+    PLUGIN
+    + """
+@dataclass(frozen=True)
+class WaveConfig:
+    name: Literal["wave"]
+    width: int
+
+class Sine(torch.nn.Module):
+    def forward(self, inputs):
+        return inputs.sin()
+
+def trunk(config, input_shape, generator):
+    layer = torch.nn.Linear(int(np.prod(input_shape)), config.width)
+    torch.nn.init.normal_(layer.weight, 0.0, 0.1, generator=generator)
+    torch.nn.init.zeros_(layer.bias)
+    return torch.nn.Sequential(torch.nn.Flatten(), layer, Sine()), config.width
+
+bdl.register_network(WaveConfig, trunk)
+"""
+)
+SOURCE = (
+    PLUGIN
+    + """
+@dataclass(frozen=True)
+class StripesConfig:
+    rows: int
+    name: Literal["stripes"] = "stripes"
+
+def load(config):
+    labels = np.arange(config.rows) % 2
+    images = np.zeros((config.rows, 1, 8, 8), np.uint8)
+    images[:, :, ::2] = np.where(labels, 200, 20)[:, None, None, None] + np.arange(config.rows)[:, None, None, None] % 7
+    return Raw("stripes", "classification", "image", Examples(images, labels), None, ("dark", "light"))
+
+bdl.register_source(StripesConfig, load, task="classification", kind="image")
+"""
+)
+SCORE = (
+    PLUGIN
+    + """
+def margin(predictive):
+    if not isinstance(predictive, bdl.Categorical):
+        return None
+    top = predictive.log_probs.topk(2, dim=-1).values
+    return top[:, 0] - top[:, 1]
+
+bdl.register_ood_score("top_margin", margin)
+"""
+)
+FILES = {"method": METHOD, "network": NETWORK, "source": SOURCE, "score": SCORE}
+
+
+def with_plugins() -> dict[str, object]:
+    """The tiny project, with a run on a plugin's data by a plugin's method of a plugin's network, and its score."""
+    raw = yaml.safe_load(PARAMS)
+    raw["plugins"] = [f"plugins/{name}.py" for name in FILES]
+    stripes = {**raw["datasets"]["digits"], "source": {"name": "stripes", "rows": 60}, "ood": ["digits"]}
+    raw["datasets"]["stripes"] = {**stripes, "corrupted_images": 0, "transfer": []}
+    raw["methods"]["last"] = {"last": 1}
+    own = {"dataset": "stripes", "seeds": 1}
+    override = {"network": {"name": "wave", "width": 6}}
+    raw["trajectories"]["stripes-sgd"] = {**own, "method": "sgd", "input": "prepare/stripes", "override": override}
+    row = {**own, "method": "last", "setting": "own", "input": "trajectory/stripes-sgd"}
+    raw["runs"]["stripes-last"] = row
+    return raw
+
+
+def digests(folder: Path) -> dict[str, dict[str, str]]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def write(folder: Path, params: Mapping[str, object]) -> None:
+    (folder / "plugins").mkdir(exist_ok=True)
+    for name, text in FILES.items():
+        (folder / f"plugins/{name}.py").write_text(text)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("method", {"student@stripes-last", "evaluate@stripes-last"}),
+        # sgd, whose network it is in one run: DVC knows the code of a method, not of a run
+        (
+            "network",
+            {
+                *("trajectory@stripes-sgd", "trajectory@digits-sgd", "trajectory@boston-sgd"),
+                *("student@stripes-last", "evaluate@stripes-last"),
+            },
+        ),
+        ("source", {"prepare@stripes"}),
+        ("score", {"evaluate@stripes-last", "evaluate@digits-ensemble"}),  # boston has no other data
+    ],
+)
+def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set[str]) -> None:
+    write(tmp_path, with_plugins())
+    before = digests(tmp_path)
+    (tmp_path / f"plugins/{file}.py").write_text(FILES[file] + "# a comment\n")
+    after = digests(tmp_path)
+    assert {name for name in before if before[name] != after[name]} == stale
+
+
+def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
+    """Also where files of plugins lie about; and a plugin that no run uses makes nothing stale, but for its score."""
+    write(tmp_path, yaml.safe_load(PARAMS))
+    plain = digests(tmp_path)
+    raw = yaml.safe_load(PARAMS)
+    raw["plugins"] = [f"plugins/{name}.py" for name in FILES if name != "score"]
+    write(tmp_path, raw)
+    assert digests(tmp_path) == plain
+
+
+def test_a_plugins_code_is_followed_through_the_public_names_and_its_own_package(tmp_path: Path) -> None:
+    text = """
+from bdl_pipe import plugins
+from pipeline.graph import code
+plugins.load(["one.py", "pack.methods"])
+print(*code.closure(p.module for p in plugins.loaded()))
+print(*(place.name for place in code.shipped()))
+"""
+    files = {
+        "one.py": "import bdl_pipe\nimport helper\nfrom bdl_pipe import Seed\nbdl_pipe.NetworkDraws\n",
+        "helper.py": "import json\n",
+        "pack/__init__.py": "",
+        "pack/methods.py": "from . import inner\n",
+        "pack/inner.py": "from bdl_pipe.sgmcmc import sgld\n",
+        "pack/unused.py": "",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    modules, shipped = (line.split() for line in done.stdout.splitlines())
+    assert {"helper", "pack", "pack.methods", "pack.inner", "bdl_pipe.seeds", "bdl_pipe.posterior"} <= {*modules}
+    assert "bdl_pipe.sgmcmc.sgld" in modules
+    assert not {"pack.unused", "bdl_pipe.registry", "bdl_pipe.public", "json"} & {*modules}
+    assert shipped == ["helper.py", "pack"]

@@ -1,0 +1,319 @@
+"""Plugins: what they add, what is refused, and that what fails leaves nothing."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe import evaluation, networks, plugins
+from bdl_pipe.config import read, to_mapping
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.plugins import PluginError, Registered, load
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.registry import METHODS, POSTERIORS, Lazy
+from bdl_pipe.seeds import Seed
+
+TABLES: list[Registered] = [
+    METHODS,
+    POSTERIORS,
+    networks.NETWORKS,
+    catalog.CATALOG,
+    catalog.OPTIONS,
+    evaluation.OOD_SCORES,
+]
+METHOD = """
+from dataclasses import dataclass
+from bdl_pipe import Method, StageSpec, State, register_method
+
+@dataclass(frozen=True)
+class Config:
+    size: int
+
+def fit(data, inputs, config, *, rng, report):
+    return State({}, {"posterior": "NAME", "size": config.size})
+
+register_method(Method("NAME", Config, ("classification",), {"student": StageSpec(fit)}))
+"""
+NETWORK = """
+from dataclasses import dataclass
+from typing import Literal
+import torch
+from bdl_pipe import register_network
+
+@dataclass(frozen=True)
+class Wave:
+    name: Literal["wave"]
+    width: int
+
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return x.sin()
+
+def trunk(config, input_shape, generator):
+    layer = torch.nn.Linear(*input_shape, config.width)
+    torch.nn.init.normal_(layer.weight, generator=generator)
+    torch.nn.init.zeros_(layer.bias)
+    return torch.nn.Sequential(layer, Sine()), config.width
+
+register_network(Wave, trunk)
+"""
+SOURCE = """
+from dataclasses import dataclass
+from typing import Literal
+import numpy as np
+from bdl_pipe import Examples, Raw, register_source
+
+@dataclass(frozen=True)
+class Blobs:
+    rows: int
+    name: Literal["blobs"] = "blobs"
+
+def load(config):
+    labels = np.arange(config.rows) % 2
+    rows = Examples(np.stack([labels, -labels], 1) * 1.0, labels)
+    return Raw("blobs", TASK, "table", rows, None, ("a", "b"), ("x", "y"))
+
+register_source(Blobs, load, task="classification", kind="table")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory for plugins, which are forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_added", [])
+    for table in TABLES:
+        monkeypatch.setattr(table, "_others", {})
+    yield tmp_path
+
+
+def write(path: str, text: str) -> str:
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(text)
+    return path
+
+
+def contents() -> list[list[str]]:
+    return [list(table) for table in TABLES]
+
+
+def test_a_file_adds_a_method() -> None:
+    load([write("plugins/small.py", METHOD.replace("NAME", "small"))])
+    assert list(METHODS)[-1] == "small" and len(METHODS) == len(list(METHODS))
+    method = METHODS["small"]
+    assert read(method.config, {"size": 3}, "methods.small") == method.config(3)
+    assert isinstance(METHODS, Lazy) and METHODS.module("small") == plugins.module_name("plugins/small.py")
+    assert "bdl_pipe" not in METHODS.module("small")
+    load(["plugins/small.py"])  # a second time nothing happens
+    assert list(METHODS).count("small") == 1
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_of_the_plugin_is_left() -> None:
+    before = contents()
+    write("a.py", METHOD.replace("NAME", "first") + METHOD.replace("NAME", "sgd"))
+    with pytest.raises(
+        PluginError, match=r"^the plugin a\.py cannot be imported: the method sgd is taken: the library"
+    ):
+        load(["a.py"])
+    assert contents() == before and plugins.loaded() == () and plugins.module_name("a.py") not in sys.modules
+    load([write("b.py", METHOD.replace("NAME", "first"))])
+    with pytest.raises(
+        PluginError, match=r"c\.py .* the method first is taken: b\.py has one of this name \(line 12\)"
+    ):
+        load([write("c.py", METHOD.replace("NAME", "first"))])
+    assert METHODS.module("first") == plugins.module_name("b.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("x = 1\nimport not_there_at_all", r"ModuleNotFoundError: No module named 'not_there_at_all' \(line 2\)"),
+        ("x = 1\n\nx / 0", r"ZeroDivisionError: division by zero \(line 3\)"),
+        ("x = (", r"SyntaxError in line 1: '\(' was never closed"),
+        ("raise SystemExit('no')", r"SystemExit: no \(line 1\)"),
+        ("raise ValueError('two\\nlines')", r"ValueError: two lines \(line 1\)"),
+    ],
+)
+def test_what_an_import_stumbles_over_is_one_line_with_the_file_and_the_place(text: str, cause: str) -> None:
+    with pytest.raises(PluginError, match=rf"^the plugin bad\.py cannot be imported: {cause}$") as raised:
+        load([write("bad.py", text)])
+    assert "\n" not in str(raised.value)
+
+
+def test_an_interrupt_is_none_of_a_plugins_errors() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load([write("stop.py", "raise KeyboardInterrupt")])
+    assert plugins.loaded() == ()
+
+
+@pytest.mark.parametrize("names", ["a.py", [1], {"a": 1}, [""], 3])
+def test_the_section_is_a_list_of_texts(names: object) -> None:
+    with pytest.raises(ConfigError, match="plugins must be a list of Python files"):
+        load(names)
+
+
+def test_what_is_not_there_is_said() -> None:
+    with pytest.raises(ConfigError, match="must not name a plugin twice"):
+        load(["a.py", "a.py"])
+    with pytest.raises(PluginError, match=r"the plugin my/gone\.py is not there: no such file in "):
+        load(["my/gone.py"])
+    with pytest.raises(PluginError, match="nowhere_to_be_found cannot be imported: there is no such module"):
+        load(["nowhere_to_be_found"])
+
+
+def test_an_installed_package_and_an_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("my_methods/__init__.py", "")
+    write("my_methods/one.py", METHOD.replace("NAME", "one"))
+    write("my_methods/two.py", METHOD.replace("NAME", "two"))
+    write("my_methods-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
+    write("my_methods-1.dist-info/entry_points.txt", "[bdl_pipe.plugins]\nshort = my_methods.two\n")
+    monkeypatch.syspath_prepend(folder)
+    load(["my_methods.one", "short"])
+    assert METHODS.module("one") == "my_methods.one" and METHODS.module("two") == "my_methods.two"
+    assert [plugin.module for plugin in plugins.loaded()] == ["my_methods.one", "my_methods.two"]
+
+
+WRONG = {  # a line of a plugin -> what is said of it
+    "register_method(3)": "register_method takes a Method, got 3",
+    "register_posterior(int)": "the posterior int must have key and predict and state and from_state",
+    "register_network(int, print)": "the network int must be a frozen dataclass",
+    "register_network(Named, 3)": "the trunk of the network mine must be a function, got 3",
+    "register_network(Bare, print)": 'the network Bare must have a field name: Literal["<its name>"]',
+    "register_ood_score('x', 3)": "the OOD score x must be a function of a predictive, got 3",
+    "register_ood_score('a b', print)": "the OOD score 'a b' must have a name of letters, digits and _",
+    "register_ood_score('max_prob', print)": "the OOD score max_prob is taken: the library has one of this name",
+    "register_source(Named, 3, task='regression', kind='table')": (
+        "load of the data source mine must be a function, got 3"
+    ),
+    "register_source(Named, print, task='x', kind='table')": (
+        "the task of the data source mine must be classification or regression, got 'x'"
+    ),
+    "register_source(Digits, print, task='regression', kind='table')": (
+        "the data source digits is taken: the library has one of this name"
+    ),
+}
+HEAD = """
+from dataclasses import dataclass
+from typing import Literal
+from bdl_pipe import *
+@dataclass(frozen=True)
+class Bare:
+    size: int
+@dataclass(frozen=True)
+class Named:
+    name: Literal["mine"]
+@dataclass(frozen=True)
+class Digits:
+    name: Literal["digits"]
+"""
+LOAD_EACH = """
+import sys
+from bdl_pipe import PluginError, load_plugins
+for name in sys.argv[1:]:
+    try:
+        load_plugins([name])
+    except PluginError as error:
+        print(error)
+"""
+
+
+def test_what_is_registered_is_checked() -> None:
+    """In a process of its own, where no type checker is at work before us."""
+    names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(WRONG)]
+    said = subprocess.run([sys.executable, "-c", LOAD_EACH, *names], capture_output=True, text=True, check=True).stdout
+    head = "the plugin {} cannot be imported: {} (line 14)"
+    assert said.splitlines() == [head.format(name, cause) for name, cause in zip(names, WRONG.values(), strict=True)]
+
+
+def test_a_network_is_chosen_by_its_name_like_any_other() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.network\.name must be one of mlp, convnet, .*preresnet, got 'wave'"):
+        read(NetworkSpec, spec("wave"), "spec")
+    load([write("wave.py", NETWORK)])
+    found = read(NetworkSpec, spec("wave"), "spec")
+    assert to_mapping(found)["network"] == {"name": "wave", "width": 5}
+    first, again = found.build(Seed(1)), found.build(Seed(1))
+    assert first.width == 5 and first.head.weight.shape == (2, 5)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(first.trunk(x), (x @ first.trunk[0].weight.T).sin())
+    with pytest.raises(ConfigError, match="got 'nave'"):
+        read(NetworkSpec, spec("nave"), "spec")
+
+
+def spec(name: str) -> dict[str, object]:
+    network = {"name": name, "width": 5}
+    return {"network": network, "input_shape": [3], "outputs": 2, "likelihood": "categorical"}
+
+
+def dataset(**source: object) -> DatasetConfig:
+    rest = {"whiten": False, "validation": 0.1, "splits": 1, "ood": [], "corrupted_images": 0, "corruptions": "made"}
+    return read(DatasetConfig, {"source": source, "normalise": "train", "fit_rows": "train", **rest}, "datasets.mine")
+
+
+def test_a_source_is_one_like_any_other() -> None:
+    load([write("blobs.py", SOURCE.replace("TASK", '"classification"'))])
+    found = dataset(name="blobs", rows=20)
+    assert found.task == "classification" and found.source.kind == "table"
+    raw = sources.load(found.source)
+    assert raw.classes == ("a", "b") and raw.train.inputs.shape == (20, 2)
+    with pytest.raises(ConfigError, match=r"datasets\.mine\.source\.rows must be a whole number, got 'x'"):
+        dataset(name="blobs", rows="x")
+    with pytest.raises(DataError, match="blobs: must have at least 10 rows, got 4"):
+        sources.load(dataset(name="blobs", rows=4).source)
+
+
+def test_a_source_that_loads_another_thing_than_it_said_is_refused() -> None:
+    load([write("blobs.py", SOURCE.replace("TASK", '"regression"'))])
+    with pytest.raises(DataError, match="blobs was registered with task classification, got regression"):
+        sources.load(dataset(name="blobs", rows=20).source)
+
+
+def test_a_score_is_asked_of_every_predictive() -> None:
+    load(
+        [
+            write(
+                "s.py", "import bdl_pipe\nbdl_pipe.register_ood_score('top', lambda p: getattr(p, 'log_probs', [0])[0])"
+            )
+        ]
+    )
+    with pytest.raises(PluginError, match=r"the OOD score top must be a tensor of shape \(3,\), got int"):
+        evaluation.ood_scores(Gaussian(torch.zeros(1, 3, 2), torch.ones(1, 3, 2)))
+    with pytest.raises(PluginError, match=r"the OOD score top must be a tensor of shape \(3,\), got \(2,\)"):
+        evaluation.ood_scores(Categorical(torch.rand(1, 3, 2).log_softmax(-1)))
+    text = (
+        "from bdl_pipe import *\ndef first(p):\n    return p.log_probs[:, 0] if isinstance(p, Categorical) else None\n"
+    )
+    load([write("t.py", text + "register_ood_score('first', first)")])
+    plugins._loaded.pop("s.py"), evaluation.OOD_SCORES._remove("top")
+    classes = Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"own": torch.arange(3.0)})
+    found = evaluation.ood_scores(classes)
+    assert list(found) == ["max_prob", "mutual_information", "first", "own"]
+    np.testing.assert_array_equal(found["first"], classes.log_probs[:, 0].double())
+    np.testing.assert_array_equal(found["own"], [0.0, 1.0, 2.0])
+    assert list(evaluation.ood_scores(Gaussian(torch.zeros(1, 3, 2), torch.ones(1, 3, 2)))) == ["variance"]
+    with pytest.raises(PluginError, match="the OOD score first of Categorical is taken"):
+        evaluation.ood_scores(Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"first": torch.arange(3.0)}))
+
+
+def test_another_process_needs_no_file(folder: Path) -> None:
+    """What is sealed is read where there is neither the file nor the plugin, and is of the plugin there."""
+    from pipeline.core.executors.sealed import sealed
+
+    assert sealed(folder) is folder, "without plugins nothing is wrapped"
+    load([write("small.py", METHOD.replace("NAME", "small"))])
+    method = METHODS["small"]
+    blob = pickle.dumps(sealed((method.stages["student"].fit, method.config(7))))
+    Path("small.py").unlink()
+    text = "import pickle, sys; fit, config = pickle.loads(sys.stdin.buffer.read()); from bdl_pipe import METHODS;"
+    text += "print(fit(None, {}, config, rng=None, report=None).config, METHODS['small'].config is type(config))"
+    done = subprocess.run([sys.executable, "-c", text], input=blob, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "{'posterior': 'small', 'size': 7} True"

@@ -1,0 +1,60 @@
+"""The public names: each is there, checkers see the same ones, and the package says that it is typed."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bdl_pipe
+from bdl_pipe import public
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", public.PLACES)
+def test_every_name_is_there(name: str) -> None:
+    found = getattr(bdl_pipe, name)
+    module, _, other = public.PLACES[name].partition(":")
+    assert found is getattr(sys.modules[f"bdl_pipe.{module}"], other or name)
+    assert name in bdl_pipe.__all__ and name in dir(bdl_pipe)
+
+
+def test_no_name_hides_a_module() -> None:
+    modules = {path.stem for path in (ROOT / "src/bdl_pipe").iterdir()}
+    assert not modules & public.PLACES.keys()
+    with pytest.raises(AttributeError, match="module 'bdl_pipe' has no attribute 'nothing'"):
+        _ = bdl_pipe.nothing
+    with pytest.raises(ImportError):
+        exec("from bdl_pipe import nothing")
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((ROOT / "src/bdl_pipe/public.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen |= {node.targets[0].id for node in block.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+    assert {name for name in seen if name and not name.startswith("_")} == public.PLACES.keys()
+
+
+def test_a_star_brings_every_name_and_the_package_alone_brings_no_torch() -> None:
+    text = "import sys, bdl_pipe; bdl_pipe.__version__; dir(bdl_pipe); assert 'torch' not in sys.modules;"
+    text += "assert 'numpy' not in sys.modules; from bdl_pipe import *; print(*dir())"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert public.PLACES.keys() <= {*done.stdout.split()}
+
+
+def test_the_package_is_typed_and_has_the_version_of_its_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (ROOT / "src/bdl_pipe/py.typed").is_file()
+    assert project["tool"]["setuptools"]["package-data"] == {"bdl_pipe": ["py.typed"]}
+    from importlib import metadata
+
+    assert bdl_pipe.__version__ == metadata.version("bdl-pipe")
+
+
+def test_every_name_is_in_the_docs() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert [name for name in public.PLACES if f"`{name}`" not in page and f"`{name}(" not in page] == []
