@@ -32,7 +32,7 @@ class Posterior(Protocol):
     """What every method fits."""
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
+        """Return the predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
         ...
 
     def state(self) -> State:
@@ -132,7 +132,7 @@ class Predictor:
         self.posterior, self.transform, self.classes = posterior, transform, classes
 
     def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
-        """The predictive of raw rows, regression rescaled to the targets' own units."""
+        """Return the predictive of raw rows, regression rescaled to the targets' own units."""
         predictive = self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
@@ -159,5 +159,5 @@ class Predictor:
 
 
 def prediction_address(seed: int, run: str, split: int, member: int) -> Seed:
-    """The address of a fitted posterior's draws: one for its scores, new rows, searches and the served model."""
+    """Return the address of a fitted posterior's draws: one for its scores, new rows, searches and the served model."""
     return Seed(seed).fold("evaluate", run, split, member)

@@ -37,7 +37,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
-        """The predictive of shift + scale·y, both [output]; for classes, an error of ours."""
+        """Return the predictive of shift + scale·y, both [output]; for classes, an error of ours."""
 
 
 def mixture(log_terms: Tensor) -> Tensor:

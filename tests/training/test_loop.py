@@ -134,10 +134,10 @@ def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -
     for step in range(STEPS):
         optimiser.zero_grad()
         theirs.loss(step).backward()
-        if config.clip is not None:
+        if config.grad_clip_norm is not None:
             norm = torch.stack([p.grad.square().sum() for p in theirs.parameters()]).sum().sqrt()
             for p in theirs.parameters():
-                p.grad *= min(1.0, config.clip / (norm.item() + 1e-6))
+                p.grad *= min(1.0, config.grad_clip_norm / (norm.item() + 1e-6))
         optimiser.step()
         schedule.step()
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-5, rtol=1e-4)

@@ -47,9 +47,9 @@ def test_what_no_method_starts_from(case: Case) -> None:
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
 
     def make(network: object, choose: object) -> State:
-        constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "learn" not in section else {}
+        constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "training" not in section else {}
         learn = section.get("training", section | constant) | {"early_stopping": choose}
-        whole = section | {"training": learn} if "learn" in section else learn
+        whole = section | {"training": learn} if "training" in section else learn
         config = read(method.config, whole | {"network": network}, "methods.x")
         return case.stage.fit_one(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
 

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
-    """A freshly initialised network; equal arguments give equal weights.
+    """Return a freshly initialised network; equal arguments give equal weights.
 
     Args:
         input_shape: (channel, height, width) or (feature,).

@@ -58,7 +58,7 @@ class BatchStatistics(nn.Module):
 def convnet_trunk(
     config: ConvNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of any size of at least 2**blocks pixels."""
+    """Return the trunk and its width, for images of any size of at least 2**blocks pixels."""
     channels, height, width = input_shape
     layers: list[nn.Module] = []
     for block in range(config.blocks):

@@ -32,7 +32,7 @@ class MlpConfig:
 
 
 def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """The trunk and its width; images are flattened.
+    """Return the trunk and its width; images are flattened.
 
     Weights N(0, 2/fan_in), biases 0, whatever the activation: He's variance for a slope a is
     2/(1 + a²), for 0.01 one part in 10,000 less, and for tanh it is twice LeCun's.

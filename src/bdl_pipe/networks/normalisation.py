@@ -8,7 +8,7 @@ _NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def has_batch_norm(network: nn.Module) -> bool:
-    """Whether any layer has running statistics."""
+    """Say whether any layer has running statistics."""
     return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
 
 

@@ -70,7 +70,7 @@ class Block(nn.Module):
 def resnet_trunk(
     config: ResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+    """Return the trunk and its width, for images of any size and number of channels: an odd side is halved up."""
     stem = _conv_norm(input_shape[0], _STEM, 3, 1, generator)
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(*stem, nn.ReLU()))
     channels = _STEM

@@ -51,7 +51,7 @@ class MeanField(nn.Module):
         return {k: torch.randn(steps, *v.shape, generator=generator) for k, v in self.log_sd.items()}
 
     def forward(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
-        """The module's output with the weights m + s·noise."""
+        """Return the module's output with the weights m + s·noise."""
         means, log_sds = self._flat()
         drawn = means + log_sds.exp() * torch.cat([noise[_key(name)].flatten() for name in self._shapes])
         parts = drawn.split([shape.numel() for shape in self._shapes.values()])

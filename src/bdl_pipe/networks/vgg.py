@@ -40,7 +40,7 @@ class VggConfig:
 
 
 def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """The trunk and its width, for images of 32 pixels or more a side; a pool drops an odd last row.
+    """Return the trunk and its width, for images of 32 pixels or more a side; a pool drops an odd last row.
 
     Raises:
         ConfigError: the images are smaller, or the rows are no images.

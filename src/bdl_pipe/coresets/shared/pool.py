@@ -61,7 +61,7 @@ class ModelPool:
             member.steps = slot * config.steps // config.networks
 
     def draw(self, step: int) -> tuple[int, networks.Network]:
-        """The slot and the network that outer step ``step`` uses."""
+        """Return the slot and the network that outer step ``step`` uses."""
         slot = self._rng.fold("draw", step).integer() % self._config.networks
         return slot, self._members[slot].network
 

@@ -35,7 +35,7 @@ def fresh(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> OptimisedNetwork:
-    """A new network on ``device`` and its Adam with a constant rate.
+    """Return a new network on ``device`` and its Adam with a constant rate.
 
     The head has no bias in the paper: ours is 0 and not trained.
     """

@@ -73,7 +73,7 @@ def solve(
     gamma: float = 100.0,
     beta: float | None = None,
 ) -> HeadPosterior:
-    """The posterior of the head given a coreset (eq. 21).
+    """Return the posterior of the head given a coreset (eq. 21).
 
     Args:
         features: Φ, the trunk's features of the coreset.
@@ -138,7 +138,7 @@ def dataset_loss(
     num_train: int = 60_000,
     beta_dataset: float = 1e-8,
 ) -> Float[Tensor, ""]:
-    """The outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
+    """Return the outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
 
     Args:
         batch_features: features of training rows; they need no graph.

@@ -154,7 +154,7 @@ def distil(
     rng: Seed,
     report: Report,
 ) -> Coreset:
-    """A coreset distilled from ``start``; resumes from ``report.load()`` with the same bits.
+    """Return a coreset distilled from ``start``; resumes from ``report.load()`` with the same bits.
 
     Raises:
         Diverged: the loss became NaN or infinite.

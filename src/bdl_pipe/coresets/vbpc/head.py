@@ -29,6 +29,6 @@ class HeadConfig:
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
 
     def solve(self, network: networks.Network, images: Tensor, labels: Tensor) -> closed_form.HeadPosterior:
-        """The posterior of the head on this network's features, with β_S = n̂."""
+        """Return the posterior of the head on this network's features, with β_S = n̂."""
         phi = features(network, images, self.feature_scale)
         return closed_form.solve(phi, labels, self.rho, self.gamma)

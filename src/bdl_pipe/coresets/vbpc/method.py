@@ -49,7 +49,7 @@ class VbpcConfig:
 
 
 def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, report: Report) -> State:
-    """A distilled coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
+    """Return a distilled coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
     start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
     made = distil(
         data,
