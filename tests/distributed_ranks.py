@@ -85,8 +85,10 @@ def trajectory(data: FitData, report: Report, **changes: object) -> State:
 def student(name: str, data: FitData) -> State:
     """A fit of the method ``name``; by plain SGD, since Adam blows up the rounding of a gradient that is almost 0."""
     section = CONFIGS[name, "classification"]
-    key = "training" if name == "sngp" else "learn"
-    section = section | {key: LEARN, "network": {**section["network"], "norm": "instance"}}  # batch norm would differ
+    section = section | {
+        "training": LEARN,
+        "network": {**section["network"], "norm": "instance"},
+    }  # batch norm would differ
     config = read(METHODS[name].config, section, f"methods.{name}")
     return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
 
@@ -122,9 +124,9 @@ def _findings(rank: int) -> dict[str, Any]:
     found |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
     found["refused"] = _refusal(data)
     found["students"] = {name: student(name, data).tensors for name in SHARED}
-    kept, distributed.average = distributed.average, lambda parameters: None
+    kept, distributed.average_gradients = distributed.average_gradients, lambda parameters: None
     found["apart"] = trajectory(data, Listening()).tensors
-    distributed.average = kept
+    distributed.average_gradients = kept
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bdl_pipe import evaluation, networks, plugins
 from bdl_pipe.config import read, to_mapping
-from bdl_pipe.data import sources
+from bdl_pipe.data import catalog, sources
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.plugins import PluginError, Registered, load

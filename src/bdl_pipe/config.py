@@ -108,7 +108,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _union(get_args(hint), value, path)
     if hint in _kinds:
-        return _variant(_kinds[hint](), value, path)
+        return variant(_kinds[hint](), value, path)
     if origin is Literal:
         if value not in get_args(hint) or isinstance(value, bool) != isinstance(get_args(hint)[0], bool):
             raise ConfigError(path, f"must be one of {', '.join(map(str, get_args(hint)))}", value)

@@ -217,7 +217,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
         dataset, network, kind = key.split("-")
         config, optimiser = row.config, row.config.optimiser
         assert (config.epochs, config.batch, row.spec.seeds) == (300, 128, 3)
-        assert (optimiser.name, optimiser.momentum, optimiser.clip) == ("sgd", 0.9, None)
+        assert (optimiser.name, optimiser.momentum, optimiser.grad_clip_norm) == ("sgd", 0.9, None)
         assert (optimiser.lr, optimiser.weight_decay) == own[network]
         start, ratio = (161, ends[network][dataset == "cifar100"] / optimiser.lr) if kind == "swa" else (300, 0.01)
         for epoch in range(300):

@@ -231,7 +231,7 @@ WRONG = {
     ),
     "data set without a row": (
         ["vbll:table2", "--dataset", "Boston,Concrete"],
-        "--dataset Concrete: has no row in params/paper",
+        "--dataset Concrete: has no run in params/paper",
     ),
     "empty name": (
         ["vbll:table2", "--dataset", "Boston,"],

@@ -109,7 +109,7 @@ class Bnn(Learner):
         return self.random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
-        """The variational parameters, whose prior is in the loss, and the noise."""
+        """Return the variational parameters, whose prior is in the loss, and the noise."""
         sds = {f"random.log_sd.{name}" for name in self.random.log_sd}
         means = {f"random.module.{name.replace('/', '.')}" for name in self.random.log_sd}
         return sds | means | {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}

@@ -18,7 +18,7 @@ class DeterministicConfig:
 
 
 def fit(data: FitData, inputs: Inputs, config: DeterministicConfig, *, rng: Seed, report: Report) -> State:
-    """The last snapshot of the one trajectory in ``inputs``; data and rng are not used."""
+    """Return the last snapshot of the one trajectory in ``inputs``; data and rng are not used."""
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     state = NetworkDraws.of(spec, [snapshot(trajectory, -1)]).state()

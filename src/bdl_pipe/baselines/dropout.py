@@ -105,12 +105,12 @@ class Dropout(NoisyLearner):
         return self._mixture(inputs, self.spec.config.validation_draws, rng)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """A mask for every row of every step: place -> bool [steps, batch, unit]."""
+        """Return a mask for every row of every step: place -> bool [steps, batch, unit]."""
         rate = self.spec.config.rate
         return {k: torch.rand(steps, batch, n, generator=generator) >= rate for k, n in self._units.items()}
 
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The masks of this rank's rows: a row has the same one on any number of ranks."""
+        """Return the masks of this rank's rows: a row has the same one on any number of ranks."""
         return {place: distributed.shard(masks) for place, masks in noise.items()}
 
     def undecayed(self) -> set[str]:

@@ -23,7 +23,7 @@ class EnsembleConfig:
 
 
 def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, report: Report) -> State:
-    """The last snapshots of all trajectories in ``inputs``; data and rng are not used.
+    """Return the last snapshots of all trajectories in ``inputs``; data and rng are not used.
 
     Raises:
         ConfigError: the trajectories are of different networks.

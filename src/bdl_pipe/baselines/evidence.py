@@ -54,7 +54,7 @@ class _Spectrum:
         return -0.5 * (self.outputs * log_det + self.count * math.log(self.rest(log_ratio)))
 
     def slope(self, log_ratio: float) -> float:
-        """The derivative of ``evidence`` by log r."""
+        """Return the derivative of ``evidence`` by log r."""
         grown = math.exp(log_ratio) * self.squared
         gain = float((self.energy * grown / (1 + grown) ** 2).sum()) / self.rest(log_ratio)
         return 0.5 * (self.count * gain - self.outputs * float((grown / (1 + grown)).sum()))

@@ -61,7 +61,7 @@ class ExactGp(gpytorch.models.ExactGP):
 
 
 def dense() -> ExitStack:
-    """A context in which gpytorch uses Cholesky factors whatever the number of rows."""
+    """Return a context in which gpytorch uses Cholesky factors whatever the number of rows."""
     stack = ExitStack()
     stack.enter_context(gpytorch.settings.debug(False))  # it warns where training rows are predicted
     stack.enter_context(gpytorch.settings.fast_computations(False, False, False))

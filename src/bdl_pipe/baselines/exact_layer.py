@@ -112,7 +112,7 @@ class ExactLayerPosterior:
 
     @classmethod
     def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
-        """The state of a learner's trunk (its ``network``) with ``layer`` on it."""
+        """Return the state of a learner's trunk (its ``network``) with ``layer`` on it."""
         trunk = {f"network.{k}": v for k, v in _trunk(learned.state).items()}
         tensors = trunk | {k: v.detach().cpu().clone() for k, v in vars(layer).items()}
         about = {"prior_variance": prior_variance, "epochs": learned.epochs, "loss": learned.loss}

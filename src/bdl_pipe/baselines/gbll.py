@@ -124,7 +124,7 @@ class Gbll(ExactLayerLearner):
         return {"log_prior_variance", "log_noise_variance"}
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """The layer of the trained prior and noise variance."""
+        """Return the layer of the trained prior and noise variance."""
         return self.posterior(), float(self.variances()[0])
 
 
@@ -143,7 +143,7 @@ class Ldgbll(Gbll):
         return fit + self.config.weight * linear.derivative_kl(jacobian, self.config.derivative_variance).mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """The rows of the batch at which derivatives are looked at, [steps, row]."""
+        """Return the rows of the batch at which derivatives are looked at, [steps, row]."""
         count = self.config.derivative_rows
         if count is None or count >= batch:
             return {}

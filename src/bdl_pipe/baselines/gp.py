@@ -101,7 +101,7 @@ class GpPosterior:
 
 
 def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: Report) -> State:
-    """The posterior given the training rows; ``rng`` is not used: every fit starts at the same place.
+    """Return the posterior given the training rows; ``rng`` is not used: every fit starts at the same place.
 
     Raises:
         DataError: there are more rows than an exact process can hold.
@@ -115,7 +115,7 @@ def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: R
 
 
 def _unit(targets: Tensor) -> Tensor:
-    """The deviation of each output [o], float64."""
+    """Return the deviation of each output [o], float64."""
     return targets.double().std(0, correction=0)
 
 

@@ -62,7 +62,7 @@ def posterior(
     prior_variance: Variance,
     noise_variance: Variance,
 ) -> LinearPosterior:
-    """The posterior of the weights.
+    """Return the posterior of the weights.
 
     Raises:
         ConfigError: a variance that is a number is not > 0.
@@ -134,14 +134,14 @@ class JacobianMoments:
 
     @property
     def variance(self) -> Float[Tensor, "b d"]:
-        """The marginal variance of each derivative."""
+        """Return the marginal variance of each derivative."""
         return self.root.square().sum(-1)
 
 
 def jacobian_moments(
     q: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"]
 ) -> JacobianMoments:
-    """The posterior of the function's derivatives, by forward mode: one pass per input column.
+    """Return the posterior of the function's derivatives, by forward mode: one pass per input column.
 
     Args:
         trunk: φ, one row [d] -> [h], the features that ``q`` was made with (a bias included).
@@ -163,7 +163,7 @@ def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> F
 
 
 def _wide(name: str, variance: float | Tensor, like: Tensor) -> Tensor:
-    """A variance as [*member, 1, 1]."""
+    """Return a variance as [*member, 1, 1]."""
     if not isinstance(variance, Tensor):
         require(variance > 0, name, "must be > 0", variance)
     return torch.as_tensor(variance, dtype=like.dtype, device=like.device)[..., None, None]

@@ -131,7 +131,7 @@ class Sngp(Learner):
         return {name for name, _ in self.named_parameters(recurse=False)}
 
     def marginal(self, inputs: Tensor, factor: Float[Tensor, "feature feature"]) -> Predictive:
-        """The predictive with v = ‖L⁻¹φ‖², L the Cholesky factor of Λ in float64."""
+        """Return the predictive with v = ‖L⁻¹φ‖², L the Cholesky factor of Λ in float64."""
         phi = self.features(inputs)
         variance = torch.linalg.solve_triangular(factor, phi.T.to(factor), upper=False).square().sum(0)  # [batch]
         return self._plain(phi @ self.head, variance.to(phi))
@@ -145,7 +145,7 @@ class Sngp(Learner):
         return phi.double(), largest * (1 - largest)
 
     def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
-        """The predictive of f of the given variance [batch]; None: 0."""
+        """Return the predictive of f of the given variance [batch]; None: 0."""
         if self.spec.task == "classification":
             spread = outputs.new_zeros(()) if variance is None else variance[:, None]
             return Categorical(mean_field(outputs, spread)[None])
@@ -155,7 +155,7 @@ class Sngp(Learner):
 
 @torch.no_grad()
 def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "feature feature"]:
-    """The lower Cholesky factor of Λ over the training rows, in float64."""
+    """Return the lower Cholesky factor of Λ over the training rows, in float64."""
     size = learner.spec.features
     precision = learner.spec.ridge * torch.eye(size, dtype=torch.float64, device=inputs.device)
     for part in inputs.split(_ROWS):

@@ -165,7 +165,7 @@ def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class
 
 
 def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report: Report) -> State:
-    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
 
     Raises:
         ConfigError: more collapsed weights than the last layer has for a class, or than can be integrated.

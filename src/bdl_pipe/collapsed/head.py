@@ -44,7 +44,7 @@ class Head:
         return cls(torch.cat([weight, bias[..., None]], -1))
 
     def collapse(self, snapshot: int, features: Float[Tensor, "batch width"], count: int) -> Collapsed:
-        """The ``count`` weights of each class with the largest range·|φ|, for each input by itself.
+        """Return the ``count`` weights of each class with the largest range·|φ|, for each input by itself.
 
         Memory: that of the result, a 32nd of all half-widths, and blocks of SCORES numbers.
         """
@@ -62,7 +62,7 @@ class Head:
 
 
 def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:
-    """The ``count`` largest half-widths, which lie in the ``count`` groups of largest maxima.
+    """Return the ``count`` largest half-widths, which lie in the ``count`` groups of largest maxima.
 
     Args:
         features: φ [row, group, GROUP].

@@ -40,7 +40,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def reach(self) -> tuple[Tensor, Tensor]:
-        """The ends of the support [draw, batch, output]."""
+        """Return the ends of the support [draw, batch, output]."""
 
     @abstractmethod
     def log_density(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
@@ -94,7 +94,7 @@ class Linear(Part):
 
     @property
     def _wide(self) -> bool:
-        """Whether there are more weights than corners are taken of."""
+        """Say whether there are more weights than corners are taken of."""
         return self.half_widths.shape[-1] > _TREE
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Linear":
@@ -194,7 +194,7 @@ def _index(which: Tensor, like: Tensor) -> Tensor:
 
 
 def _moved(polynomial: Tensor, by: Tensor) -> Tensor:
-    """The polynomial [..., terms ≤ 3] about a point further right by ``by``."""
+    """Return the polynomial [..., terms ≤ 3] about a point further right by ``by``."""
     terms = list(polynomial.unbind(-1))
     if len(terms) == 2:
         return torch.stack([terms[0] + terms[1] * by, terms[1]], -1)

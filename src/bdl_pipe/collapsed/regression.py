@@ -169,7 +169,7 @@ class CiberSecondPosterior(_Regression[CiberSecondConfig]):
 
 
 def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: Seed, report: Report) -> State:
-    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
 
     Raises:
         ConfigError: more collapsed weights than the last layer has for a target.
@@ -183,7 +183,7 @@ def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: See
 
 
 def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng: Seed, report: Report) -> State:
-    """All snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
 
     Raises:
         ConfigError: the network is not a ReLU perceptron, there are several targets, or more weights than a unit has.

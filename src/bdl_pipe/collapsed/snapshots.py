@@ -52,6 +52,6 @@ class CollapsedSnapshots(Generic[Config]):
 
 
 def trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
-    """The network and the stacked weights of the snapshots of the one trajectory in ``inputs``."""
+    """Return the network and the stacked weights of the snapshots of the one trajectory in ``inputs``."""
     (found,) = inputs["trajectory"]
     return read(NetworkSpec, found.config["spec"], "spec"), trained(found)

@@ -95,7 +95,7 @@ class Teacher(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """What a later step depends on."""
+        """Return what a later step depends on."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -184,12 +184,12 @@ class Distillation(Objective):
         return {"loss": float(loss)} if step % 50 == 49 else {}
 
     def posterior(self) -> NetworkDraws:
-        """The student as it is now."""
+        """Return the student as it is now."""
         return NetworkDraws.of(self.spec, [{k: v.detach().clone() for k, v in self._student.state_dict().items()}])
 
 
 def student_spec(teacher: NetworkSpec, network: NetworkConfig) -> NetworkSpec:
-    """The student of a teacher: softmax for softmax, mean and log-variance for Gaussian noise."""
+    """Return the student of a teacher: softmax for softmax, mean and log-variance for Gaussian noise."""
     likelihood: Likelihood = "categorical" if teacher.likelihood == "categorical" else "gaussian_head"
     return NetworkSpec(network, teacher.input_shape, teacher.outputs, likelihood)
 
@@ -203,7 +203,7 @@ def distillation_loss(teacher: NetworkSpec, student_outputs: Tensor, teacher_out
 
 
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
-    """A student distilled from stored draws of all chains, or from a chain of its own."""
+    """Return a student distilled from stored draws of all chains, or from a chain of its own."""
     teacher: Teacher
     if isinstance(config.mode, OfflineConfig):
         stored = average(inputs["teacher"], config.mode.max_draws).state()

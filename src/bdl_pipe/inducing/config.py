@@ -54,7 +54,7 @@ class WeightConfig:
 
     @property
     def start_sd(self) -> float:
-        """The standard deviations at the start."""
+        """Return the standard deviations at the start."""
         if self.sd_init is not None:
             return self.sd_init
         return 1e-4 if self.kind.endswith("_w") else 1e-3

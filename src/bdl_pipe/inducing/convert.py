@@ -66,7 +66,7 @@ def bayesianize(
 
 
 def key_of(name: str) -> str:
-    """A layer's key in a ``ModuleDict``, which has no dots and none of its own methods' names."""
+    """Return a layer's key in a ``ModuleDict``, which has no dots and none of its own methods' names."""
     key = name.replace(".", "/") or "network"
     return f"{key}/" if key in dir(nn.ModuleDict) else key
 
@@ -74,7 +74,7 @@ def key_of(name: str) -> str:
 def _choose(
     network: nn.Module, patterns: Mapping[str, Mapping[str, Any] | None], options: Mapping[str, Any]
 ) -> dict[str, WeightConfig]:
-    """The config of each layer to convert, by name."""
+    """Return the config of each layer to convert, by name."""
     chosen: dict[str, WeightConfig] = {}
     unused, owners = set(patterns), dict[int, str]()
     for name, module in network.named_modules():
@@ -96,7 +96,7 @@ def _choose(
 
 
 def _is_odd(module: nn.Module) -> bool:
-    """Whether it computes its weights."""
+    """Say whether it computes its weights."""
     return isinstance(module, Bayesian) or is_parametrized(module)
 
 
@@ -129,7 +129,7 @@ def _agree(chosen: Mapping[str, WeightConfig], shared: tuple[int, int] | None) -
 def _distribution(
     layer: nn.Module, name: str, config: WeightConfig, generator: torch.Generator, *, joint: bool
 ) -> Weights:
-    """The starting distribution of a layer's matrix, of the layer's type and on its device."""
+    """Return the starting distribution of a layer's matrix, of the layer's type and on its device."""
     matrix = _matrix(layer)
     out, columns = matrix.shape
     scale = prior_sd(columns, config.prior_scale) if config.prior_sd is None else config.prior_sd
@@ -166,13 +166,13 @@ def _shared(
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """The weights as [out, in], a bias their last column."""
+    """Return the weights as [out, in], a bias their last column."""
     weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
-    """The network with the layer's weights gone, to be lent to it by each call."""
+    """Return the network with the layer's weights gone, to be lent to it by each call."""
     for name, _ in list(layer.named_parameters(recurse=False)):
         like = layer._parameters.pop(name)
         layer.register_buffer(name, torch.empty(0, device=like.device, dtype=like.dtype), persistent=False)  # type: ignore[union-attr]

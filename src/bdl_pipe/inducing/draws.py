@@ -32,7 +32,7 @@ def outputs(
     rows: int | None = None,
     together: int | None = None,
 ) -> Float[Tensor, "draw batch ..."]:
-    """The network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
+    """Return the network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
 
     Draw k comes from ``rng.fold("draw", k)``: the same network for every batch, whatever ``num_draws``. A generator
     gives other networks at each call. Members (Ensemble-U) take turns from the first on.
@@ -93,7 +93,7 @@ def _together(net: Bayesian, inputs: Tensor, num_draws: int) -> int:
 
 
 def _laid_out(inputs: Tensor, net: Bayesian, together: int) -> Tensor:
-    """The inputs in the order of memory in which a network is fastest; what comes out changes by rounding alone.
+    """Return the inputs in the order of memory in which a network is fastest; what comes out changes by rounding alone.
 
     For images on a CPU and one draw at a time that is the network's own; for draws together the plain one, since vmap
     has no group norm of channels last.
@@ -110,5 +110,5 @@ def _cpu_images(inputs: Tensor) -> bool:
 
 
 def stored(net: nn.Module) -> int:
-    """The number of parameters kept; normalisation's among them, buffers not."""
+    """Return the number of parameters kept; normalisation's among them, buffers not."""
     return sum(p.numel() for p in net.parameters())

@@ -27,15 +27,15 @@ class Weights(nn.Module, ABC):
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the standard normal numbers of a draw, by name."""
+        """Return shapes of the standard normal numbers of a draw, by name."""
 
     @abstractmethod
     def factors(self) -> Any:
-        """What all draws share, differentiable in the parameters."""
+        """Return what all draws share, differentiable in the parameters."""
 
     @abstractmethod
     def forward(self, noise: Noise, factors: Any) -> Float[Tensor, "out in"]:
-        """A draw of W; ``factors``: what :meth:`factors` gave."""
+        """Return a draw of W; ``factors``: what :meth:`factors` gave."""
 
     @abstractmethod
     def centre(self) -> Float[Tensor, "out in"]:

@@ -93,7 +93,7 @@ class RandomConfig:
                 require(value % self.weights.members == 0, name, rule, value)
 
     def kinds(self) -> dict[str, dict[str, Any] | None]:
-        """The layers by pattern, as :func:`~.convert.bayesianize` takes them."""
+        """Return the layers by pattern, as :func:`~.convert.bayesianize` takes them."""
         every = asdict(self.weights)
         return {name: None if own is None else every | own for name, own in self.layers.items()} | {"*": every}
 
@@ -182,7 +182,7 @@ class RandomWeights(NoisyLearner):
         return {k: distributed.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:
-        """All that has a prior in the loss, and the noise."""
+        """Return all that has a prior in the loss, and the noise."""
         spared = ("net.layers.", "net.shared.", "likelihood.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 

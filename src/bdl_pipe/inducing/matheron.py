@@ -53,7 +53,7 @@ class Noise(NamedTuple):
 
 
 def side(z: Float[Tensor, "*member m size"], d: Float[Tensor, "*member m"]) -> Side:
-    """The factors of Z and the diagonal of D, in float64."""
+    """Return the factors of Z and the diagonal of D, in float64."""
     z, d = z.double(), d.double()
     factor = torch.linalg.cholesky(z @ z.mT + torch.diag_embed(d.square()))
     both = torch.cat([z, torch.diag_embed(d)], -1)
@@ -85,7 +85,7 @@ def conditional_draw(
     scale: float,
     noise: Noise,
 ) -> Float[Tensor, "*draw out in"]:
-    """A draw of W from q(W | U), for whitened U; ``rescale``: λ, ``scale``: σ."""
+    """Return a draw of W from q(W | U), for whitened U; ``rescale``: λ, ``scale``: σ."""
     rescale = rescale[..., None, None]
     prior = row.project @ (noise.weight @ column.project.mT)  # A_rE₁A_cᵀ, the large product first
     prior = prior + noise.outer @ column.residual.mT + row.residual @ (noise.inner @ column.root.mT)  # Ũ
@@ -101,7 +101,7 @@ def conditional_kl(
 
 
 def inner_rank(cols: int, columns: int) -> int:
-    """The number of columns of E₃."""
+    """Return the number of columns of E₃."""
     return min(cols, columns)
 
 

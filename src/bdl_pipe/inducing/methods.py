@@ -138,7 +138,7 @@ def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> 
 
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
-    """The one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
+    """Return the one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
     source = _source(inputs)
     validate_sources(config, {} if source is None else {"student": source.spec.config})
     assert source is not None
@@ -149,7 +149,7 @@ def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, 
 
 
 def _source(inputs: Inputs) -> RandomWeights | None:
-    """The fitted learner that is the input; None where there is none."""
+    """Return the fitted learner that is the input; None where there is none."""
     if not inputs.get("student"):
         return None
     (state,) = inputs["student"]

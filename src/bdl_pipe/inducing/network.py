@@ -39,14 +39,14 @@ class Place(NamedTuple):
     bias: bool
 
     def lend(self, matrix: Tensor, weight: str = "weight", bias: str = "bias") -> dict[str, Tensor]:
-        """The layer's tensors by name in the network; ``matrix`` [out, in]."""
+        """Return the layer's tensors by name in the network; ``matrix`` [out, in]."""
         weights = matrix[:, :-1] if self.bias else matrix
         found = {self.inside(weight): weights.reshape(self.shape)}
         return found | ({self.inside(bias): matrix[:, -1]} if self.bias else {})
 
     @property
     def size(self) -> int:
-        """The number of weights."""
+        """Return the number of weights."""
         return math.prod(self.shape) + self.shape[0] * self.bias
 
     def inside(self, name: str) -> str:
@@ -87,11 +87,11 @@ class Bayesian(nn.Module):
         return self.run(inputs, self.weights(noise))
 
     def run(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """The network's outputs under given weights, those of :meth:`weights`."""
+        """Return the network's outputs under given weights, those of :meth:`weights`."""
         return functional_call(self.network, weights, (inputs,))
 
     def weights(self, noise: Noise, factors: dict[str, Any] | None = None) -> dict[str, Tensor]:
-        """A draw of all weights, by name in the network, in the type of the parameters under autocast too.
+        """Return a draw of all weights, by name in the network, in the type of the parameters under autocast too.
 
         Args:
             noise: one draw's, without its first dimension.
@@ -119,7 +119,7 @@ class Bayesian(nn.Module):
         return moments | {place.inside("noise"): noise[_OUTPUTS]}
 
     def factors(self) -> dict[str, Any]:
-        """What all draws share, by layer and, where there is one, for ``shared``."""
+        """Return what all draws share, by layer and, where there is one, for ``shared``."""
         found = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
         return found if self.shared is None else found | {_SHARED: self.shared.weights.factors()}
 
@@ -177,7 +177,7 @@ class Bayesian(nn.Module):
         return torch.stack(terms + ([] if self.shared is None else [self.shared.kl()])).sum()
 
     def centre(self) -> dict[str, Tensor]:
-        """The means of all weights, by name in the network."""
+        """Return the means of all weights, by name in the network."""
         joint = {} if self.shared is None else self.shared.centre()
         found: dict[str, Tensor] = {}
         for key, place in self.places.items():
@@ -204,7 +204,7 @@ class Bayesian(nn.Module):
         return found if self.shared is None else found | {_SHARED: self.shared.weights.shapes()}
 
     def _fresh(self, inputs: Tensor) -> Noise:
-        """The noise of the next call."""
+        """Return the noise of the next call."""
         generator = self._rng.fold("call", self._calls).generator(self.device)
         self._calls += 1
         local = inputs if self.training else None
@@ -244,7 +244,7 @@ class Bayesian(nn.Module):
 
 
 def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
-    """The KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
+    """Return the KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
     require(rows is None or rows > 0, "rows", "must be > 0", rows)
     return net.kl(rows)
 

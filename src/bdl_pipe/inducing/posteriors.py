@@ -24,11 +24,11 @@ class InducingPosterior(nn.Module, ABC):
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the standard normal numbers of a draw, by name."""
+        """Return shapes of the standard normal numbers of a draw, by name."""
 
     @abstractmethod
     def spread(self) -> Tensor | None:
-        """What every draw needs of the covariance: standard deviations or a factor; None for points."""
+        """Return what every draw needs of the covariance: standard deviations or a factor; None for points."""
 
     @abstractmethod
     def forward(self, noise: Noise, spread: Tensor | None) -> Float[Tensor, "rows cols"]:

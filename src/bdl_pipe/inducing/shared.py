@@ -27,7 +27,7 @@ class Shared(nn.Module):
         self.weights = Inducing(stacked, config, 1.0, inducing_posterior(config, generator), generator)
 
     def forward(self, noise: Noise, factors: Factors) -> dict[str, Tensor]:
-        """A draw of every layer's U, by key."""
+        """Return a draw of every layer's U, by key."""
         return self._split(self.weights(noise, factors))
 
     def centre(self) -> dict[str, Tensor]:

@@ -30,12 +30,12 @@ class Kept(nn.Module):
         self.register_buffer("packed", packed)
 
     def forward(self, values: Float[Tensor, " count"]) -> Float[Tensor, "row column"]:
-        """The matrix, differentiable in the values."""
+        """Return the matrix, differentiable in the values."""
         flat = values.new_zeros(math.prod(self.shape))
         return flat.scatter(0, self.numbers(), values).view(self.shape)
 
     def of(self, matrix: Float[Tensor, "row column"]) -> Float[Tensor, " count"]:
-        """The kept entries of a matrix, row by row."""
+        """Return the kept entries of a matrix, row by row."""
         return matrix.flatten()[self.numbers()]
 
     def numbers(self) -> Int[Tensor, " count"]:
@@ -51,12 +51,12 @@ class Kept(nn.Module):
 
 
 def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
-    """The matrix of ``values``, those of its kept entries where some have been removed."""
+    """Return the matrix of ``values``, those of its kept entries where some have been removed."""
     return values if kept is None else kept(values)
 
 
 def first(shape: tuple[int, ...], count: int) -> Bool[Tensor, "row column"]:
-    """A mask that stands for another one with ``count`` entries until that is loaded."""
+    """Return a mask that stands for another one with ``count`` entries until that is loaded."""
     return (torch.arange(math.prod(shape)) < count).view(shape)
 
 

@@ -41,7 +41,7 @@ def feature_log_prior(
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The tensor in float64, or in float32 where the device has nothing wider."""
+    """Return the tensor in float64, or in float32 where the device has nothing wider."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 

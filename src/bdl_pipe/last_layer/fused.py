@@ -76,7 +76,7 @@ def diagonal_loss(
 def composed(
     features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor, label: Tensor, weights: Weights
 ) -> Tensor:
-    """The same from the parts that the other forms use; labels [batch, 1]."""
+    """Return the same from the parts that the other forms use; labels [batch, 1]."""
     form = Diagonal(log_scale)
     logits = features @ mean.mT
     variance = form.quadratic(features) + (-2 * noise_log_root).exp()
@@ -129,7 +129,7 @@ class _Loss(torch.autograd.Function):
 def _written_out(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the head of this module, times ``gradient``; None where not needed."""
+    """Return the gradients of the head of this module, times ``gradient``; None where not needed."""
     features, mean, _, noise_log_root, label, variance, slope, probs = saved
     mass = gradient / len(features)
     weighted = probs * mass  # P/B [batch, class]
@@ -151,7 +151,7 @@ def _written_out(
 def _traced(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
-    """The same from :func:`composed`, so that they have derivatives of their own."""
+    """Return the same from :func:`composed`, so that they have derivatives of their own."""
     inputs, label = saved[:_DIFFERENTIABLE], saved[_DIFFERENTIABLE]
 
     def again(features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class LastLayer(nn.Module, ABC):
 
     @abstractmethod
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
-        """The data term of the theorem, mean over the batch, at S = ``form``."""
+        """Return the data term of the theorem, mean over the batch, at S = ``form``."""
 
     @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
@@ -92,7 +92,7 @@ class LastLayer(nn.Module, ABC):
 
     @final
     def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:
-        """The lower bound on E_q[log p(y | x, W)], mean over the batch, nats a row."""
+        """Return the lower bound on E_q[log p(y | x, W)], mean over the batch, nats a row."""
         with full_precision(features):
             return self._mean_bound(self._cast(features), targets, self.covariance())
 

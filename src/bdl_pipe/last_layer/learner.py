@@ -146,11 +146,11 @@ class LastLayerSpec:
 
     @property
     def refits(self) -> bool:
-        """Whether densities are fitted after training."""
+        """Say whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
 
     def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
-        """A freshly initialised model; ``class_counts`` [class] for a generative layer."""
+        """Return a freshly initialised model; ``class_counts`` [class] for a generative layer."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
         return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")), rng)
@@ -197,7 +197,7 @@ class LastLayerLearner(Learner):
 
     @property
     def _random(self) -> MeanField | None:
-        """What is Gaussian in the features."""
+        """Return what is Gaussian in the features."""
         return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -252,7 +252,7 @@ class LastLayerLearner(Learner):
 
 
 def _mixture(parts: list[Any]) -> Predictive:
-    """The equally weighted mixture of predictives: a draw each."""
+    """Return the equally weighted mixture of predictives: a draw each."""
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]

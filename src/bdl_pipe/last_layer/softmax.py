@@ -37,14 +37,14 @@ def sampled(
 def mean_field(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """The rule of :func:`bdl_pipe.predictive.mean_field`."""
+    """Return the rule of :func:`bdl_pipe.predictive.mean_field`."""
     return predictive.mean_field(mean, variance)[None]
 
 
 def laplace_bridge(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """The mean of the Dirichlet whose softmax-basis Laplace approximation is N(μ, diag v).
+    """Return the mean of the Dirichlet whose softmax-basis Laplace approximation is N(μ, diag v).
 
     α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / v_k, after conditioning on Σ_k z_k = 0, which
     turns diag v into diag v − vvᵀ/Σv (Hobbhahn, Kristiadi and Hennig 2022, section 3).

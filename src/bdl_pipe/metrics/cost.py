@@ -23,12 +23,12 @@ def stored_parameters(state: State) -> int:
 
 
 def stored_bytes(state: State) -> int:
-    """The size of the state's safetensors file."""
+    """Return the size of the state's safetensors file."""
     return len(safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.tensors.items()}))
 
 
 def seconds(work: Callable[[], object], device: torch.device | str = "cpu", repeats: int = 3) -> float:
-    """The median wall-clock time of ``work`` after one run that is not counted; waits for the GPU."""
+    """Return the median wall-clock time of ``work`` after one run that is not counted; waits for the GPU."""
     work()
     times = []
     for _ in range(repeats):

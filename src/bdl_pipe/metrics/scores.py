@@ -25,12 +25,12 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean; NaN where nothing was counted."""
+        """Return the mean; NaN where nothing was counted."""
         return self.sum / self.count if self.count else math.nan
 
     @property
     def root(self) -> float:
-        """The root of the mean: RMSE, of squared errors."""
+        """Return the root of the mean: RMSE, of squared errors."""
         return math.sqrt(self.value)
 
 

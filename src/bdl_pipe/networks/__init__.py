@@ -94,7 +94,7 @@ def register_network(config: type, trunk: Trunk) -> None:
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
-    """A freshly initialised network; equal arguments give equal weights.
+    """Return a freshly initialised network; equal arguments give equal weights.
 
     Args:
         input_shape: (channel, height, width) or (feature,).

@@ -50,7 +50,7 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
 
 
 def fastest_order(network: nn.Module) -> torch.memory_format:
-    """The memory order of images and filters that a network computes fastest in, on a CPU.
+    """Return the memory order of images and filters that a network computes fastest in, on a CPU.
 
     Channels last: 1.4 to 2.4 times as fast as the plain order for small ConvNets; but normalisation of each channel
     of each image (instance norm) wants a channel's pixels side by side, and is then 1.4 to 2.3 times as fast.
@@ -86,7 +86,7 @@ def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
 
 
 def conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    """A convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
+    """Return a convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
     layer = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
     return he_normal(layer, generator)
 

@@ -84,7 +84,7 @@ class SgldConfig:
 
 
 def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
-    """The network whose weights are sampled.
+    """Return the network whose weights are sampled.
 
     Raises:
         ConfigError: its norm makes a row's likelihood depend on its batch, or it has dropout.
@@ -131,14 +131,14 @@ def _resume(report: Report, start: Tensor, draws: Tensor) -> tuple[int, dict[str
 
 
 def student(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
-    """The SGLD average: draws of all chains in one posterior."""
+    """Return the SGLD average: draws of all chains in one posterior."""
     state = average(inputs["teacher"], config.student.max_draws).state()
     report(1, 1)
     return state
 
 
 def average(chains: Sequence[State], max_draws: int | None = None) -> NetworkDraws:
-    """All chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
+    """Return all chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
 
     Of each chain the last draw is kept and those at even distances before it.
     """

@@ -91,7 +91,7 @@ def summarise(
 
 
 def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
-    """The warnings that ``metrics`` deserve; a figure that is not finite is one."""
+    """Return the warnings that ``metrics`` deserve; a figure that is not finite is one."""
     found = []
     for name, value in metrics.items():
         if not math.isfinite(value):
@@ -104,7 +104,7 @@ def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
 
 
 def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    """The extreme value; NaN where any is."""
+    """Return the extreme value; NaN where any is."""
     return math.nan if any(np.isnan(values)) else choose(values)
 
 

@@ -83,7 +83,7 @@ class Thinning:
         return (self.steps - self.burn_in) // self.every
 
     def keeps(self, done: int) -> bool:
-        """Whether the position after ``done`` steps is kept."""
+        """Say whether the position after ``done`` steps is kept."""
         return done > self.burn_in and (done - self.burn_in) % self.every == 0
 
 
@@ -189,7 +189,7 @@ def sample(
     thinning: Thinning,
     rng: Seed,
 ) -> Position:
-    """Draws of a posterior given as two functions and data.
+    """Return draws of a posterior given as two functions and data.
 
     Args:
         log_prior: θ -> scalar, up to a constant.

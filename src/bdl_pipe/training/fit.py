@@ -112,7 +112,7 @@ class _Run(Objective):
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
-        self._each = torch.zeros(len(data))
+        self._latest = torch.zeros(len(data))  # each member's loss of this step
         self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [member]
         self._epoch, self._done = -1, 0  # the open epoch; how many have ended
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
@@ -132,36 +132,36 @@ class _Run(Objective):
         epoch, position = divmod(step, self._steps_per_epoch)
         self._open(epoch)
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
-        each = self._members.losses(rows, self._noise_at(position), step)
-        self._each = distributed.mean(each.detach())
-        return each.where(self._going, each.new_zeros(())).sum()  # whose fit has ended stands still
+        losses = self._members.losses(rows, self._noise_at(position), step)
+        self._latest = distributed.mean(losses.detach())
+        return losses.where(self._going, losses.new_zeros(())).sum()  # whose fit has ended stands still
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
-        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._each.double().cpu()
+        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._latest.double().cpu()
         if part := self._parts.get(position + 1):
             self._snapshot(epoch, part)
         if position + 1 == self._steps_per_epoch:
             self._close(epoch + 1)
-        told = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
-        return told | ({} if self._score is None else {"validation_nll": self._score})
+        metrics = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
+        return metrics | ({} if self._score is None else {"validation_nll": self._score})
 
     def finished(self) -> bool:
         return not self._wanted(self._done).any()
 
     def best_epochs(self) -> list[int]:
-        """Each member's number of epochs with the best validation score; all of them where none was finite."""
+        """Return each member's number of epochs with the best validation score; all of them where none was finite."""
         return self._best_epoch.tolist()
 
     def state(self) -> dict[str, Tensor]:
-        found = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
+        tensors = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
         for m, past in enumerate(self.snapshots):
-            found |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
+            tensors |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
             if self.moments[m].count:
-                found |= {f"moments.{m}.{k}": v for k, v in self.moments[m].state().items()}
+                tensors |= {f"moments.{m}.{k}": v for k, v in self.moments[m].state().items()}
         if self._score is not None:
-            found["score"] = torch.tensor(self._score, dtype=torch.float64)
-        return found | {
+            tensors["score"] = torch.tensor(self._score, dtype=torch.float64)
+        return tensors | {
             "sum": self._sum,
             "best": self._best,
             "best_epoch": self._best_epoch,
@@ -193,14 +193,14 @@ class _Run(Objective):
         self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
-        """Which members have still to be trained in ``epoch``: not at their last one, nor out of patience; [member]."""
+        """Return which members are to be trained in ``epoch``, not at their last nor out of patience; [member]."""
         stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
         if self._held and stopping is not None and stopping.patience is not None:
             wanted &= epoch - self._best_epoch < stopping.patience
         return wanted
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
-        """The noise of one step of the open epoch, drawn with that of the steps around it; [member, ...] each."""
+        """Return the noise of one step of the open epoch, drawn with that of its neighbours; [member, ...] each."""
         at_once = self._probe.noise_steps(self._batch) if isinstance(self._probe, NoisyLearner) else None
         at_once = at_once or self._steps_per_epoch
         block, within = divmod(position, at_once)
@@ -211,18 +211,18 @@ class _Run(Objective):
             noises = stack([self._probe.noise(steps, self._batch, p.generator()) for p in places])
             self._noise, self._block = {k: v.to(self._device) for k, v in noises.items()}, block
         members = len(self._rngs)
-        found = {k: v[:, within] for k, v in self._noise.items()}
-        return found | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
+        step_noise = {name: values[:, within] for name, values in self._noise.items()}
+        return step_noise | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
     def _snapshot(self, epoch: int, part: int) -> None:
-        """Of each member that wants one, with ``part`` parts of the open epoch done."""
+        """Take a snapshot of each member that wants one, with ``part`` parts of the open epoch done."""
         self._members.agree()
         for m, stop in enumerate(self._epochs):
             if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
                 self.snapshots[m].append(self._members.get(m))
 
     def _close(self, done: int) -> None:
-        """The end of epoch number ``done``, after its last snapshot: moments, and scores where they are due."""
+        """End epoch number ``done``, after its last snapshot: take moments, and scores where they are due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if self._keep.counts(stop - done):

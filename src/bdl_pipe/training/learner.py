@@ -23,27 +23,27 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        """The scalar training loss of a batch; without side effects where many are trained as one."""
+        """Return the scalar training loss of a batch; without side effects where many are trained as one."""
 
     @abstractmethod
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """The predictive of transformed inputs."""
+        """Return the predictive of transformed inputs."""
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return what validation scores are taken of: the predictive, or a cheaper form of it."""
         return self.predict(inputs, rng=rng)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """The random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
+        """Return the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
         return {}
 
     def undecayed(self) -> set[str]:
-        """Names of the parameters that weight decay leaves alone."""
+        """Return names of the parameters that weight decay leaves alone."""
         return set()
 
     @final
     def draw(self, rng: Seed, device: torch.device) -> dict[str, Tensor]:
-        """The noise of one draw that all rows share: that of a step of one row."""
+        """Return the noise of one draw that all rows share: that of a step of one row."""
         return {name: v[0].to(device) for name, v in self.noise(1, 1, rng.generator()).items()}
 
 

@@ -27,7 +27,7 @@ class HomoscedasticLikelihood(nn.Module):
             self.log_variance = nn.Parameter(torch.full((1,), math.log(initial_variance)))
 
     def forward(self, outputs: Float[Tensor, "draw batch output"]) -> Predictive:
-        """The predictive of network outputs, one network a draw."""
+        """Return the predictive of network outputs, one network a draw."""
         if self._task == "classification":
             return Categorical(F.log_softmax(outputs, dim=-1))
         return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))

@@ -74,15 +74,15 @@ class Objective(ABC):
 
     @abstractmethod
     def parameters(self) -> list[Tensor]:
-        """The leaf tensors that the optimiser moves, in a fixed order."""
+        """Return the leaf tensors that the optimiser moves, in a fixed order."""
 
     @abstractmethod
     def loss(self, step: int) -> Tensor:
-        """The scalar loss of step ``step``, with its graph. Its randomness is addressed by ``step``."""
+        """Return the scalar loss of step ``step``, with its graph. Its randomness is addressed by ``step``."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All tensors that a later step depends on, but the optimiser's."""
+        """Return all tensors that a later step depends on, but the optimiser's."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -93,7 +93,7 @@ class Objective(ABC):
         return {}
 
     def undecayed(self) -> list[Tensor]:
-        """Those of ``parameters()`` that weight decay leaves alone."""
+        """Return those of ``parameters()`` that weight decay leaves alone."""
         return []
 
     def clip(self, largest: float) -> None:
@@ -101,7 +101,7 @@ class Objective(ABC):
         torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
 
     def finished(self) -> bool:
-        """Whether the steps that are left would change nothing of what is wanted."""
+        """Say whether the steps that are left would change nothing of what is wanted."""
         return False
 
 
@@ -141,7 +141,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
 
 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
-    """The rate of update ``step`` of ``steps``, a pure function of both."""
+    """Return the rate of update ``step`` of ``steps``, a pure function of both."""
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "cosine":
@@ -191,7 +191,7 @@ def resume(task: Objective, optimiser: torch.optim.Optimizer, report: Report) ->
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors: ``prefix.<parameter number>.<name>``."""
+    """Return the optimiser's state as named tensors: ``prefix.<parameter number>.<name>``."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     return {
         f"{prefix}.{i}.{name}": torch.as_tensor(value)

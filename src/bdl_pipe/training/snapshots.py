@@ -72,17 +72,17 @@ class SnapshotPolicy:
         return {steps * part // self.parts_per_epoch: part for part in range(1, self.parts_per_epoch + 1)}
 
     def snapshot(self, left: int) -> bool:
-        """Whether there is one with ``left`` parts to go."""
+        """Say whether there is one with ``left`` parts to go."""
         return _wanted(left, self.snapshots, self.every)
 
     def at(self, epochs: int) -> list[float]:
-        """The epochs that have passed at each snapshot of a fit of ``epochs``, oldest first."""
+        """Return the epochs that have passed at each snapshot of a fit of ``epochs``, oldest first."""
         total = epochs * self.parts_per_epoch
         done = [part for part in range(1, total + 1) if self.snapshot(total - part)]
         return [part / self.parts_per_epoch for part in [0] * self.start + done]
 
     def counts(self, left: int) -> bool:
-        """Whether the moments take the iterate with ``left`` epochs to go."""
+        """Say whether the moments take the iterate with ``left`` epochs to go."""
         return self.moments is not None and _wanted(left, self.moments.count, self.moments.every)
 
 
@@ -118,11 +118,11 @@ class RunningMoments:
 
     @property
     def variance(self) -> dict[str, Tensor]:
-        """The mean square deviation from the mean."""
+        """Return the mean square deviation from the mean."""
         return {name: value / self.count for name, value in self._centred.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later update depends on."""
+        """Return all that a later update depends on."""
         mean = {f"mean.{name}": value for name, value in self.mean.items()}
         centred = {f"centred.{name}": value for name, value in self._centred.items()}
         return mean | centred | {"count": torch.tensor(self.count)}
@@ -134,7 +134,7 @@ class RunningMoments:
 
 
 def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State:
-    """A trajectory with its moments, where there are any; ``prefix`` is taken off their names."""
+    """Return a trajectory with its moments, where there are any; ``prefix`` is taken off their names."""
     if found.count == 0:
         return trajectory
     mean = {_MEAN + name.removeprefix(prefix): value for name, value in found.mean.items()}
@@ -143,14 +143,14 @@ def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State
 
 
 def with_epochs(trajectory: State, keep: SnapshotPolicy) -> State:
-    """A trajectory that says at which epochs its snapshots are, where its start is one of them."""
+    """Return a trajectory that says at which epochs its snapshots are, where its start is one of them."""
     if not keep.start:
         return trajectory
     return State(trajectory.tensors, trajectory.config | {"snapshots_at": keep.at(trajectory.config["epochs"])})
 
 
 def epochs(trajectory: State) -> list[float] | None:
-    """The epochs that have passed at each snapshot, 0 at the start; None where that was not kept."""
+    """Return the epochs that have passed at each snapshot, 0 at the start; None where that was not kept."""
     return trajectory.config.get("snapshots_at")
 
 
@@ -160,7 +160,7 @@ def snapshots(trajectory: State) -> dict[str, Tensor]:
 
 
 def trained(trajectory: State) -> dict[str, Tensor]:
-    """The snapshots without the start."""
+    """Return the snapshots without the start."""
     first = int(epochs(trajectory) is not None)
     return {name: rows(trajectory.tensors, name, first, None) for name in _names(trajectory)}
 

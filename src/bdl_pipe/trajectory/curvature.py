@@ -26,12 +26,12 @@ _BATCH: Final = 128  # rows at once; changes the sums' rounding alone
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
-    """The layers that have Kronecker factors, by their name in ``module``."""
+    """Return the layers that have Kronecker factors, by their name in ``module``."""
     return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
 
 
 def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec: NetworkSpec) -> dict[str, Factors]:
-    """The factors of every linear and convolutional layer, by its name in ``module``.
+    """Return the factors of every linear and convolutional layer, by its name in ``module``.
 
     Args:
         module: inputs to outputs as ``spec`` reads them (a network or its head), of float64, in evaluation mode; each

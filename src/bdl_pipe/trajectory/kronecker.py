@@ -57,13 +57,13 @@ class LayerPosterior:
 
 
 def decompose(mean: Float[Tensor, "fan_out fan_in"], factors: Factors) -> LayerPosterior:
-    """The posterior of the weights ``mean``; eigenvalues that rounding left below zero are zero."""
+    """Return the posterior of the weights ``mean``; eigenvalues that rounding left below zero are zero."""
     (d, q), (e, p) = torch.linalg.eigh(factors.inputs), torch.linalg.eigh(factors.outputs)
     return LayerPosterior(mean, q, p, torch.outer(e.clamp_min(0), d.clamp_min(0)))
 
 
 def evidence_precision(layers: Sequence[LayerPosterior]) -> float:
-    """The prior precision τ of all layers together that maximises Laplace's evidence at their means.
+    """Return the prior precision τ of all layers together that maximises Laplace's evidence at their means.
 
     Up to terms without τ the log evidence is ½[P log τ − τ‖w‖² − Σ_k log(λ_k + τ)], of P weights w and the curvature's
     eigenvalues λ_k (Immer et al. 2021). Its slope is zero where τ‖w‖² = Σ_k λ_k/(λ_k + τ), the weights that

@@ -107,7 +107,7 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
 def posterior(
     network: Network, spec: NetworkSpec, data: FitData, config: KfacLaplaceConfig, rng: Seed
 ) -> dict[str, LayerPosterior]:
-    """Each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes float64, too.
+    """Return each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes float64, too.
 
     Raises:
         ConfigError: as :func:`fit`.

@@ -81,7 +81,7 @@ def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, gen
 def sample(
     log_likelihood: LogLikelihood, config: PcaEssConfig, *, rng: Seed, report: Report
 ) -> Float[Tensor, "draw dimension"]:
-    """Draws of z; ``log_likelihood`` is the tempered one.
+    """Return draws of z; ``log_likelihood`` is the tempered one.
 
     Raises:
         Diverged: the log-likelihood at z = 0 is not finite.
@@ -118,12 +118,12 @@ def _checkpoint(place: Place, kept: list[Tensor], done: int) -> State:
 
 
 def _uniform(generator: torch.Generator) -> float:
-    """A number in [0, 1)."""
+    """Return a number in [0, 1)."""
     return torch.rand((), generator=generator, dtype=torch.float64).item()
 
 
 def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, report: Report) -> State:
-    """The networks of a chain in the subspace of the one trajectory in ``inputs``.
+    """Return the networks of a chain in the subspace of the one trajectory in ``inputs``.
 
     Raises:
         ConfigError: the dimension is more than the trajectory's snapshots less one.

@@ -154,7 +154,7 @@ def fit(
 
 
 def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
-    """The network, and how its outputs are read."""
+    """Return the network, and how its outputs are read."""
     classes = data.task == "classification"
     floor = config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
@@ -163,7 +163,7 @@ def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
 
 
 def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:
-    """The last snapshot of the trajectory in ``inputs``, which is read as this one will be."""
+    """Return the last snapshot of the trajectory in ``inputs``, which is read as this one will be."""
     found = last_network(inputs, spec.network, how, data, "early_stopping")
     if found is None:
         return None

@@ -76,18 +76,18 @@ class Snapshots:
         self._batch = config.batch_norm_batch
 
     def named(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
-        """The parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""
+        """Return the parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""
         like = [self.last[name] for name in self._names]
         parts = point.split([stored.numel() for stored in like])
         return {n: p.reshape(s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
 
     def state_at(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
-        """The ``state_dict`` at a point, on the CPU, its running statistics refreshed."""
+        """Return the ``state_dict`` at a point, on the CPU, its running statistics refreshed."""
         return self.state_with(self.named(point))
 
     @torch.no_grad()
     def state_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same, of the last snapshot with some of its weights replaced, of any floating type."""
+        """Return the same, of the last snapshot with some of its weights replaced, of any floating type."""
         self.network.load_state_dict(self.last | {name: value.to(self.last[name]) for name, value in weights.items()})
         if self._rows is not None:
             refresh_batch_norm(self.network, self._rows, self._batch)

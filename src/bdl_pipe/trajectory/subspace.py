@@ -80,7 +80,7 @@ class Plane:
 
 
 def principal(snapshots: Float[Tensor, "epoch weight"], dimension: int) -> Plane:
-    """The plane of the leading components, of signs that the eigensolver chose.
+    """Return the plane of the leading components, of signs that the eigensolver chose.
 
     From the Gram matrix of the deviations: with A = USVᵀ its eigenvectors are U and UᵀA = SVᵀ, so that nothing is
     divided by a small singular value, and no more than [epoch, epoch] is decomposed.
@@ -140,12 +140,12 @@ class Target:
 
     @torch.no_grad()
     def total(self, z: Float[Tensor, " dimension"], batch: int) -> float:
-        """The same over all rows here, in order, in batches whose sizes differ by at most 1."""
+        """Return the same over all rows here, in order, in batches whose sizes differ by at most 1."""
         parts = torch.arange(len(self)).tensor_split(-(-len(self) // batch))
         return sum(self.tempered(z, part).item() for part in parts)
 
     def networks(self, coordinates: Float[Tensor, "draw dimension"], report: Report) -> NetworkDraws:
-        """Those at these coordinates; may be resumed after any of them."""
+        """Return those at these coordinates; may be resumed after any of them."""
         points = self._snapshots.named
         return self._snapshots.draws(
             lambda k: points(self.plane.point(coordinates[k])), len(coordinates), report=report
@@ -160,7 +160,7 @@ class Target:
 def fitted(
     target: Target, sample: Callable[[Report], Float[Tensor, "draw dimension"]], steps: int, draws: int, report: Report
 ) -> State:
-    """The networks at ``draws`` coordinates as a posterior's state; may be resumed in either part of the fit.
+    """Return the networks at ``draws`` coordinates as a posterior's state; may be resumed in either part of the fit.
 
     Args:
         sample: draws the coordinates in ``steps`` steps.

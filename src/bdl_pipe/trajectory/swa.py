@@ -45,7 +45,7 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
 
 
 def _mean(snapshots: Snapshots) -> Tensor:
-    """The mean of the parameters [weight], in float64."""
+    """Return the mean of the parameters [weight], in float64."""
     if snapshots.moments is not None:
         return snapshots.moments[0]
     rule = "must leave two or more snapshots for swa, where there are no moments"

@@ -84,7 +84,7 @@ def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
-    """Draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
+    """Return draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
 
     Raises:
         ConfigError: the trajectory has fewer snapshots than ``rank``, or, without moments, fewer than two.

@@ -61,7 +61,7 @@ def log_triangular_density(
     half_widths: Float[Tensor, "*#batch d"],
     radius: float | Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch"]:
-    """The log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
+    """Return the log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
 
     A mixture over samples by ``logsumexp`` takes −∞ from some of them; a point that none reaches has −∞.
     """
@@ -114,7 +114,7 @@ def expect(
 
 
 def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
-    """The triangular density, checked, before it is rounded [*batch]."""
+    """Return the triangular density, checked, before it is rounded [*batch]."""
     reach = checked_radius(radius, y)
     check(half_widths, MOST, y=y, centre=centre)
     batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
@@ -123,7 +123,7 @@ def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float 
 
 
 def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
-    """The triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
+    """Return the triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
     uniforms, unit = _kept(torch.cat([(radius / 2).expand(2, -1), half_widths]))
     side = (y - centre).sign().detach()
     edge = _sum(centre * side, -y * side, *uniforms)  # Σh + r − |y − c|, exact to its last digit
@@ -161,7 +161,7 @@ def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tenso
 def _between(
     centre: Tensor, half_widths: Tensor, unit: Tensor, box: Box, ends: tuple[Tensor, Tensor], piece: Tensor
 ) -> Tensor:
-    """The part of E[g] from a piece [terms, point] with two ends, one for each point."""
+    """Return the part of E[g] from a piece [terms, point] with two ends, one for each point."""
     start, end = ends
     scale = torch.stack([unit**i for i in range(len(piece))])
     at_start, at_end = scale * _factorials(piece), scale * _factorials(_shifted(piece, end - start))
@@ -179,12 +179,12 @@ def _factorials(coefficients: Tensor) -> Tensor:
 
 
 def _mirrored(derivatives: Tensor) -> Tensor:
-    """Those of p(−u) [terms, ...]."""
+    """Return those of p(−u) [terms, ...]."""
     return torch.stack([-d if i % 2 else d for i, d in enumerate(derivatives)])
 
 
 def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
-    """The polynomial's coefficients [terms, point] about a point that lies ``by`` further right."""
+    """Return the polynomial's coefficients [terms, point] about a point that lies ``by`` further right."""
     rows = []
     for i in range(len(coefficients)):
         later: list[Tensor | None] = [math.comb(m, i) * coefficients[m] for m in range(i, len(coefficients))]

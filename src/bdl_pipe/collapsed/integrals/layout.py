@@ -17,7 +17,7 @@ def wide(values: Tensor) -> Tensor:
 
 
 def widest(*values: Tensor) -> torch.dtype:
-    """The widest of their types."""
+    """Return the widest of their types."""
     return functools.reduce(torch.promote_types, (value.dtype for value in values))
 
 

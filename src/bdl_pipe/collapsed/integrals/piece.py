@@ -22,7 +22,7 @@ from .spline import Box, horner, one_sided, smooth
 
 
 def one_piece(edge: Tensor, length: Tensor, box: Box, left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """The expectation of one piece for each point.
+    """Return the expectation of one piece for each point.
 
     Args:
         edge: x + δ_0 − a [point]; x should be nearer to a than to b (mirror the piece where it is not).

@@ -44,7 +44,7 @@ class Piecewise:
             raise DataError("breakpoints and coefficients must be finite")
 
     def to(self, like: Tensor) -> "Piecewise":
-        """The same on the device and in the dtype of another tensor."""
+        """Return the same on the device and in the dtype of another tensor."""
         return Piecewise(self.breakpoints.to(like), self.coefficients.to(like))
 
     def __call__(self, z: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:

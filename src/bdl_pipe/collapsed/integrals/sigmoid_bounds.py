@@ -21,7 +21,7 @@ from torch import Tensor
 def within(
     average: Float[Tensor, "*batch"], centre: Float[Tensor, "*batch"], half_widths: Float[Tensor, "*batch d"]
 ) -> Float[Tensor, "*batch"]:
-    """The log of an approximate E[σ], moved between the bounds; ≤ 0 averages are taken as the lower one."""
+    """Return the log of an approximate E[σ], moved between the bounds; ≤ 0 averages are taken as the lower one."""
     rise = _log_sinhc(half_widths).sum(-1)
     reach = half_widths.sum(-1)
     least = _least(centre, reach, rise)
@@ -31,7 +31,7 @@ def within(
 
 
 def _least(centre: Tensor, reach: Tensor, rise: Tensor) -> Tensor:
-    """The largest of the lower bounds on log E[σ]; ``rise`` is log M(0)."""
+    """Return the largest of the lower bounds on log E[σ]; ``rise`` is log M(0)."""
     above = centre + reach
     convex = F.logsigmoid(centre) - torch.where(above <= 0, 0.0, math.log(2))
     tail = centre + rise + torch.log1p(-above.clamp_max(0).exp())  # −∞ from 0 on

@@ -106,7 +106,7 @@ def _period(widths: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Ten
 
 
 def _cutoff(variances: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """The t [point] from which on the terms' bound has an integral ≤ exp(−LOG_ERROR)/σ; ∞ where not found.
+    """Return the t [point] from which on the terms' bound has an integral ≤ exp(−LOG_ERROR)/σ; ∞ where not found.
 
     log of the bound times tσ is concave in log t, so that Newton's steps stay beyond the zero after the first.
     """

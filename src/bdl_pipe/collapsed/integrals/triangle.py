@@ -32,7 +32,7 @@ def density_matched() -> float:
 
 
 def radius(sigma: Scale, match: str) -> Scale:
-    """The triangular radius for a Gaussian of standard deviation ``sigma``, in its units.
+    """Return the triangular radius for a Gaussian of standard deviation ``sigma``, in its units.
 
     Args:
         match: "variance", √6·σ, or "density", the nearest in L2, of a variance 0.88 times the Gaussian's.
@@ -45,7 +45,7 @@ def radius(sigma: Scale, match: str) -> Scale:
 
 
 def triangular(radius: Float[Tensor, "*batch"]) -> Piecewise:
-    """The symmetric triangular density about 0, of a support of ``radius``."""
+    """Return the symmetric triangular density about 0, of a support of ``radius``."""
     zero, height = torch.zeros_like(radius), 1 / radius
     rise, fall = torch.stack([zero, height**2], -1), torch.stack([height, -(height**2)], -1)
     outside = torch.zeros_like(rise)
