@@ -1,6 +1,5 @@
 """The catalogue: every source can be said in params.yaml, wrong ones are refused, and one can be added from outside."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,13 +36,10 @@ SHAPE = (2, 4, 3)
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    before = dict(CATALOG), dict(OPTIONS)
-    yield
-    for table, entries in zip((CATALOG, OPTIONS), before, strict=True):
-        table.clear()
-        table.update(entries)  # type: ignore[arg-type]
+    for table in (CATALOG, OPTIONS):
+        monkeypatch.setattr(table, "_others", {})
 
 
 def read(source: Any, **changed: Any) -> DatasetConfig:

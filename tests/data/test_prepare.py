@@ -45,7 +45,7 @@ def two_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setitem(CATALOG, "cifar10", made.small_entry("cifar10", tmp_path / "data" / "cifar10"))
+    monkeypatch.setitem(CATALOG._values, "cifar10", made.small_entry("cifar10", tmp_path / "data" / "cifar10"))
     return tmp_path / "data"
 
 

@@ -34,7 +34,7 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_manual_folder_gives_the_written_rows(name: str, manual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CATALOG, name, made.small_entry(name, manual / name))
+    monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, manual / name))
     train, test, shape, classes = SHAPES[name]
     raw = sources.load(Named(name))
     assert raw.test is not None and len(raw.classes) == classes

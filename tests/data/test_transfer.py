@@ -39,7 +39,7 @@ def run(root: Path, config: DatasetConfig, **others: DatasetConfig) -> tuple[Pat
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path))
     for name in ("cifar10", "stl10"):
-        monkeypatch.setitem(CATALOG, name, made.small_entry(name, tmp_path / name))
+        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / name))
     return tmp_path
 
 

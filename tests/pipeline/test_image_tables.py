@@ -72,7 +72,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
-        monkeypatch.setitem(CATALOG, name, made.small_entry(name, tmp_path / "data" / name))
+        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     for name in ("cifar10", "cifar100"):
         folder = tmp_path / "data" / f"{name}_corrupted"

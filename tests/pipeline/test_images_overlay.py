@@ -63,7 +63,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     entry = made.small_entry("fashion_mnist", tmp_path / "data/fashion_mnist")
-    monkeypatch.setitem(CATALOG, "fashion_mnist", entry)
+    monkeypatch.setitem(CATALOG._values, "fashion_mnist", entry)
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     apply.apply(ROOT / f"params/{overlay}.yaml")

@@ -380,7 +380,7 @@ def test_a_registered_source_is_named_and_watched_as_the_others(
     file = tmp_path / "mine.bin"
     file.write_bytes(b"1")
     entry = Entry(lambda: pytest.fail("no row is needed"), "table", "regression", 0, (3,), files=(file,))
-    monkeypatch.setitem(CATALOG, "mine", entry)
+    monkeypatch.setitem(CATALOG._values, "mine", entry)
     typed = read(tmp_path, changed("datasets.boston.source", {"name": "mine"}))
     assert typed.datasets["boston"].task == "regression"
     (line,) = params.unwatched(typed)
