@@ -35,9 +35,9 @@ def test_all_four_kinds(tmp_path: Path) -> None:
     assert "2 stages done" in said and "3 stages done" in said
     with open(project.folder / "report/comparison.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["method"] == "last"]
-    metrics = {row["metric"] for row in rows if row["split"] == "ood:digits"}
-    assert {"auroc", "auroc_top_margin", "fpr95_top_margin"} <= metrics
-    (accuracy,) = (row for row in rows if row["split"] == "test" and row["metric"] == "accuracy")
+    of_digits = {(row["score"], row["metric"]) for row in rows if (row["set"], row["name"]) == ("ood", "digits")}
+    assert {("max_prob", "auroc"), ("top_margin", "auroc"), ("top_margin", "fpr95")} <= of_digits
+    (accuracy,) = (row for row in rows if row["set"] == "test" and row["metric"] == "accuracy")
     assert accuracy["n"] == "6" and accuracy["dataset"] == "stripes"  # a tenth of the rows that the plugin makes
     assert "score: top margin" in (project.folder / "report/index.html").read_text()
     about = json.loads((project.folder / "work/student/stripes-last/manifest.json").read_text())["about"]

@@ -117,8 +117,8 @@ for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate
 def test_a_failing_stage_stops_its_descendants_only(project: Project) -> None:
     project.edit(
         "pipeline/graph/body.py",
-        "        from ..rows import stage as fitting\n",
-        '        from ..rows import stage as fitting\n\n        if stage.name == "student@digits-ensemble":\n'
+        "        from ..stages import fit as fitting\n",
+        '        from ..stages import fit as fitting\n\n        if stage.name == "student@digits-ensemble":\n'
         '            raise SystemExit("no luck today")\n',
     )
     shutil.rmtree(project.folder / "work/student")

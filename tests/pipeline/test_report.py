@@ -414,12 +414,12 @@ def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
 
 
 def test_a_score_that_a_plugin_adds_has_columns_under_its_own_name(tmp_path):
-    metrics = ("auroc", "auroc_top_margin", "fpr95_top_margin", "auroc_variance")
-    rows = [("d", "m", "s", 0, "ood:other", metric, 0.75, 9) for metric in metrics]
-    run = write_run(tmp_path, "d", "m", "s", pd.DataFrame(rows, columns=list(COLUMNS)))
+    by = (("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "variance"))
+    of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
+    run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
     part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
-    shown = Page(sections.ood_table(part, "ood:other")).text
+    shown = Page(sections.ood_table(part, "other")).text
     places = [shown.index(f"score: {title}") for title in ("max probability", "variance", "top margin")]
     assert places == sorted(places) and shown.count("0.750") == 4
 
