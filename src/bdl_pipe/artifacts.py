@@ -233,6 +233,8 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
         raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {short(schema)}; make it again")
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
+    if not isinstance(manifest.get("about"), dict):
+        raise ArtifactError(f"{place}: is damaged: it does not say what it is about")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
     for name, facts in manifest["files"].items():

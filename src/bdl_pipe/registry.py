@@ -5,9 +5,9 @@ entry leads to and on no other entry, so a new method makes no result out of dat
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from . import plugins
 from .errors import ArtifactError, short
@@ -176,8 +176,10 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     return Predictor(posterior_of(artifact.state(name), device), transform, classes)
 
 
-def _load_plugins(path: Path, names: Sequence[str]) -> None:
-    """Those that an artifact says it was made with; one that this process has imported by another path will do."""
+def _load_plugins(path: Path, names: Any) -> None:
+    """Import the plugins that an artifact was made with; one that is here by another path will do."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ArtifactError(f"{path}: plugins must be a list of names, got {short(names)}; make it again")
     for name in names:
         if any(Path(plugin.name).name == Path(name).name for plugin in plugins.loaded()):
             continue
