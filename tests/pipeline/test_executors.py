@@ -254,7 +254,7 @@ def test_whether_work_is_light_is_found_out_by_its_smallest_task(monkeypatch: py
 def test_light_work_starts_no_ray() -> None:
     executor = choose(Settings(executor="ray", address="127.0.0.1:9"))  # where connecting would fail
     with Display("light") as display:
-        (done,) = executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display, in_driver=True)
+        (done,) = executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display, light=True)
         assert done.result == 9
         assert executor.map(fake_work.square, [], shared={}, display=display) == []
     executor.close()
