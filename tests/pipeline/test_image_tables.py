@@ -162,7 +162,7 @@ def test_the_numbers_are_those_of_harrison(table: str) -> None:
 def test_the_numbers_are_those_of_ritter() -> None:
     """Ritter et al. 2021, appendix J.2, for 50,000 rows in batches of 100."""
     found = params.load(ROOT / "params/paper/inducing-table2.yaml")
-    for (kind, key), row in found.rows.items():
+    for (kind, key), row in found.runs.items():
         wide = key.startswith("cifar100")
         how = row.config if kind == "trajectory" else getattr(row.config, "training", None)
         if how is None:
@@ -211,7 +211,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
     found = params.load(ROOT / "params/paper/ciber-table3.yaml")
     own = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
     ends = {"vgg": (0.01, 0.01), "preresnet": (0.01, 0.05), "wrn": (0.05, 0.05)}  # of SWA on CIFAR-10, CIFAR-100
-    rows = {key: row for (kind, key), row in found.rows.items() if kind == "trajectory"}
+    rows = {key: row for (kind, key), row in found.runs.items() if kind == "trajectory"}
     assert set(rows) == {f"cifar{n}-{net}-{kind}" for n in (10, 100) for net in own for kind in ("swa", "sgd")}
     for key, row in rows.items():
         dataset, network, kind = key.split("-")
@@ -224,7 +224,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
             t = epoch / start
             factor = 1.0 if t <= 0.5 else 1 - (1 - ratio) * (t - 0.5) / 0.4 if t <= 0.9 else ratio
             assert learning_rate(optimiser, 390 * epoch, 390 * 300) == pytest.approx(optimiser.lr * factor, rel=1e-5)
-        keep = SnapshotPolicy(config.keep, config.every, 0, config.moments)
+        keep = SnapshotPolicy(config.snapshots, config.every, 0, config.moments)
         assert [e for e in range(1, 301) if keep.snapshot(300 - e)] == (
             [*range(165, 301, 5)] if kind == "swa" else [300]
         )
@@ -235,7 +235,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
         PreResNetConfig("preresnet", 164),
         WideResNetConfig("wide_resnet", 28, 10),
     }
-    for (kind, key), row in found.rows.items():
+    for (kind, key), row in found.runs.items():
         if kind == "student" and row.method.name in ("deterministic", "kfac_laplace"):
             assert row.sources["trajectory"].endswith("-sgd"), key
         elif kind == "student" and row.method.name != "sgld":

@@ -31,7 +31,7 @@ class Answering:
         draws = torch.randn(2, len(inputs), 3, generator=rng.fold("any").generator())
         if self.task == "regression":
             return Gaussian(draws[..., :1], draws[..., 1:2].exp())
-        return Categorical(draws.log_softmax(-1), draws[0, :, 0], draws[0, :, 1])
+        return Categorical(draws.log_softmax(-1), {"feature_density": draws[0, :, 0], "refit_density": draws[0, :, 1]})
 
     def state(self) -> State:
         return State({}, {"posterior": "answering"})

@@ -40,7 +40,7 @@ def scores_of(asked, at, seed=0):
     with places.rooted(places.WORK / "study" / asked.name):
         data = branch.load_data(asked, asked.params, INLINE)
         states = branch.make_upstream(asked, data, asked.params, INLINE)
-        chain = replace(asked.chain, member=seed)
+        chain = replace(asked.chain, repeat=seed)
         configs = chain.configs(numbers(at))
         made = chain.make(data, states, configs, Silent())
     return point.validation_scores(made, data, asked.params.evaluate, chain), data
@@ -92,7 +92,7 @@ def test_every_point_is_tried_with_every_seed(toy):
         ({"figure": [{"x": "log"}]}, r"figure\[0\]\.at must have a value of inner\.shift\+more, got \[\]"),
         ({"figure": [{"x": "lag"}]}, r"figure\[0\]\.x must be an axis.*got 'lag'"),
         ({"figure": [{"x": "log", "at": {"inner.shift+more": 7}}]}, r"figure\[0\]\.at\.inner.*one of -3, -2\.25, 1"),
-        ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any row \(did you mean shift"),
+        ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any run \(did you mean shift"),
         ({"overlay": {"datasets": {"toy": {"validation": 0}}}}, r"datasets\.toy\.validation must leave rows"),
         ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
     ],
