@@ -146,8 +146,8 @@ def test_the_numbers_are_those_of_zeng() -> None:
             assert dataset.targets == "standardise" and dataset.fit_rows == "train_and_validation"
         for row in found.of("trajectory"):
             sgd = row.config
-            assert (sgd.after, sgd.keep, sgd.every, sgd.optimiser.schedule) == (40, 40, 1, "constant")
-            assert sgd.choose is not None and sgd.network.activation == "relu"
+            assert (sgd.extra_epochs, sgd.snapshots, sgd.every, sgd.optimiser.schedule) == (40, 40, 1, "constant")
+            assert sgd.early_stopping is not None and sgd.network.activation == "relu"
             hidden = {"skillcraft": (1000, 500, 50, 2)}.get(row.spec.dataset, (1000, 1000, 500, 50, 2))
             assert sgd.network.hidden == ((50,) if found is small else hidden)
         for row in found.of("student"):
