@@ -76,7 +76,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # one that make repro would leave
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
-    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith("# src/")]
+    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith("# plugins/")]
     outs = [folder / str(number) for number in range(len(texts))]
     asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
     done = subprocess.run(
@@ -99,8 +99,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 def test_the_library_runs_without_the_pipeline(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
 ) -> None:
-    if text.startswith("# src/"):
-        return  # a file of the new method, see below
+    if text.startswith("# plugins/"):
+        return  # a plugin, see below
     code, out, error = ran[text]
     assert code == 0, error
     assert re.search(r"tensor|Size|\d", out)
