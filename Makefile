@@ -24,7 +24,8 @@ help:
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
 # Nothing is resolved: constraints.txt names all that is needed, and WORKERS pips take 60 packages at a time from it, the
-# large ones of its end first. Where it lacks one (another system, another Python), an ordinary install adds it.
+# large ones of its end first; setuptools, which a new .venv has in another version, is replaced when nobody looks. Where
+# it lacks one (another system, another Python), an ordinary install adds it.
 # --no-compile: what is imported is compiled then (and kept, whatever the environment says about bytecode); to compile
 # all of it takes longer than to unpack it.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
@@ -33,7 +34,8 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	sed -n '/^# The extras/q; /==/p' constraints.txt | sort -r | xargs -P $(WORKERS) -n 60 $(PIP) --no-deps
+	sed -n '/^# The extras/q; /^setuptools=/d; /==/p' constraints.txt | sort -r | xargs -P $(WORKERS) -n 60 $(PIP) --no-deps
+	grep '^setuptools=' constraints.txt | xargs $(PIP) --no-deps
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pipeline.installed 'bdl-pipe[$(EXTRAS)]' || $(PIP) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
