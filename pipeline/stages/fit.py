@@ -30,7 +30,7 @@ from ..core.settings import Settings
 from . import records
 
 GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
-FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a worker
+FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
             done = executor.map(
-                make, tasks, shared=shared, display=display, store=store, light=_light(run, tasks, shared)
+                make, tasks, shared=shared, display=display, store=store, light=_light(run, tasks, shared, settings)
             )
         named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
@@ -193,10 +193,19 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
     return grouped
 
 
-def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
-    """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
-    if run.stage.in_driver or len(tasks) > 1 or not isinstance(tasks[0].payload, GroupTask):
+def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> bool:
+    """Say whether a worker would cost its start and bring nothing.
+
+    So it is with one task where no cluster is named, as a worker of this machine has no more than this process; and with
+    small tables that one task fits together.
+    """
+    if run.stage.in_driver or len(tasks) > 1:
         return run.stage.in_driver
+    shared_by_workers = tasks[0].data_parallel and settings.workers > 1
+    if not settings.address and not shared_by_workers:
+        return True
+    if not isinstance(tasks[0].payload, GroupTask):
+        return False
     return sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
 
 

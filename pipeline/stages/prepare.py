@@ -51,6 +51,7 @@ def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
 def _fan_out(executor: Executor, display: Display) -> prepare.FanOut:
     def fan_out(function: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
         tasks = [Task(job.key, job, ("corrupt",)) for job in jobs]
-        return [done.result for done in executor.map(corrupt, tasks, shared={"corrupt": function}, display=display)]
+        answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, light=None)
+        return [done.result for done in answers]
 
     return fan_out

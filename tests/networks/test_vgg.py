@@ -12,6 +12,7 @@ from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import Network, VggConfig, build, dropout_masks, fastest_order
 from bdl_pipe.networks.normalisation import refresh_batch_norm
+from bdl_pipe.networks.pooling import MaxPool
 from bdl_pipe.seeds import Seed
 
 TABLE_1 = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"]  # column D
@@ -63,7 +64,7 @@ def test_images_of_32_pixels_or_more(shape: tuple[int, int, int], pixels: int, c
 
 
 def test_layers_are_those_of_the_papers_table(network: Network) -> None:
-    kinds = {nn.Conv2d: lambda m: m.out_channels, nn.MaxPool2d: lambda m: "M"}
+    kinds = {nn.Conv2d: lambda m: m.out_channels, MaxPool: lambda m: "M"}
     assert [kinds[type(m)](m) for m in network.trunk if type(m) in kinds] == TABLE_1
     weights = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     assert len(weights) == 16  # the sixteen layers with weights

@@ -1,5 +1,6 @@
 """The machinery of the stages that fit: what is made, resumed, kept and left behind."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -356,17 +357,31 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("members", "tasks", "rows", "here"),
-    [(5, 1, 100, True), (5, 2, 100, False), (5, 1, fit_stage.FEW_ROWS, False), (0, 1, 100, False)],
+    ("seeds", "tasks", "rows", "environment", "here"),
+    [
+        (5, 1, fit_stage.FEW_ROWS, {}, True),
+        (0, 1, 100, {}, True),
+        (5, 2, 100, {}, False),
+        (0, 2, 100, {}, False),
+        (0, 1, 100, {"workers": 2}, False),
+        (5, 1, 100, {"address": "head:6379"}, True),
+        (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, False),
+        (0, 1, 100, {"address": "head:6379"}, False),
+    ],
 )
-def test_only_one_small_group_is_fitted_without_a_worker(members: int, tasks: int, rows: int, here: bool) -> None:
+def test_a_worker_is_started_where_it_has_something_to_give(
+    seeds: int, tasks: int, rows: int, environment: dict[str, Any], here: bool
+) -> None:
+    """A group of ``seeds`` or a single one; one task or more; on this machine alone or on a cluster."""
+
     class Data:
         train = range(rows)
 
     class Run:
         stage = StageSpec(fit=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
 
-    member = fit_stage.SeedTask(Run.stage.fit_one, None, "data-0", {}, Seed(0))
-    payload = fit_stage.GroupTask(("0-0",) * members, (member,) * members, lambda *a, **k: []) if members else member
-    planned = [Task(f"{n}", payload, ("data-0",)) for n in range(tasks)]
-    assert fit_stage._light(Run(), planned, {"data-0": Data()}) is here  # type: ignore[arg-type]
+    one = fit_stage.SeedTask(Run.stage.fit_one, None, "data-0", {}, Seed(0))
+    payload = fit_stage.GroupTask(("0-0",) * seeds, (one,) * seeds, lambda *a, **k: []) if seeds else one
+    planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
+    settings = dataclasses.replace(SETTINGS, **environment)
+    assert fit_stage._light(Run(), planned, {"data-0": Data()}, settings) is here  # type: ignore[arg-type]

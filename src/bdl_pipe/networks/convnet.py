@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import require
 from .base import lecun_normal
+from .pooling import AveragePool, MaxPool
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def convnet_trunk(
         filters = config.width * 2**block
         layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
         # the largest of four after the ReLU is the ReLU of the largest, which is a quarter of the work, bit for bit
-        layers += [nn.ReLU(), nn.AvgPool2d(2)] if config.pool == "average" else [nn.MaxPool2d(2), nn.ReLU()]
+        layers += [nn.ReLU(), AveragePool()] if config.pool == "average" else [MaxPool(), nn.ReLU()]
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
         channels, height, width = filters, height // 2, width // 2
     require(min(height, width) > 0, "blocks", f"must leave a pixel of an image of {input_shape}", config.blocks)

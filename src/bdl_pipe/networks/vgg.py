@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import require
 from .base import he_normal
+from .pooling import MaxPool
 
 _GROUPS: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels
 _HIDDEN: Final = (512, 512)
@@ -55,7 +56,7 @@ def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.
             layers += [nn.BatchNorm2d(after)] if config.norm == "batch" else []
             layers += [nn.ReLU()]
             channels = after
-        layers += [nn.MaxPool2d(2)]
+        layers += [MaxPool()]
     layers += [nn.Flatten()]
     features = channels * (height // _SHRINKS) * (width // _SHRINKS)
     for hidden in _HIDDEN:
