@@ -35,7 +35,7 @@ FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done h
 
 @dataclasses.dataclass(frozen=True)
 class SeedTask:
-    """The payload of a task: everything about one seed but the shared data."""
+    """A task's payload: everything about one seed but the shared data."""
 
     fit: Fit
     config: Any
@@ -46,7 +46,7 @@ class SeedTask:
 
 @dataclasses.dataclass(frozen=True)
 class GroupTask:
-    """The payload of a task that fits several seeds together."""
+    """A payload of a task that fits several seeds together."""
 
     names: tuple[str, ...]
     tasks: tuple[SeedTask, ...]
@@ -194,7 +194,7 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
 
 
 def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
-    """Whether starting a worker would cost more than it brings: small tables that one task fits together."""
+    """Say whether starting a worker would cost more than it brings: small tables that one task fits together."""
     if run.stage.in_driver or len(tasks) > 1 or not isinstance(tasks[0].payload, GroupTask):
         return run.stage.in_driver
     return sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
