@@ -8,7 +8,7 @@ from .core.settings import Settings
 
 
 def main(args: Namespace) -> None:
-    """Raises UserError with the first thing that is wrong."""
+    """Check params.yaml and the environment; raise UserError with the first thing that is wrong."""
     Settings.read()
     params = load()
     for line in unwatched(params):

@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m pipeline", description="Run, search, predict.")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("check", help="read all of params.yaml, and say ok or what is wrong")

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 
 def main(text: str) -> int:
-    """Returns 1 if something is missing or of a wrong version; one line for each on stderr."""
+    """Return 1 if something is missing or of a wrong version, with one line for each on stderr."""
     problems = unmet(Requirement(text))
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -21,7 +21,7 @@ def main(text: str) -> int:
 
 
 def unmet(requirement: Requirement) -> list[str]:
-    """What is missing or of a wrong version, of a requirement and of all that it leads to."""
+    """List what is missing or of a wrong version, of a requirement and of all that it leads to."""
     problems = []
     for needed, parent, package in reached(requirement):
         by = f", which {parent} needs," if parent else ""
@@ -33,7 +33,7 @@ def unmet(requirement: Requirement) -> list[str]:
 
 
 def reached(requirement: Requirement) -> Iterator[tuple[Requirement, str, metadata.Distribution | None]]:
-    """A requirement and all that it leads to on this machine: each with the package that needs it, and what is here."""
+    """Yield a requirement and all that it leads to here: each with the package that needs it, and the one installed."""
     todo, seen = [(requirement, "")], set[tuple[str, str]]()
     while todo:
         needed, parent = todo.pop()

@@ -57,7 +57,7 @@ def main(args: Namespace) -> int:
 
 
 def _record(stages: Plan, why: Mapping[str, str]) -> None:
-    """Let DVC know what is up to date; that it cannot is no reason to lose a result."""
+    """Let DVC know what is up to date. If it cannot be told, no result is lost."""
     if not dvc.installed():
         return
     problem = dvc.record(stages, [name for name in stages if name not in why])
@@ -83,7 +83,7 @@ def _parent_run() -> Iterator[Callable[[Outcome], None]]:
 
 
 def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
-    """Print what happened, the table, and where to look further."""
+    """Print what happened, the table, and where to look further; return 1 if a stage failed."""
     for name, lines in outcome.failed.items():
         print(f"\nFAILED {name}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)

@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def upgraded(text: str, path: Path) -> tuple[str, int]:
-    """Give a text with the present names of its keys and values, and how many were old.
+    """Return a text with the present names of its keys and values, and how many were old.
 
     Raises:
         DataError: the text is not YAML.
@@ -54,7 +54,10 @@ def _edits(text: str, path: Path) -> list[Edit]:
 
 
 def _of_file(root: yaml.Node) -> Iterator[Edit]:
-    """The edits of a params file or an overlay; of a study, which has one as ``overlay``, also those of its axes."""
+    """Yield the edits of a params file, an overlay or a study.
+
+    A study has an overlay as ``overlay``; the edits of its axes are among them.
+    """
     method = next((value.value for key, value in _items(root) if key.value == "method"), "")
     for key, value in _items(root):
         if key.value == "methods":
@@ -95,7 +98,7 @@ def _of_section(section: yaml.Node, method: str, above: tuple[str, ...]) -> Iter
 
 
 def _of_axis(scalar: yaml.ScalarNode, method: str) -> Iterator[Edit]:
-    """``learn.optimiser.rate``, or with several last keys ``weights.rows+cols``."""
+    """Yield the edit of an axis: ``learn.optimiser.rate``, or with several last keys ``weights.rows+cols``."""
     *section, last = scalar.value.split(".")
     sections = [present(section[: i + 1], method) or key for i, key in enumerate(section)]
     keys = [present((*section, key), method) or key for key in last.split("+")]
@@ -117,7 +120,7 @@ def _scalars(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
 
 
 def _items(node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """The keys and values of a mapping; nothing of any other node."""
+    """Return the keys and values of a mapping; nothing of any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return ((key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode))
 

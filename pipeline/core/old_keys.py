@@ -11,7 +11,7 @@ _OF_SGD: Final = {"keep": "snapshots", "after": "extra_epochs", "parts": "snapsh
 
 
 def refuse(raw: Mapping[str, Any]) -> None:
-    """Look for old keys and values in a params file that has been read.
+    """Raise an error if a params file that has been read uses an old key or value.
 
     Raises:
         ConfigError: there is one; with its present name and the command that rewrites the file.
@@ -46,7 +46,7 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def present(path: Sequence[str], method: str) -> str | None:
-    """The present name of the last key of a path in a method's section; None where it is not an old one."""
+    """Return the present name of the last key of a path in a method's section; None where it is not an old one."""
     key, above = path[-1], path[-2] if len(path) > 1 else ""
     if key == "rate" and (above in _LEARNING_RATES or (method, above) == ("gp", "")):
         return "lr"
@@ -60,5 +60,5 @@ def present(path: Sequence[str], method: str) -> str | None:
 
 
 def present_value(key: object, value: object) -> str | None:
-    """The present name of a value of an entry of ``datasets``; None where it is not an old one."""
+    """Return the present name of a value of an entry of ``datasets``; None where it is not an old one."""
     return "published" if (key, value) == ("normalise", "paper") else None

@@ -37,7 +37,7 @@ _SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of a M
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run as it is written.
+    """A run as it is written in params.yaml.
 
     Attributes:
         dataset: a key of ``datasets``.
@@ -64,7 +64,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The section ``report``.
+    """The section ``report`` of params.yaml.
 
     Attributes:
         figures_dpi: CSS pixels an inch of figure.
@@ -93,12 +93,13 @@ class Run:
 
     @property
     def stage(self) -> StageSpec:
+        """Return what the run's method does in its stage kind."""
         return self.method.stages[self.kind]
 
 
 @dataclass(frozen=True)
 class Params:
-    """params.yaml, typed.
+    """A params file, typed and checked as a whole.
 
     Attributes:
         inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<run>``.
@@ -114,36 +115,45 @@ class Params:
 
     @property
     def plugins(self) -> Sequence[str]:
-        """The plugins that it names."""
+        """Return the names of the plugins that params.yaml names."""
         return self.raw.get("plugins") or ()
 
     def modules_of(self, run: Run) -> set[str]:
-        """The modules that define the configs of a run and of all that it is made from."""
+        """Return the modules that define the configs of a run and of all that it is made from."""
         return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))
 
     def plugins_of(self, run: Run) -> list[str]:
-        """Those that define the method of a run, or a config of it or of a run that it is made from."""
+        """List the plugins that define the run's method, its config, or that of a run that it is made from."""
         modules = {run.method.config.__module__, *self.modules_of(run)}
         owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
         return [name for name in self.plugins if name in owners]
 
     def run(self, kind: str, key: str) -> Run:
+        """Return the run ``key`` of a stage kind.
+
+        Raises:
+            ConfigError: there is no such run; with the nearest name.
+        """
         if (kind, key) not in self.runs:
             known = [k for other, k in self.runs if other == kind]
             raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, known)}")
         return self.runs[kind, key]
 
     def of(self, kind: str) -> list[Run]:
+        """List the runs of a stage kind."""
         return [run for run in self.runs.values() if run.kind == kind]
 
     def lineage(self, run: Run) -> list[Run]:
-        """List all runs that one is made from, each after those that it is made from itself; the run is the last."""
+        """List all that a run is made from, and the run itself as the last. Each stands after what it is made from."""
         above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
         return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
 
 def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
-    """Read and check the whole of a params file. ``registry``: the methods that there are; the library's by default.
+    """Read and check the whole of a params file.
+
+    Args:
+        registry: the methods that there are; the library's by default.
 
     Raises:
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
@@ -154,7 +164,7 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
 
 
 def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) -> Params:
-    """Check what was read already, as :func:`load` does.
+    """Check a params file that has been read, as :func:`load` does.
 
     Raises:
         ConfigError, PluginError: as :func:`load`.
@@ -187,7 +197,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
 
 
 def _modules(value: Any) -> set[str]:
-    """The modules that define a config and the configs in it."""
+    """Return the modules that define a config and the configs in it."""
     if not dataclasses.is_dataclass(value):
         return set()
     inside = [_modules(getattr(value, field.name)) for field in dataclasses.fields(value)]

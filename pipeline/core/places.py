@@ -14,37 +14,38 @@ _root: Path | None = None  # in place of WORK, see rooted
 
 
 def artifact(kind: str, key: str) -> Path:
-    """``work/<kind>/<key>``."""
+    """Return the place of an artifact, ``work/<kind>/<key>``."""
     return (_root or WORK) / kind / key
 
 
 def record(kind: str, key: str) -> Path:
-    """Where that lies which differs between equal runs: seconds, memory, device, commit."""
+    """Return the file of what differs between equal runs: seconds, memory, device, commit."""
     return (_root or WORK) / kind / f"{key}.run.json"
 
 
 def identity(kind: str, key: str) -> Path:
-    """Where it is written what an artifact was made from, see ``graph.fresh``."""
+    """Return the file that says what an artifact was made from, see ``graph.fresh``."""
     return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
 
 
 def lock(kind: str, key: str) -> Path:
-    """Where the lock lies that the process holds which is at a stage."""
+    """Return the file whose lock is held by the process that is at a stage."""
     return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
 
 
 def sources() -> Path:
-    """Where the hashes of code and users' files lie, see ``graph.sources``."""
+    """Return the file of the hashes of code and users' files, see ``graph.sources``."""
     return WORK / "sources.yaml"
 
 
 def checkpoints(kind: str, key: str) -> Path:
+    """Return the folder of a stage's checkpoints."""
     return STATE / "checkpoints" / (_root or "") / kind / key
 
 
 @contextmanager
 def rooted(root: Path) -> Iterator[None]:
-    """Let this process's artifacts lie in ``root/<kind>/<key>`` within the block; workers never ask for places."""
+    """Place this process's artifacts in ``root/<kind>/<key>`` within the block. Workers never ask for places."""
     global _root
     before, _root = _root, root
     try:

@@ -37,7 +37,9 @@ KEYS: Final = COLUMNS[:-2]  # no two rows agree in all of them
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a score is of; with a ``name`` or a ``severity`` left open, several quantities that are averaged.
+    """A quantity that a score measures: a metric, on some rows.
+
+    With ``name`` or ``severity`` left open it stands for several quantities, which are averaged.
 
     Attributes:
         metric: accuracy, nll, auroc, fit_seconds, …
@@ -54,7 +56,7 @@ class Quantity:
     score: str | None = None
 
     def covers(self, other: "Quantity") -> bool:
-        """Whether ``other`` is one of those that this one stands for."""
+        """Say whether ``other`` is one of the quantities that this one stands for."""
         return (
             (self.metric, self.set, self.score) == (other.metric, other.set, other.score)
             and self.name in (None, other.name)
@@ -63,12 +65,12 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """The metric, with the score that it is by where that is not the usual one: ``auroc_mutual_information``."""
+        """Return the metric's name, with that of its score unless it is the usual one: ``auroc_mutual_information``."""
         return self.metric if self.score in (None, DEFAULT_SCORE) else f"{self.metric}_{self.score}"
 
 
 class Score(NamedTuple):
-    """One figure of one fit."""
+    """A figure of one fit."""
 
     split: int
     seed: int
@@ -78,13 +80,13 @@ class Score(NamedTuple):
 
 
 def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> pa.Table:
-    """The scores of a run as they are stored."""
+    """Return the scores of a run as the table that is stored."""
     rows = [_row(score) | {"dataset": dataset, "method": method, "setting": setting} for score in scores]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def read(path: Path) -> pa.Table:
-    """The stored scores of a run.
+    """Read the stored scores of a run.
 
     Raises:
         ArtifactError: the file is missing, is no Parquet table, or is of another version.
@@ -104,7 +106,7 @@ def read(path: Path) -> pa.Table:
 
 
 class RunScores:
-    """The scores of one run, by what they are of.
+    """All scores of one run, by the quantity that they measure.
 
     Independent are the data splits of a run that has several, and its seeds where there is one split.
     """
@@ -122,7 +124,7 @@ class RunScores:
             self._alike[quantity.metric, quantity.set, quantity.score].append(quantity)
 
     def groups(self, wanted: Quantity) -> list[list[float]]:
-        """All values of what is wanted, a list for each split, or for each seed where there is one split."""
+        """List all values of a quantity, in one list for each split, or for each seed where there is one split."""
         groups = defaultdict[int, list[float]](list)
         for quantity in self._alike.get((wanted.metric, wanted.set, wanted.score), ()):
             if wanted.covers(quantity):

@@ -22,7 +22,7 @@ from bdl_pipe.errors import ConfigError, UserError
 
 @dataclass(frozen=True)
 class Settings:
-    """The environment, read and checked."""
+    """Machine settings, read from the environment and checked."""
 
     executor: str = "ray"
     address: str = ""
@@ -35,7 +35,11 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
-        """Read the environment; raise ConfigError with the variable, its rule and its value."""
+        """Read the environment.
+
+        Raises:
+            ConfigError: a value breaks its rule; with the variable, the rule and the value.
+        """
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
         return cls(

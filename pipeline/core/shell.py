@@ -12,7 +12,10 @@ from .settings import Settings
 
 @contextmanager
 def opened(executor: str | None = None, params: Params | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
-    """Open what a stage needs: checked params (of params.yaml), an executor that is closed at the end, settings."""
+    """Open what a stage needs: checked params, an executor, settings. The executor is closed at the end.
+
+    The params are those of params.yaml, unless others are given.
+    """
     settings = Settings.read(executor=executor)
     params = load() if params is None else params
     running = choose(settings)

@@ -23,7 +23,7 @@ _TELL_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class Request:
-    """One stage to bring up to date.
+    """A request to bring one stage up to date.
 
     Attributes:
         kind, key: of the stage.
@@ -42,6 +42,7 @@ class Request:
 
     @property
     def title(self) -> str:
+        """Return the stage's name in messages."""
         return f"{self.kind} {self.key}".strip()
 
 
@@ -65,7 +66,7 @@ def main(request: Request) -> int:
 
 @contextmanager
 def rooted(root: str) -> Iterator[None]:
-    """Let artifacts lie in ``root`` within the block; where it is empty, where they always do."""
+    """Place artifacts in ``root`` within the block; where it is empty, in their usual place."""
     with ExitStack() as stack:
         if root:
             stack.enter_context(places.rooted(Path(root)))
@@ -92,7 +93,7 @@ def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: 
 
 
 def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """Do the work of a stage. Its module is imported when it is wanted: a data set needs no network."""
+    """Do the work of a stage. Its module is imported only then: to prepare a data set needs no network."""
     if stage.kind == "prepare":
         from ..stages import prepare
 
@@ -117,7 +118,7 @@ def _work(stage: Stage, params: Params, executor: Executor, settings: Settings) 
 
 @contextmanager
 def alone(stage: Stage) -> Iterator[None]:
-    """Let one process at a time be at a stage; who waits says for whom. A process that dies loses its lock."""
+    """Let one process at a time be at a stage. One that waits says for whom; one that dies loses its lock."""
     from filelock import FileLock, Timeout
 
     place = places.lock(stage.kind, stage.key)

@@ -37,7 +37,7 @@ class Remote:
     """
 
     def __init__(self, path: Path, request: Mapping[str, Any], output: Sequence[int]) -> None:
-        """Ask for it.
+        """Ask the host to run a stage.
 
         Args:
             path: of the host's socket.
@@ -53,7 +53,7 @@ class Remote:
         self.pid = int(self._answer("pid"))
 
     def wait(self) -> int:
-        """Wait for its exit code: minus the number of the signal, where one ended it.
+        """Wait for the fork's exit code: minus the number of the signal, where one ended it.
 
         Raises:
             Lost: the host has ended.
@@ -68,7 +68,7 @@ class Remote:
 
 
 class Piped:
-    """A stage in a fork of the host, whose output is read by whoever asked."""
+    """A stage that runs in a fork of the host, and whose output is read by the process that asked for it."""
 
     def __init__(self, path: Path, request: Mapping[str, Any]) -> None:
         reading, writing = os.pipe()

@@ -47,7 +47,7 @@ BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its w
 
 @cache
 def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> str:
-    """A hash of all code that a stage's result depends on.
+    """Hash all code that a stage's result depends on.
 
     Args:
         kind: a stage kind.
@@ -59,7 +59,7 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
 
 
 def digest_of(roots: Iterable[str]) -> str:
-    """A hash of the code of ``roots`` and of all that they import."""
+    """Hash the code of ``roots`` and of all that they import."""
     whole = hashlib.sha256()
     for module in sorted(closure(roots)):
         whole.update(module.encode() + b"\0" + hashlib.sha256(_text(module)).digest())
@@ -67,7 +67,7 @@ def digest_of(roots: Iterable[str]) -> str:
 
 
 def shipped() -> list[Path]:
-    """The files and packages beside our own that the plugins of this process are made of, for machines without them.
+    """List the files and packages, beside our own, that a machine without this process's plugins needs.
 
     A plugin that is a file goes with each task.
     """
@@ -77,7 +77,7 @@ def shipped() -> list[Path]:
 
 
 def files() -> Iterator[Path]:
-    """Every file that a digest may depend on."""
+    """List every file that a digest may depend on."""
     yield from (PROJECT / "src" / "bdl_pipe").rglob("*.py")
     for module in RESULTS:
         path = path_of(module)
@@ -85,17 +85,17 @@ def files() -> Iterator[Path]:
 
 
 def has_method(kind: str) -> bool:
-    """Whether a method has a part in a stage kind."""
+    """Say whether a method has a part in a stage kind."""
     return BODIES[kind] in ("pipeline.stages.fit", "pipeline.stages.evaluate")
 
 
 def methods() -> tuple[str, ...]:
-    """The names of the registry."""
+    """Return the names of the registry."""
     return tuple(_methods())
 
 
 def closure(roots: Iterable[str]) -> set[str]:
-    """The modules that ``roots`` import, directly or not, themselves included, in so far as results depend on them."""
+    """Return the modules that ``roots`` import, directly or not, and ``roots``, in so far as results depend on them."""
     reached, new = set[str](), set(roots)
     while new:
         reached |= new
@@ -105,7 +105,7 @@ def closure(roots: Iterable[str]) -> set[str]:
 
 @cache
 def path_of(module: str) -> Path:
-    """The file of a module of ours, or of a plugin's."""
+    """Return the file of a module of ours, or of a plugin's."""
     stem = _root(module.partition(".")[0]).joinpath(*module.split("."))
     return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
 
@@ -124,18 +124,18 @@ def _methods() -> Mapping[str, str]:
 
 
 def _is_known(module: str) -> bool:
-    """Whether a method's module is ours or a plugin's, and not of the running program itself."""
+    """Say whether a method's module is ours or a plugin's, and not of the running program itself."""
     return module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
 
 
 def _files() -> set[str]:
-    """The modules of plugins that are single files; their text is that which was imported."""
+    """Return the modules of plugins that are single files; their text is that which was imported."""
     return {plugin.module for plugin in plugins.loaded() if plugin.text is not None}
 
 
 @cache
 def _root(top: str) -> Path:
-    """The folder that a package of ours or of a plugin lies in; the working directory for what is in none."""
+    """Return the folder that a package of ours or of a plugin lies in; the working directory for what is in none."""
     if top in _TOPS:
         return _TOPS[top]
     spec = find_spec(top) if any(p.text is None and p.owns(top) for p in plugins.loaded()) else None
@@ -152,7 +152,7 @@ def _text(module: str) -> bytes:
 
 @cache
 def _imports(module: str) -> frozenset[str]:
-    """The modules of ours that one module imports, and the packages that it lies in."""
+    """Return the modules of ours that one module imports, and the packages that it lies in."""
     path, tree = path_of(module), ast.parse(_text(module))
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     names = {name for node in _nodes(tree) for name in _named(node, package)}
@@ -167,7 +167,7 @@ def _imports(module: str) -> frozenset[str]:
 
 
 def _attributes(tree: ast.AST) -> Iterator[str]:
-    """``bdl_pipe.<name>`` wherever it is written as an attribute of the package, whatever that is called there."""
+    """List ``bdl_pipe.<name>`` for each attribute of the package that is used, whatever the package is called there."""
     aliases = {
         alias.asname or "bdl_pipe"
         for node in _nodes(tree)
@@ -181,7 +181,7 @@ def _attributes(tree: ast.AST) -> Iterator[str]:
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import but those for type checkers alone."""
+    """List every import but those for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class Lines:
-    """Shows what running stages say; a context manager, called from several threads."""
+    """A display of what running stages say; a context manager, called from several threads."""
 
     def __init__(self, total: int) -> None:
         self._total, self._ended = total, 0
@@ -29,6 +29,7 @@ class Lines:
             self._live.stop()
 
     def start(self, name: str) -> None:
+        """Show that ``name`` has started."""
         with self._lock:
             self._running[name] = (time.monotonic(), "")
             if self._live is None:
@@ -47,6 +48,7 @@ class Lines:
             self.refresh()
 
     def end(self, name: str, well: bool, seconds: float) -> None:
+        """Show that ``name`` has ended, ``well`` or not, and how long it took."""
         with self._lock:
             self._running.pop(name, None)
             self._ended += 1
@@ -59,7 +61,7 @@ class Lines:
             self.refresh()
 
     def skip(self, name: str) -> None:
-        """Count ``name`` as done: what it is made from has come out the same."""
+        """Count ``name`` as done: what it is made from has not changed."""
         with self._lock:
             self._ended += 1
             text = f"[{self._ended}/{self._total}] {name}: is up to date"
@@ -69,6 +71,7 @@ class Lines:
                 self._live.console.print(text, markup=False)
 
     def refresh(self) -> None:
+        """Draw the live lines anew; do nothing elsewhere than on a terminal."""
         if self._live is None:
             return
         from rich.text import Text

@@ -36,7 +36,7 @@ _TARGET_COST: Final = 20  # stages that DVC records in the time that one target 
 
 
 def installed() -> bool:
-    """Say whether DVC is here; with a line on stderr where it is another version than was tested."""
+    """Say whether DVC is here. A line on stderr warns of a version that is newer than the tested one."""
     try:
         version = metadata.version("dvc")
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def installed() -> bool:
 
 
 def mend() -> None:
-    """Put ``dvc.lock`` back where it cannot be read, from the copy of the last one that could; say so.
+    """Put ``dvc.lock`` back from its last readable copy, where it cannot be read, and say so.
 
     What is made since then lies in its place and is recorded again by :func:`record`.
     """
@@ -66,7 +66,9 @@ def mend() -> None:
 
 
 def record(plan: Plan, fresh: Iterable[str]) -> str | None:
-    """Let DVC record those of the stages ``fresh``, all up to date, that it does not know; what went wrong, if it did.
+    """Let DVC record those of the stages ``fresh``, all up to date, that it does not know.
+
+    What went wrong is returned; None if nothing did.
 
     ``dvc.lock`` is written by DVC, and a copy of it is kept once it is whole.
     """
@@ -109,7 +111,7 @@ def _targets(names: Collection[str], fresh: Collection[str], plan: Plan) -> list
 
 
 def _only_ours() -> bool:
-    """Say whether DVC's graph has no stages but those of our kinds: whether others are up to date is not known here."""
+    """Say whether DVC's graph has only stages of our kinds. Whether others are up to date is not known here."""
     try:
         return set(yaml.load(_GRAPH.read_text(), _Loader)["stages"]) <= {_SOURCES, *code.BODIES}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
@@ -126,8 +128,11 @@ def _commit(names: Sequence[str]) -> str | None:
 
 
 def _knows(entry: Mapping[str, Any] | None, stage: Stage) -> bool:
-    """Say whether an entry of the lock is of this result: the file of what it was made from is the same, and so is what
-    DVC compares, the names of what the stage reads and the numbers."""
+    """Say whether an entry of the lock is of this result.
+
+    It is, if the file of what the result was made from is the same, and so is what DVC compares: the names of what the
+    stage reads and the numbers.
+    """
     if entry is None:
         return False
     identity = places.identity(stage.kind, stage.key)
@@ -156,7 +161,7 @@ def _knows_sources(entry: Mapping[str, Any] | None) -> bool:
 
 
 def _code() -> str:
-    """Hash all that the stage ``sources`` reads of our code."""
+    """Hash all of our code that the stage ``sources`` reads."""
     whole = hashlib.sha256()
     for path in [*sorted(code.files()), *sorted(Path("plugins").rglob("*.py"))]:
         whole.update(str(path).encode() + path.read_bytes())
@@ -185,7 +190,10 @@ def _is_json(path: Path) -> bool:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """libyaml's, where there is one: ten times as fast as the one in Python. 1e-3 is a number, as DVC writes it."""
+    """The loader of libyaml, where there is one: ten times as fast as the one in Python.
+
+    It reads 1e-3 as a number, as DVC writes it.
+    """
 
 
 _Loader.add_implicit_resolver(

@@ -40,7 +40,7 @@ def reason(stage: Stage) -> str | None:
 
 
 def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
-    """Say what a stage's artifacts, which are in place, were made from; ``made_from`` was taken before the work."""
+    """Write what a stage's artifacts, which are in place, were made from; ``made_from`` was taken before the work."""
     made = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def made_from(stage: Stage) -> dict[str, Any]:
 
 
 def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Name the first thing that has changed."""
+    """Name the first thing that has changed between ``known`` and ``now``."""
     for section, what in (("params", "the number"), ("sources", "the code or data"), ("inputs", "the input")):
         before, after = known.get(section, {}), now[section]
         for name in sorted({*before, *after}):
@@ -65,13 +65,13 @@ def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def _hash(path: Path) -> str | None:
-    """Hash an artifact's manifest, which holds the hash of every file in it, or a file; None where it is not there."""
+    """Hash a file, or an artifact's manifest, which holds the hash of every file in it; None where it is not there."""
     path = path / MANIFEST if path.is_dir() else path
     return sha256(path) if path.is_file() else None
 
 
 def _altered(path: Path, since: int) -> str | None:
-    """Find a file of an artifact that is missing, or is another one than the manifest says.
+    """Find a file of an artifact that is missing, or differs from what the manifest says.
 
     Args:
         since: nanoseconds; what was written before is taken to be what the manifest was written of, if its size is.

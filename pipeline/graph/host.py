@@ -74,7 +74,7 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
 
 
 def preload() -> Iterator[None]:
-    """Import what stages import, one step at a time; what cannot be imported is left to the stage, which says why."""
+    """Import what stages import, one step at a time. What cannot be imported is left to the stage, which says why."""
     from ..core.executors import cluster
     from ..tracking import experiments
 
@@ -96,15 +96,15 @@ def preload() -> Iterator[None]:
 
 
 def modules(settings: Settings) -> tuple[str, ...]:
-    """List what stages will import under ``settings``, beside the methods."""
+    """List the modules that stages will import under ``settings``, beside the methods."""
     return (*_MODULES, *(_RAY if settings.executor == "ray" else ()), *(_TRACKING if settings.tracking else ()))
 
 
 class Host:
-    """Forks stages, and one Ray head for all of them when the first one asks for it."""
+    """A server that forks stages, and one Ray head for all of them when the first one asks for it."""
 
     def __init__(self, path: Path, owner: Any) -> None:
-        """``path``: of the socket; ``owner``: a ``psutil.Process``."""
+        """Take the path of the socket, and the owner, a ``psutil.Process``."""
         self._path, self._owner = path, owner
         self._selector = selectors.DefaultSelector()
         self._stages: dict[int, socket.socket] = {}  # pid -> its requester
@@ -115,6 +115,7 @@ class Host:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def serve(self, ahead: Sequence[str] | None) -> None:
+        """Answer requests until the owner ends, and run the targets ``ahead`` meanwhile, see :func:`main`."""
         before = os.umask(0o077)
         self._listener.bind(str(self._path))
         os.umask(before)
@@ -172,7 +173,7 @@ class Host:
         kept: socket.socket | None = None,
         death: signal.Signals = signal.SIGKILL,
     ) -> int:
-        """Fork a child in a session of its own that does ``work`` and ends; it dies with this process by ``death``."""
+        """Fork a child that does ``work`` in a session of its own and ends. It dies with this process by ``death``."""
         parent, signals = os.getpid(), (signal.SIGINT, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the child can say that it was interrupted
         pid = os.fork()
@@ -211,7 +212,7 @@ class Host:
             os._exit(code)
 
     def _ask(self, connection: socket.socket) -> None:
-        """Answer with the head's address, now or when it is there."""
+        """Answer with the head's address, at once or as soon as it is there."""
         if self._address:
             _tell(connection, f"address {self._address}")
             connection.close()
@@ -264,7 +265,7 @@ class Host:
 
 
 def _lives(process: Any) -> bool:
-    """Whether a ``psutil.Process`` runs; one that has ended and was not waited for does not."""
+    """Say whether a ``psutil.Process`` runs; one that has ended and was not waited for does not."""
     import psutil
 
     try:
@@ -286,7 +287,7 @@ def _ahead(path: Path, targets: Sequence[str]) -> int:
 
 
 def _log() -> tuple[int, int]:
-    """Open the file to which that prints which is run ahead."""
+    """Open the log of the stages that are run ahead; return it as stdout and stderr."""
     log = os.open(LOG.with_name("ahead.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     return log, log
 
@@ -325,7 +326,7 @@ def _tell(connection: socket.socket, text: str) -> None:
 
 
 def _end_groups(pids: Sequence[int]) -> None:
-    """End each child by SIGTERM, and by SIGKILL what is left after a while of all that they started."""
+    """End each child by SIGTERM, and by SIGKILL whatever is left, after a while, of all that they started."""
     import psutil
 
     family = []
@@ -342,7 +343,7 @@ def _end_groups(pids: Sequence[int]) -> None:
 
 
 def _left_of(leaders: Sequence[int]) -> Iterator[Any]:
-    """Find what children started and did not live to end: it is in their sessions."""
+    """Find what the children started and did not live to end: the other processes of their sessions."""
     import psutil
 
     for process in psutil.process_iter():
@@ -352,7 +353,7 @@ def _left_of(leaders: Sequence[int]) -> Iterator[Any]:
 
 
 def _die_with(parent: int, death: signal.Signals) -> None:
-    """Let this process get the signal ``death`` when its parent ends, also by SIGKILL."""
+    """Let this process get the signal ``death`` when its parent ends, even if SIGKILL ends that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(death))
     if os.getppid() != parent:  # it ended in between

@@ -10,7 +10,7 @@ _PASSIVE: Final = ("-v", "--verbose", "-q", "--quiet")  # options of dvc repro t
 
 @dataclass(frozen=True)
 class Invocation:
-    """The ``dvc repro`` that this process runs under.
+    """A ``dvc repro`` that this process runs under.
 
     Attributes:
         pid, created: its process.
@@ -25,7 +25,7 @@ class Invocation:
 
     @classmethod
     def above(cls) -> Self | None:
-        """The nearest one above this process; None where there is none."""
+        """Return the nearest ``dvc repro`` above this process; None where there is none."""
         import psutil
 
         for process in psutil.Process().parents():

@@ -19,7 +19,7 @@ from . import code, sources
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the plan.
+    """A stage of the plan.
 
     Attributes:
         kind, key: of ``python -m stages.<kind> [KEY]``; the report has no key.
@@ -40,11 +40,12 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """As DVC calls it."""
+        """Return the stage's name, as DVC calls it."""
         return f"{self.kind}@{self.key}" if self.key else self.kind
 
     @property
     def arguments(self) -> list[str]:
+        """Return the arguments of ``python -m stages.<kind>``."""
         return [self.key] if self.key else []
 
 
@@ -52,7 +53,7 @@ Plan = Mapping[str, Stage]  # name -> stage, each after all that it needs
 
 
 def plan(params: Params) -> Plan:
-    """Every stage of ``params``, each after all that it needs."""
+    """Plan every stage of ``params``, each after all that it needs."""
     stages = [_prepare(key, params) for key in params.datasets]
     stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
@@ -72,7 +73,7 @@ def plan(params: Params) -> Plan:
 
 
 def one(kind: str, key: str, params: Params) -> Stage:
-    """One stage of the plan.
+    """Return one stage of the plan.
 
     Raises:
         ConfigError: params.yaml has no such row or data set.
@@ -88,7 +89,7 @@ def one(kind: str, key: str, params: Params) -> Stage:
 
 
 def matching(targets: Collection[str], plan: Plan) -> Plan:
-    """The stages that ``targets`` name, and all that they need; without targets all of them.
+    """Return the part of a plan that ``targets`` name, with all that they need; without targets all of it.
 
     Args:
         targets: names such as ``teacher@boston-sgld``, or stage kinds, which stand for every stage of the kind.
@@ -109,7 +110,7 @@ def matching(targets: Collection[str], plan: Plan) -> Plan:
 
 
 def ancestors(plan: Plan, names: Iterable[str]) -> set[str]:
-    """Everything that ``names`` need, directly or not."""
+    """Return the names of everything that ``names`` need, directly or not."""
     reached, new = set[str](), set(names)
     while new := {need for name in new for need in plan[name].needs} - reached:
         reached |= new
@@ -117,7 +118,7 @@ def ancestors(plan: Plan, names: Iterable[str]) -> set[str]:
 
 
 def descendants(plan: Plan, names: Collection[str]) -> set[str]:
-    """Everything that needs one of ``names``, directly or not."""
+    """Return the names of everything that needs one of ``names``, directly or not."""
     reached = set[str]()
     for name, stage in plan.items():  # each stands after what it needs
         if any(need in reached or need in names for need in stage.needs):
@@ -188,7 +189,7 @@ def _evaluate(run: Run, params: Params) -> Stage:
 
 
 def _numbers(run: Run, params: Params) -> dict[str, Any]:
-    """What a stage of a row depends on, but for its method's section."""
+    """Return the numbers that a run's stage depends on, but for its method's section."""
     section, dataset = SECTIONS[run.kind], run.spec.dataset
     return {
         "seed": params.seed,

@@ -24,7 +24,7 @@ JOBS = 3  # stages at once: two cores are busy while one stage waits for its dat
 
 
 def stale(stages: Plan) -> dict[str, str]:
-    """Stage -> why it is to be run: its own result is out of date, or something that it needs is."""
+    """Say of each stage that is to be run why: its own result is out of date, or something that it needs is."""
     why: dict[str, str] = {}
     for name, stage in stages.items():
         reason = fresh.reason(stage)
@@ -37,7 +37,7 @@ def stale(stages: Plan) -> dict[str, str]:
 
 
 def start_host() -> threading.Thread:
-    """Start this process's host beside what is done meanwhile; once the thread has ended, it is there or cannot be."""
+    """Start this process's host in a thread. Once that has ended, the host is there or cannot be."""
 
     def start() -> None:
         import psutil
@@ -54,7 +54,7 @@ def start_host() -> threading.Thread:
 def ensure_all(
     stages: Plan, params: Params, *, jobs: int, executor: str | None = None, own: bool = False, root: str = ""
 ) -> Outcome:
-    """Bring ``stages`` up to date; a stage that fails stops what needs it, and nothing else.
+    """Bring ``stages`` up to date. A stage that fails stops what needs it, and nothing else.
 
     Args:
         stages: with all that they need.

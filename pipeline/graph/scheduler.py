@@ -31,13 +31,14 @@ _KEPT_LINES: Final = 15
 
 @dataclass(frozen=True)
 class Todo:
-    """What to run: the stages ``names`` of ``plan``; ``history`` is a file of how long each took."""
+    """A plan with the ``names`` of its stages that are to be run; ``history`` is a file of how long each took."""
 
     plan: Plan
     names: frozenset[str]
     history: Path
 
     def seconds(self) -> dict[str, float]:
+        """Return how long each stage of the plan took last time, or else a guess from its kind."""
         try:
             known = json.loads(self.history.read_text())
         except (OSError, json.JSONDecodeError):
@@ -45,13 +46,14 @@ class Todo:
         return {name: known.get(name, _GUESS.get(stage.kind, 10.0)) for name, stage in self.plan.items()}
 
     def remember(self, seconds: Mapping[str, float]) -> None:
+        """Write into the history how long stages took."""
         self.history.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(self.history, json.dumps({**self.seconds(), **seconds}, indent=1, sort_keys=True).encode())
 
 
 @dataclass
 class Outcome:
-    """Stages by how they ended; of those that failed, the last lines.
+    """All stages by how they ended, with the last lines of those that failed.
 
     Attributes:
         same: were found up to date when all that they need was there.
@@ -71,14 +73,14 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def lines(self) -> Iterator[str]:
-        """What it prints, until it closes its output."""
+        """Yield the lines that the stage prints, until it closes its output."""
 
     def wait(self) -> int:
-        """Wait for its exit code: minus the number of the signal, where one ended it."""
+        """Wait for the exit code: minus the number of the signal, where one ended the process."""
 
 
 def priorities(plan: Plan, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> the length of the longest way from its start to the end of the plan."""
+    """Return, for each stage, the length of the longest way from its start to the end of the plan."""
     longest = dict(seconds)
     for name in reversed(list(plan)):  # each stands after what it needs
         for need in plan[name].needs:
@@ -152,7 +154,7 @@ class _Child:
 
     @property
     def ending(self) -> list[str]:
-        """How it ended, where it could not say so itself."""
+        """Say how the stage ended, where it could not say so itself."""
         if self.code >= 0:
             return []
         return [f"ended by {signal.Signals(-self.code).name}; the same command goes on from its last checkpoint"]
@@ -179,7 +181,7 @@ def _next(ended: "queue.Queue[_Child]") -> _Child | None:
 
 
 def _stop(children: list[_Child]) -> None:
-    """An interrupt for each group, and for all that is left after a while, SIGKILL."""
+    """Send each group an interrupt, and SIGKILL to all that is left after a while."""
     if not children:
         return
     import psutil
@@ -199,7 +201,10 @@ def _stop(children: list[_Child]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM and a terminal that closes: no process is ever started and then forgotten."""
+    """Yield an event that Ctrl-C, SIGTERM and a terminal that closes set.
+
+    So no process is ever started and then forgotten.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -32,7 +32,7 @@ def write(params: Params) -> None:
 
 
 def digests(params: Params) -> dict[str, Any]:
-    """What the file holds: ``code.<stage kind>``, ``code.fit.<method>``, ``code.evaluate.<method>``, ``data.<key>``."""
+    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``data.<key>``."""
     methods = code.methods()
     return {
         "code": {
@@ -47,12 +47,15 @@ def digests(params: Params) -> dict[str, Any]:
 
 
 def fit_digest(method: str, params: Params) -> str:
-    """A hash of the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs."""
+    """Hash the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs."""
     return code.digest("student", method, _plugins(method, params))
 
 
 def evaluate_digest(method: str, params: Params) -> str:
-    """The same of its scores; they depend on plugins' scores, too, where a run is asked about other data."""
+    """Hash the code that a method's scores depend on: as :func:`fit_digest`, and the evaluation's.
+
+    Where a run is asked about other data, they depend on plugins' scores, too.
+    """
     more = _plugins(method, params)
     asked = any(params.datasets[run.spec.dataset].ood for run in params.of("student") if run.method.name == method)
     if params.plugins and asked:
@@ -63,7 +66,7 @@ def evaluate_digest(method: str, params: Params) -> str:
 
 
 def _plugins(method: str, params: Params) -> tuple[str, ...]:
-    """The modules of plugins that configs of a method's runs, and of what these are made from, are of."""
+    """Return the modules of plugins that define configs of a method's runs, or of what these are made from."""
     if not params.plugins:
         return ()
     runs = [run for run in params.runs.values() if run.method.name == method]
@@ -72,7 +75,7 @@ def _plugins(method: str, params: Params) -> tuple[str, ...]:
 
 
 def data_digest(key: str, params: Params) -> str:
-    """A hash of what a data set is read from: its source, those of ``ood`` and ``transfer``, and the files behind."""
+    """Hash what a data set is read from: its source, those of ``ood`` and ``transfer``, and the files behind."""
     datasets = dict(params.datasets)
     dataset = datasets[key]
     named: list[Source | Noise] = [dataset.source]
@@ -83,13 +86,13 @@ def data_digest(key: str, params: Params) -> str:
 
 
 def _files(source: Source | Noise) -> dict[str, str]:
-    """Hash the users' files behind a source: path -> SHA-256; a file that is missing is found out by ``prepare``."""
+    """Hash the users' files behind a source: path -> SHA-256. ``prepare`` finds out that a file is missing."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): _sha256(path) for path in paths if path.is_file()}
 
 
 def _code(source: Any) -> list[str]:
-    """A hash of the plugin that a source is of; nothing for one of the library."""
+    """Hash the plugin that a source is of; return nothing for one of the library."""
     module = CATALOG.module_of(source.name) or type(source).__module__
     return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
 

@@ -20,7 +20,7 @@ CORRUPTED: Final = {f"sev. {severity}": severity for severity in SEVERITIES}
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What stands here for a method of the paper.
+    """A method of ours that stands for one of the paper.
 
     Attributes:
         method: of our runs; null: it is not built here.
@@ -35,7 +35,7 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class Metric:
-    """What stands here for a metric of the paper.
+    """A metric of ours that stands for one of the paper.
 
     Attributes:
         metric: its name in the stored scores.
@@ -53,7 +53,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Names:
-    """``<paper>.yaml``.
+    """A paper's file ``<paper>.yaml``: what stands here for its names.
 
     Attributes:
         shares: table -> the table whose params file and artifacts are its own, too.
@@ -79,17 +79,18 @@ class Printed:
 
     @property
     def digits(self) -> int:
-        """After the point."""
+        """Return the number of digits after the point."""
         return len(self.value.partition(".")[2])
 
     @property
     def text(self) -> str:
+        """Return the figure with its ±, if it has one."""
         return f"{self.value} ± {self.error}" if self.error else self.value
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of one paper.
+    """A table of a paper.
 
     Attributes:
         figures: data set -> method -> metric, all by the paper's names.
@@ -107,31 +108,36 @@ class PaperTable:
 
     @property
     def source(self) -> str:
-        """The table whose params file and artifacts are this one's: itself, or the one that it shares them with."""
+        """Return the table whose params file and artifacts this one uses: itself, or one that it shares them with."""
         return _source(self.table, self.names)
 
     @property
     def tree(self) -> str:
-        """The folder of its artifacts below ``work/paper``."""
+        """Return the name of the folder of its artifacts, below ``work/paper``."""
         return f"{self.paper}-{self.source}"
 
     @property
     def folder(self) -> str:
-        """Of ``results/``."""
+        """Return the name of the folder of its written tables, below ``results``."""
         return self.names.results or self.paper
 
     def metrics(self, dataset: str) -> list[str]:
+        """List the metrics that the paper prints for a data set, all by the paper's names."""
         return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
 
     def title(self, metric: str) -> str:
+        """Return the heading of a metric's column."""
         name, _, where = metric.partition(":")
         return f"{self.names.metrics[name].title} {where}".strip()
 
     def scale(self, metric: str) -> float:
+        """Return the factor from our unit of a metric to the paper's (100 for per cent)."""
         return self.names.metrics[metric.partition(":")[0]].scale
 
     def quantity(self, metric: str, method: str | None) -> Quantity:
-        """What stands for ``metric`` in the stored scores; ``method``: the paper's, which may have its own score.
+        """Return the quantity in the stored scores that stands for the paper's ``metric``.
+
+        ``method`` is the paper's name of a method, which may have a score of its own.
 
         After a colon: a data set that is told apart, one that is transferred to, or a severity of corruption, over all
         of which it is the mean.
@@ -149,7 +155,7 @@ class PaperTable:
 
 
 def load(name: str, folder: Path = HERE) -> PaperTable:
-    """The table that ``<paper>:<table>`` names.
+    """Read the table that ``<paper>:<table>`` names.
 
     Raises:
         UserError: there is no such paper or table.

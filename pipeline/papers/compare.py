@@ -17,19 +17,22 @@ FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: ours in the paper's unit (None: no such score), and the paper's (None: it prints none)."""
+    """A figure of ours in the paper's unit (None: no such score), and the paper's (None: it prints none)."""
 
     ours: Estimate | None = None
     paper: Printed | None = None
 
     @property
     def difference(self) -> float | None:
-        """Ours − the paper's, in its unit; None where either is missing."""
+        """Return ours − the paper's, in its unit; None where either is missing."""
         return None if self.ours is None or self.paper is None else self.ours.mean - float(self.paper.value)
 
     @property
     def z(self) -> float | None:
-        """(ours − paper's) / √(our standard error² + the paper's²); None where an error is unknown or both are 0."""
+        """Return (ours − paper's) / √(our standard error² + the paper's²).
+
+        It is None where an error is unknown or both are 0.
+        """
         if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:
             return None
         combined = math.hypot(self.ours.error, float(self.paper.error))
@@ -37,12 +40,13 @@ class Cell:
 
     @property
     def far(self) -> bool:
+        """Say whether the two differ by more than ``FAR`` combined standard errors, or by NaN."""
         return self.z is not None and not abs(self.z) <= FAR
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method of a table, or one of our runs that the table does not have.
+    """A method of a table, or one of our runs that the table does not have.
 
     Attributes:
         method: the paper's name; ours, for a run that the paper does not have.
@@ -61,7 +65,12 @@ class Line:
 
 
 def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> list[Line]:
-    """The lines of a table for ``dataset`` (the paper's name); ``evaluated``: keys of runs whose scores are there."""
+    """Return the lines of a table for a data set.
+
+    Args:
+        dataset: the paper's name.
+        evaluated: keys of runs whose scores are there.
+    """
     metrics = table.metrics(dataset)
     runs = runs_of(table, dataset, params)
     lines, used = list[Line](), set[str]()
@@ -79,7 +88,7 @@ def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collecti
 
 
 def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Run]:
-    """The runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
+    """List the runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
     runs = [row for row in params.of("student") if row.spec.dataset == table.names.datasets[dataset]]
     return [r for r in runs if _of(r, table.figures[dataset], table) or not _of(r, table.others, table)]
 
@@ -89,7 +98,7 @@ def _of(row: Run, methods: Iterable[str], table: PaperTable) -> bool:
 
 
 def stands_for(row: Run, method: str, table: PaperTable) -> bool:
-    """Whether a run is ours for ``method`` of the paper."""
+    """Say whether a run is ours for ``method`` of the paper."""
     ours = table.names.methods[method]
     return row.method.name == ours.method and ours.setting in ("", row.spec.setting)
 
@@ -103,7 +112,7 @@ def _line(
     metrics: list[str],
     evaluated: Collection[str],
 ) -> Line:
-    """Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
+    """Return a line. Ours is shown where the paper prints a figure; for a run that it does not have, everywhere."""
     ran = row is not None and row.key in evaluated
     stored = _scores(row.key) if row is not None and ran else None
     cells = {}

@@ -37,7 +37,7 @@ NONE: Final = "—"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What was asked for, checked.
+    """A request for a paper's table, checked.
 
     Attributes:
         datasets: by the paper's names.
@@ -54,19 +54,22 @@ class Request:
 
     @property
     def name(self) -> str:
+        """Return the name of the tree of artifacts."""
         return self.table.tree + self.suffix
 
     @property
     def root(self) -> Path:
+        """Return the folder of the artifacts."""
         return places.WORK / "paper" / self.name
 
     @property
     def suffix(self) -> str:
+        """Return what the number of splits adds to names, where it is not the params file's."""
         return f"-{self.splits}-splits" if self.splits else ""
 
 
 def main(args: Namespace) -> None:
-    """Bring the runs up to date, print the tables, write them to ``results/<paper>/``, or where its yaml says.
+    """Bring the runs up to date, print the tables, and write them to ``results/<paper>/``, or where its yaml says.
 
     Raises:
         UserError: a name or a number is wrong (nothing has run then), or a stage fails.
@@ -91,7 +94,7 @@ def main(args: Namespace) -> None:
 
 
 def read(table: str, datasets: str | None, methods: str | None, splits: int | None) -> Request:
-    """Check all that was asked for.
+    """Check all that was asked for, and return it.
 
     Raises:
         UserError: the paper, the table, its params file, a data set or a method is not known here.
@@ -113,7 +116,7 @@ def read(table: str, datasets: str | None, methods: str | None, splits: int | No
 
 
 def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
-    """The paper's names of those that were named (by its name or ours), or of all that there are."""
+    """List the paper's names of the data sets that were named (by its name or ours), or of all that there are."""
     ours = {name: paper.names.datasets[name] for name in paper.figures}
     there = [name for name, key in ours.items() if key in params.datasets]
     if names is None:
@@ -130,7 +133,7 @@ def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) 
 
 
 def _methods(paper: PaperTable, runs: Sequence[Run], names: str | None, path: Path) -> list[Run]:
-    """The runs of the methods that were named (by the paper's name or ours), or all."""
+    """List the runs of the methods that were named (by the paper's name or ours), or all."""
     if names is None:
         return list(runs)
     theirs = {name.lower(): name for figures in paper.figures.values() for name in figures}
@@ -156,7 +159,7 @@ def _split(names: str, option: str) -> list[str]:
 
 
 def _with_splits(params: Params, splits: int) -> Params:
-    """With ``splits`` in every data set, also in the numbers as they are written."""
+    """Return ``params`` with ``splits`` in every data set, also in the numbers as they are written."""
     datasets = {key: dataclasses.replace(dataset, splits=splits) for key, dataset in params.datasets.items()}
     written = {key: {**section, "splits": splits} for key, section in params.raw["datasets"].items()}
     return dataclasses.replace(params, datasets=datasets, raw={**params.raw, "datasets": written})
@@ -181,13 +184,13 @@ def _bring(asked: Request, executor: str | None) -> None:
 
 
 def _stages(params: Params, runs: Sequence[Run]) -> Plan:
-    """The stages of ``runs``, and of all that they are made from."""
+    """Plan the stages of ``runs``, and of all that they are made from."""
     return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 @contextmanager
 def _tracked(asked: Request) -> Iterator[None]:
-    """The tracked run that every stage's run belongs to; tagged with the paper's table."""
+    """Open the tracked run that every stage's run belongs to; it is tagged with the paper's table."""
     from ..tracking import experiments
 
     experiments.initialise()
@@ -203,7 +206,7 @@ def _tracked(asked: Request) -> Iterator[None]:
 
 
 def _facts(asked: Request, dataset: str, there: Sequence[Run], settings: Settings) -> dict[str, Any]:
-    """Where the figures come from; the same for equal results, whenever they are written."""
+    """Collect where the figures come from; the same for equal results, whenever they are written."""
     made = [records.read("student", run.key) for run in there]
     prepared = places.artifact("prepare", asked.table.names.datasets[dataset]) / artifacts.MANIFEST
     again = f"python -m pipeline paper {asked.table} --dataset {dataset}"
@@ -221,7 +224,7 @@ def _facts(asked: Request, dataset: str, there: Sequence[Run], settings: Setting
 
 
 def _seconds(params: Params, there: Sequence[Run]) -> Iterator[float]:
-    """Of every stage that fits, once."""
+    """Yield the seconds of every stage that fits, each stage once."""
     for stage in _stages(params, there).values() if there else ():
         if stage.kind in FIT_KINDS:
             yield from records.read(stage.kind, stage.key).get("seconds", {}).values()

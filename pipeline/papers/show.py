@@ -24,7 +24,7 @@ _COLUMNS: Final = (
 
 
 def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Console) -> None:
-    """As many tables as the width asks for, each of whole metrics; nothing is left out."""
+    """Print as many tables as the width asks for, each of whole metrics; nothing is left out."""
     metrics = table.metrics(dataset)
     for i, part in enumerate(_parts(table, metrics, lines, console.width)):
         title = f"{table}, {dataset}, ours ± standard error ({_splits(lines)})" if i == 0 else None
@@ -39,7 +39,10 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
 
 
 def agreement(table: PaperTable, lines: Sequence[Line], width: int | None = None) -> str:
-    """How far apart: ours − paper, in combined standard errors too; a line for each method, if there are any."""
+    """Say how far apart ours and the paper's are: ours − paper, in combined standard errors too.
+
+    There is a line for each method that has such figures.
+    """
     told = []
     for line in lines:
         parts = [
@@ -61,6 +64,7 @@ def agreement(table: PaperTable, lines: Sequence[Line], width: int | None = None
 
 
 def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapping[str, Any]) -> str:
+    """Return the comparison as Markdown, with ``facts`` below it."""
     metrics = table.metrics(dataset)
     head = _head(table, metrics)
     rule = [":---", *["---:"] * (len(head) - 1)]
@@ -88,7 +92,10 @@ def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapp
 
 
 def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
-    """One row a figure, ours in full precision in the paper's unit; empty where there is none."""
+    """Return the comparison as CSV: one row a figure, empty where there is none.
+
+    Ours is in full precision, in the paper's unit.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -122,7 +129,7 @@ def _estimate(ours: Estimate, digits: int) -> str:
 
 
 def _digits(cell: Cell) -> int:
-    """As many as the paper prints, and at least two."""
+    """Return the number of digits to show: as many as the paper prints, and at least two."""
     return max(2, cell.paper.digits) if cell.paper else 2
 
 
@@ -136,7 +143,7 @@ def _splits(lines: Sequence[Line]) -> str:
 
 
 def _parts(table: PaperTable, metrics: list[str], lines: Sequence[Line], width: int) -> Iterator[list[str]]:
-    """Metrics that fit side by side, in order; at least one a part."""
+    """Yield the metrics that fit side by side, in order; at least one a part."""
     part: list[str] = []
     for metric in metrics:
         if part and _width(table, [*part, metric], lines) > width:

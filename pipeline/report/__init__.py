@@ -48,7 +48,7 @@ def build(
 
 
 def headlines(runs: Sequence[RunInfo]) -> list[Headline]:
-    """The headline tables of runs, from their stored scores.
+    """Return the headline tables of runs, from their stored scores.
 
     Raises:
         ArtifactError: as :func:`build`.
@@ -57,7 +57,7 @@ def headlines(runs: Sequence[RunInfo]) -> list[Headline]:
 
 
 def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
-    """The headline tables of those runs that have whole scores, and of each other run why it is not in them."""
+    """Return the headline tables of the runs that have whole scores, and why each other run is not in them."""
     there, missing = list[RunInfo](), dict[str, str]()
     for run in runs:
         try:
@@ -73,7 +73,10 @@ def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A temporary sibling that takes ``out``'s place when the block ends well; else ``out`` stays as it was."""
+    """Yield a temporary sibling of ``out``.
+
+    It takes ``out``'s place when the block ends well; else ``out`` stays as it was.
+    """
     new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(new, ignore_errors=True)
     try:

@@ -14,7 +14,7 @@ NOTHING: Final = "—"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its title, what its figures are of, ``better`` +1 (higher) or -1 (lower)."""
+    """A column: its title, the quantity ``of`` its figures, ``better`` +1 (higher) or -1 (lower)."""
 
     title: str
     of: Quantity
@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as it is written; ``best`` of its column; ``paper`` is what a paper prints for it."""
+    """A figure as it is written. It may be the ``best`` of its column; ``paper`` is what a paper prints for it."""
 
     text: str
     error: str = ""
@@ -35,13 +35,13 @@ class Cell:
 
     @property
     def figure(self) -> str:
-        """With its error."""
+        """Return the figure with its error."""
         return self.text + (f" ± {self.error}" if self.error else "")
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One data set's table.
+    """A data set's headline table.
 
     Attributes:
         head: the columns' titles; the first three are the method, the setting and the count of independent values.
@@ -58,19 +58,22 @@ class Headline:
 
 
 def percent(value: float) -> str:
+    """Write a share as per cent, with two digits."""
     return f"{100 * value:.2f}"
 
 
 def places(digits: int) -> Callable[[float], str]:
+    """Return a function that writes a number with so many digits after the point."""
     return lambda value: f"{value:.{digits}f}"
 
 
 def count(value: float) -> str:
+    """Write a count with about three digits: 999, 1.23 k, 4.5 M."""
     return f"{value:.0f}" if value < 1000 else f"{value / 1e3:.3g} k" if value < 999_500 else f"{value / 1e6:.3g} M"
 
 
 def size(value: float) -> str:
-    """Bytes in decimal units."""
+    """Write bytes in decimal units."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
@@ -79,7 +82,7 @@ def size(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """About three digits: 12 ms, 4.21 s, 131 s, 20 min."""
+    """Write seconds with about three digits: 12 ms, 4.21 s, 131 s, 20 min."""
     if value >= 600:
         return f"{value / 60:.0f} min"
     return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
@@ -95,7 +98,7 @@ CLEAN: Final = (  # of rows of the data set itself
 
 
 def columns(table: Table, dataset: str) -> list[Column]:
-    """The columns for which at least one run on ``dataset`` has a figure."""
+    """List the columns for which at least one run on ``dataset`` has a figure."""
     everywhere = "mean over all corruptions and severities"
     shifted = [
         Column("Corrupted acc. %", Quantity("accuracy", "corrupted"), +1, percent, everywhere),
@@ -124,7 +127,7 @@ def columns(table: Table, dataset: str) -> list[Column]:
 
 
 def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -> list[Cell]:
-    """One cell a run, the best of them marked (all that share the best value)."""
+    """Return one cell a run, with the best of them marked (all that share the best value)."""
     estimates = [table.estimate(run.key, column.of) for run in runs]
     values = {column.better * e.mean for e in estimates if e and math.isfinite(e.mean)}
     best = max(values) if len(values) > 1 else math.nan  # nothing is best where all are equal
@@ -134,13 +137,13 @@ def cells(table: Table, runs: Sequence[RunInfo], column: Column, paper: Paper) -
 
 
 def sources(runs: Sequence[RunInfo], paper: Paper) -> list[str]:
-    """Where the papers' figures beside ``runs`` stand."""
+    """List where the papers' figures beside ``runs`` stand."""
     keys = {(r.dataset, r.method, r.setting) for r in runs}
     return sorted({printed.source for key, printed in paper.items() if key[:3] in keys})
 
 
 def figure(estimate: Estimate | None, write: Callable[[float], str]) -> tuple[str, str]:
-    """(value, error) as written; a dash for what is absent, and NaN or infinity as themselves."""
+    """Write an estimate as (value, error); a dash for what is absent, and NaN or infinity as themselves."""
     if estimate is None:
         return NOTHING, ""
     if not math.isfinite(estimate.mean):
@@ -156,24 +159,24 @@ def _cell(estimate: Estimate | None, column: Column, best: float, paper: str) ->
 
 
 def labels(runs: Sequence[RunInfo]) -> dict[str, str]:
-    """Run key -> the name on plots: the method, with its setting where it has more than one."""
+    """Return the name of each run on plots: the method, with its setting where it has more than one."""
     several = {run.method for run in runs if len({r.setting for r in runs if r.method == run.method}) > 1}
     return {r.key: r.method.replace("_", " ") + (f" {r.setting}" if r.method in several else "") for r in runs}
 
 
 def seeds(table: Table, run: str) -> int:
-    """How many independent values the figures of a run are means of."""
+    """Count the independent values that the figures of a run are means of."""
     known = (table.estimate(run, Quantity(metric)) for metric in ("nll", "accuracy", "rmse"))
     return next((estimate.n for estimate in known if estimate), 0)
 
 
 def headlines(table: Table, paper: Paper) -> list[Headline]:
-    """The headline tables, one a data set."""
+    """Return the headline tables, one a data set."""
     return [_headline(table, dataset, paper) for dataset in table.datasets()]
 
 
 def markdown(tables: Sequence[Headline]) -> str:
-    """Headline tables as Markdown."""
+    """Write headline tables as Markdown."""
     return "\n".join(map(_markdown, tables))
 
 

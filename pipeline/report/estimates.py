@@ -22,7 +22,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Of independent values; None without values."""
+    """Estimate the mean of independent values; None without values."""
     n = len(values)
     if n == 0:
         return None
@@ -37,12 +37,12 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def of_run(scores: RunScores, wanted: Quantity, scale: float = 1.0) -> Estimate | None:
-    """Of a quantity of a run, ``scale`` times what is stored; None where there is no such score."""
+    """Estimate a quantity of a run, ``scale`` times what is stored; None where there is no such score."""
     return estimate([average([scale * value for value in group]) for group in scores.groups(wanted)])
 
 
 def average(values: Sequence[float]) -> float:
-    """The mean; infinite or NaN where the values have it so."""
+    """Return the mean; it is infinite or NaN where the values make it so."""
     if all(map(math.isfinite, values)):
         try:
             return math.fsum(values) / len(values)

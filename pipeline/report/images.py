@@ -19,7 +19,7 @@ SHOWN: Final = 10  # images of a class
 
 @dataclass(frozen=True)
 class CoresetInfo:
-    """One row of ``coresets`` and the folder of its artifact; ``classes`` are the classes' names, if known."""
+    """An entry of ``coresets`` and the folder of its artifact; ``classes`` are the classes' names, if known."""
 
     key: str
     dataset: str
@@ -105,7 +105,7 @@ def _image(image: np.ndarray, label: np.ndarray, name: str, *, titled: bool = Fa
 
 
 def png(image: np.ndarray) -> bytes:
-    """[c, h, w] in [0, 1] (cut off beyond) as PNG, one pixel a pixel."""
+    """Encode an image [c, h, w] in [0, 1] (cut off beyond) as PNG, one pixel a pixel."""
     pixels = np.rint(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
     shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels[:3], 0, -1)
     buffer = io.BytesIO()
@@ -114,4 +114,5 @@ def png(image: np.ndarray) -> bytes:
 
 
 def of(coresets: Sequence[CoresetInfo], dataset: str) -> list[str]:
+    """Return the sections of the coresets of a data set, without those that have nothing to show."""
     return [html for c in coresets if c.dataset == dataset and (html := section(c))]

@@ -15,7 +15,10 @@ TITLE: Final = "Bayesian deep learning methods, side by side"
 
 
 def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[str, Any], paper: Paper, dpi: int) -> str:
-    """The page's HTML; whatever differs between equal runs comes in by ``provenance`` or the run records."""
+    """Return the page's HTML.
+
+    Whatever differs between equal runs comes in by ``provenance`` or the run records.
+    """
     look, names = Look(table.runs), table.datasets()
     parts = [sections.dataset(table, name, coresets, look, paper, dpi) for name in names]
     links = "".join(f'<a href="#{escape(n)}">{escape(n)}</a>' for n in names)
@@ -43,7 +46,7 @@ def _facts(provenance: Mapping[str, Any]) -> str:
 
 
 def _problems(table: Table) -> str:
-    """One line at the top where something is absent or was warned about; the details stand below its table."""
+    """Return a line for the top, where something is absent or was warned about; the details stand below its table."""
     absent, warned = len(table.notes), sum(bool(w) for w in table.warnings.values())
     told = [f"{absent} of {len(table.runs)} runs have no result"] if absent else []
     told += [f"{warned} runs carry warnings" if warned > 1 else "1 run carries a warning"] if warned else []

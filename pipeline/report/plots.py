@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def reliability(table: Table, run: RunInfo, label: str, look: Look, dpi: int) -> str:
-    """Accuracy against confidence by bin, above the share of predictions in each bin."""
+    """Draw accuracy against confidence by bin, above the share of predictions in each bin."""
     bins = merged_bins(table, run.key)
     share = bins["count"] / bins["count"].sum()
     with matplotlib.rc_context(STYLE):
@@ -53,7 +53,7 @@ def _bins(axes: Axes, bins: pd.DataFrame, share: np.ndarray, colour: str) -> Non
 
 
 def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
-    """The metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
+    """Draw the metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
     levels = table.severities(runs[0].dataset)
     scale = 100 if metric == "accuracy" else 1
     ends: dict[str, float] = {}
@@ -83,7 +83,7 @@ def _line(axes: Axes, points: list[tuple[int, Estimate]], scale: float, run: str
 
 
 def _end_labels(axes: Axes, ends: dict[str, float], names: dict[str, str], look: Look) -> None:
-    """Names at the right ends of the lines, moved apart until none overlap, tied to them by hairlines."""
+    """Write names at the right ends of the lines, moved apart until none overlap, tied to them by hairlines."""
     low, high = axes.get_ylim()
     gap = 0.058 * (high - low)
     order = sorted(ends, key=lambda key: (ends[key], key))
@@ -95,7 +95,7 @@ def _end_labels(axes: Axes, ends: dict[str, float], names: dict[str, str], look:
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Sorted ``values`` moved as little as a sweep up and down needs to be ``gap`` apart within [low, high]."""
+    """Move sorted ``values`` until they are ``gap`` apart within [low, high], by one sweep up and one down."""
     places = list(values)
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
@@ -110,7 +110,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 def cost(
     table: Table, runs: Sequence[RunInfo], names: dict[str, str], column: columns.Column, look: Look, dpi: int
 ) -> str:
-    """NLL against one cost on a logarithmic axis; towards the lower left is better."""
+    """Draw NLL against one cost on a logarithmic axis; towards the lower left is better."""
     found = {r.key: (table.estimate(r.key, column.of), table.estimate(r.key, Quantity("nll"))) for r in runs}
     points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
     if not points:
@@ -142,7 +142,7 @@ def _whole_decades(axes: Axes, write: Callable[[float], str]) -> None:
 
 
 def _point_labels(figure: Figure, axes: Axes, points: dict[str, Point], names: dict[str, str], look: Look) -> None:
-    """Names beside their points, at the first side where they hide nothing; the legend has those left out."""
+    """Write names beside their points, at the first side where they hide nothing; the legend has those left out."""
     to_pixels = axes.transData.transform
     scale = figure.dpi / 72
     marks = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in map(to_pixels, points.values())]
@@ -166,12 +166,12 @@ def _point_labels(figure: Figure, axes: Axes, points: dict[str, Point], names: d
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether two boxes (left, low, right, high) share an area."""
+    """Say whether two boxes (left, low, right, high) share an area."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
-    """One row a method: mean and standard error, and every split as a faint dot."""
+    """Draw one row a method: mean and standard error, and every split as a faint dot."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.9, 0.75 + 0.34 * len(runs)), layout="constrained")
         axes = figure.subplots()
@@ -193,7 +193,7 @@ def dots(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: s
 
 
 def key_mark(run: str, look: Look) -> str:
-    """A line with the run's mark, for legends."""
+    """Draw a line with the run's mark, for legends."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(0.36, 0.14))
         axes = figure.add_axes((0, 0, 1, 1))

@@ -31,7 +31,7 @@ OOD_SCORES: Final = {  # what a reader sees; a score that is not here is shown b
 
 @dataclass(frozen=True)
 class Part:
-    """What every section of a data set needs."""
+    """A data set's inputs to each of its sections."""
 
     table: Table
     dataset: str
@@ -42,10 +42,12 @@ class Part:
     dpi: int
 
     def done(self) -> list[RunInfo]:
+        """List the runs that have results."""
         return [run for run in self.runs if run.key not in self.table.notes]
 
 
 def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look, paper: Paper, dpi: int) -> str:
+    """Return the part of the page of one data set."""
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
     kinds = (headline, regression, reliability, severity, cost, transfer, ood)
@@ -61,6 +63,7 @@ def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look
 
 
 def headline(part: Part) -> str:
+    """Return the headline table, with the notes on its runs."""
     shown = columns.columns(part.table, part.dataset)
     grid = [columns.cells(part.table, part.runs, c, part.paper) for c in shown]
     heads = "".join(f'<th scope="col" title="{escape(c.about, quote=True)}">{escape(c.title)}</th>' for c in shown)
@@ -92,7 +95,7 @@ def _notes(part: Part, run: RunInfo) -> str:
 
 
 def cell(content: Cell) -> str:
-    """One table cell with its sort value."""
+    """Return one table cell with its sort value."""
     known = content.value is not None and math.isfinite(content.value)
     value = f' data-v="{content.value!r}"' if known else ""
     text = f"<b>{content.text}</b>" if content.best else content.text
@@ -102,6 +105,7 @@ def cell(content: Cell) -> str:
 
 
 def regression(part: Part) -> str:
+    """Return the figures of RMSE and NLL over splits; nothing for classification."""
     if not part.table.has(part.dataset, "rmse"):
         return ""
     drawn = [plots.dots(part.table, part.done(), part.names, m, part.look, part.dpi) for m in ("rmse", "nll")]
@@ -112,6 +116,7 @@ def regression(part: Part) -> str:
 
 
 def reliability(part: Part) -> str:
+    """Return the reliability diagrams; nothing where no run has any."""
     have = set(part.table.calibration.run)
     runs = [run for run in part.done() if run.key in have]
     drawn = [plots.reliability(part.table, r, part.names[r.key], part.look, part.dpi) for r in runs]
@@ -126,6 +131,7 @@ def reliability(part: Part) -> str:
 
 
 def severity(part: Part) -> str:
+    """Return the scores against severity, and the tables of each corruption."""
     title = "Score against severity"
     if not part.table.names(part.dataset, "corrupted"):
         note = f'<p class="note">{NOTHING} no corrupted inputs were evaluated</p>'
@@ -141,7 +147,7 @@ def severity(part: Part) -> str:
 
 
 def heat_table(part: Part, runs: Sequence[RunInfo], metric: str) -> str:
-    """Corruptions × methods, each the mean over its severities."""
+    """Return a table of corruptions × methods, each figure the mean over its severities."""
     kinds = part.table.names(part.dataset, "corrupted")
     estimates = {(k, r.key): part.table.estimate(r.key, Quantity(metric, "corrupted", k)) for k in kinds for r in runs}
     sign = 1 if metric == "accuracy" else -1
@@ -173,6 +179,7 @@ def _heat(estimate: Estimate | None, low: float, high: float, sign: int, write: 
 
 
 def cost(part: Part) -> str:
+    """Return the figures of NLL against each cost; nothing where there are none."""
     shown = [c for c in columns.columns(part.table, part.dataset) if c.of.metric in plots.COSTS]
     drawn = [plots.cost(part.table, part.done(), part.names, c, part.look, part.dpi) for c in shown]
     if not any(drawn):
@@ -182,11 +189,13 @@ def cost(part: Part) -> str:
 
 
 def legend(part: Part) -> str:
+    """Return the list of the runs' marks and names."""
     items = [f"<li>{plots.key_mark(r.key, part.look)}{escape(part.names[r.key])}</li>" for r in part.done()]
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def transfer(part: Part) -> str:
+    """Return the tables of the transfer sets; nothing where there are none."""
     names = part.table.names(part.dataset, "transfer")
     about = (
         f"Fitted on {escape(part.dataset)}, scored on another set's labelled test rows whose classes it has. "
@@ -197,7 +206,7 @@ def transfer(part: Part) -> str:
 
 
 def transfer_table(part: Part, name: str) -> str:
-    """Every method, the scores of classes on the transfer set."""
+    """Return a table of every method and the scores of classes on the transfer set."""
     cols = [replace(c, of=replace(c.of, set="transfer", name=name)) for c in columns.CLEAN]
     cols = [c for c in cols if any(part.table.estimate(r.key, c.of) for r in part.runs)]
     grid = [columns.cells(part.table, part.runs, c, {}) for c in cols]
@@ -207,6 +216,7 @@ def transfer_table(part: Part, name: str) -> str:
 
 
 def ood(part: Part) -> str:
+    """Return the tables of out-of-distribution detection; nothing where there are none."""
     names = part.table.names(part.dataset, "ood")
     about = (
         f"{escape(part.dataset)}'s test set against another set. AUROC and AUPR-In take the test set as positive, "
@@ -218,7 +228,7 @@ def ood(part: Part) -> str:
 
 
 def ood_table(part: Part, name: str) -> str:
-    """Every method, four metrics for each score that any method has."""
+    """Return a table of every method, with four metrics for each score that any method has."""
     scores = OOD_SCORES | _other_scores(part)
     wanted = [(s, m, title, better) for s in scores for m, title, better in OOD_METRICS]
     cols = [
@@ -236,7 +246,7 @@ def ood_table(part: Part, name: str) -> str:
 
 
 def _other_scores(part: Part) -> dict[str, str]:
-    """Name, as words and in alphabetic order, the scores that plugins and methods add."""
+    """Name the scores that plugins and methods add, as words and in alphabetic order."""
     return {name: name.replace("_", " ") for name in part.table.ood_scores(part.runs) if name not in OOD_SCORES}
 
 

@@ -56,7 +56,7 @@ STYLE: Final[Any] = {
 
 
 class Look:
-    """A method's colour and a setting's mark, the same in every figure of the page."""
+    """A colour for each method and a mark for each setting, the same in every figure of the page."""
 
     def __init__(self, runs: Sequence[RunInfo]) -> None:
         methods = list(dict.fromkeys(run.method for run in runs))
@@ -68,21 +68,24 @@ class Look:
             self._turn[run.key] = settings.index(run.setting) + self._rank[run.key] // len(METHODS)
 
     def colour(self, run: str) -> str:
+        """Return the colour of a run's method."""
         return METHODS[self._rank[run] % len(METHODS)]
 
     def variable(self, run: str) -> str:
-        """The colour as the page's CSS says it."""
+        """Return the colour as the page's CSS says it."""
         return f"var(--m{self._rank[run] % len(METHODS)})"
 
     def marker(self, run: str) -> str:
+        """Return the marker of a run's setting."""
         return MARKERS[self._turn[run] % len(MARKERS)]
 
     def dashes(self, run: str) -> Any:
+        """Return the line style of a run's setting."""
         return DASHES[self._turn[run] % len(DASHES)]
 
 
 def render(figure: Figure, name: str, alt: str, dpi: int) -> str:
-    """``figure`` as an SVG element, ``dpi`` CSS pixels an inch wide at most; ``alt`` says what it shows."""
+    """Return ``figure`` as an SVG element, ``dpi`` CSS pixels an inch wide at most; ``alt`` says what it shows."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -102,7 +105,7 @@ def render(figure: Figure, name: str, alt: str, dpi: int) -> str:
 
 
 def standalone(svg: str) -> bytes:
-    """What :func:`render` gave, as a file of its own: as wide as may be, on white, in the colours for light."""
+    """Turn what :func:`render` gave into a file of its own: as wide as may be, on white, in the colours for light."""
     page = Path(__file__).with_name("style.css").read_text()
     for name, value in re.findall(r"--([\w-]+): ([^;]+);", page[: page.index("@media")]):
         svg = svg.replace(f"var(--{name})", "sans-serif" if name == "figure" else value)

@@ -27,7 +27,7 @@ PAPER: Final = Path(__file__).parent / "paper.csv"
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One entry of ``runs`` and where its results lie; a result that is absent becomes a note.
+    """An entry of ``runs`` and the places of its results; a result that is absent becomes a note.
 
     Attributes:
         evaluate: folder of the ``evaluate`` artifact.
@@ -46,7 +46,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Printed:
-    """A paper's figure as it prints it, and where."""
+    """A paper's figure as the paper prints it, and its source."""
 
     figure: str
     source: str
@@ -57,7 +57,7 @@ Paper = dict[tuple[str, str, str, str], Printed]
 
 @dataclass(frozen=True)
 class Table:
-    """All that is stored of some runs.
+    """All stored results of some runs.
 
     Attributes:
         stored: run -> its scores as they are stored, for runs that have some.
@@ -74,22 +74,24 @@ class Table:
     warnings: Mapping[str, tuple[str, ...]]
 
     def datasets(self) -> list[str]:
+        """List the data sets of the runs."""
         return list(dict.fromkeys(run.dataset for run in self.runs))
 
     def of(self, dataset: str) -> list[RunInfo]:
+        """List the runs on a data set."""
         return [run for run in self.runs if run.dataset == dataset]
 
     def remarks(self, run: str) -> list[tuple[str, str]]:
-        """The run's notes and warnings, as (kind, text)."""
+        """List the run's notes and warnings, as (kind, text)."""
         remarks = {"note": self.notes.get(run, ()), "warn": self.warnings.get(run, ())}
         return [(kind, text) for kind, texts in remarks.items() for text in texts]
 
     def has(self, dataset: str, metric: str) -> bool:
-        """Whether any run on ``dataset`` has ``metric`` on its test rows."""
+        """Say whether any run on ``dataset`` has ``metric`` on its test rows."""
         return Quantity(metric) in self._quantities(dataset)
 
     def names(self, dataset: str, where: Set) -> list[str]:
-        """The corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
+        """List the corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
         return sorted({of.name for of in self._quantities(dataset) if of.set == where and of.name is not None})
 
     def ood_scores(self, runs: Sequence[RunInfo]) -> list[str]:
@@ -100,15 +102,15 @@ class Table:
         )
 
     def severities(self, dataset: str) -> list[int]:
-        """Those of corruptions that any run on ``dataset`` was scored on, ascending."""
+        """List the severities of corruptions that any run on ``dataset`` was scored on, ascending."""
         return sorted({of.severity for of in self._quantities(dataset) if of.severity is not None})
 
     def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
-        """The mean of a quantity and its error; None where the run has no such score."""
+        """Return the mean of a quantity and its error; None where the run has no such score."""
         return estimates.of_run(self.scores[run], wanted) if run in self.scores else None
 
     def groups(self, run: str, wanted: Quantity) -> list[float]:
-        """The independent values whose mean :meth:`estimate` is."""
+        """List the independent values whose mean :meth:`estimate` is."""
         return [estimates.average(group) for group in self.scores[run].groups(wanted)] if run in self.scores else []
 
     def _quantities(self, dataset: str) -> set[Quantity]:
@@ -137,13 +139,13 @@ def gather(runs: Sequence[RunInfo]) -> Table:
 
 
 def comparison(table: Table) -> pyarrow.Table:
-    """The tidy table that is published: one figure a row, sorted."""
+    """Return the tidy table that is published: one figure a row, sorted."""
     rows = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
     return rows.sort_by([(column, "ascending") for column in KEYS])
 
 
 def write_comparison(rows: pyarrow.Table, folder: Path) -> None:
-    """``comparison.csv`` and ``comparison.parquet``.
+    """Write ``comparison.csv`` and ``comparison.parquet``.
 
     In the first, floats are in full (the shortest form that reads back equal), and what does not apply is empty.
     """
@@ -156,7 +158,7 @@ def write_comparison(rows: pyarrow.Table, folder: Path) -> None:
 
 
 def headline_metrics(table: Table) -> dict[str, dict[str, float | None]]:
-    """Per run, the figures that equal runs repeat exactly (no times): for ``dvc metrics``."""
+    """Return, for each run, the figures that equal runs repeat exactly (no times): for ``dvc metrics``."""
     runs = {run.key: {m: table.estimate(run.key, Quantity(m)) for m in HEADLINE_METRICS} for run in table.runs}
     return {
         key: {m: known.mean if math.isfinite(known.mean) else None for m, known in figures.items() if known}
@@ -165,7 +167,7 @@ def headline_metrics(table: Table) -> dict[str, dict[str, float | None]]:
 
 
 def merged_bins(table: Table, run: str) -> pd.DataFrame:
-    """The run's calibration bins over all splits and seeds: counts add, means are weighted by count."""
+    """Merge the run's calibration bins over all splits and seeds: counts add, means are weighted by count."""
     rows = table.calibration[table.calibration.run == run]
     rows = rows.assign(
         c=(rows["confidence"] * rows["count"]).where(rows["count"] > 0, 0.0),
@@ -178,7 +180,7 @@ def merged_bins(table: Table, run: str) -> pd.DataFrame:
 
 
 def paper_figures(path: Path = PAPER) -> Paper:
-    """(dataset, method, setting, metric) -> the paper's figure, in the unit of the column (% for accuracy)."""
+    """Read the papers' figures, in the unit of the column (% for accuracy), by (dataset, method, setting, metric)."""
     with open(path, newline="") as file:
         return {
             (r["dataset"], r["method"], r["setting"], r["metric"]): Printed(

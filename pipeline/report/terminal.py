@@ -16,7 +16,7 @@ _GAP: Final = 2  # cells between columns
 
 
 def fitting(table: "Headline", width: int) -> list[int]:
-    """Numbers of the columns to show: the first ones whose widest cells fit side by side."""
+    """List the numbers of the columns to show: the first ones whose widest cells fit side by side."""
     shown, used = list[int](), 0
     for column, title in enumerate(table.head):
         used += max(cell_len(text) for text in (title, *(row[column].figure for row in table.rows))) + _GAP
@@ -79,7 +79,7 @@ def show_runs(fresh: Collection[str], missing: Mapping[str, str], params: "Param
 
 
 def _show_table(headline: "Headline", console: Console) -> list[str]:
-    """Print the columns that fit, without the papers' figures; the titles of the others."""
+    """Print the columns that fit, without the papers' figures, and return the titles of the others."""
     shown = fitting(headline, console.width)
     table = Table(box=None, title=headline.title, title_justify="left", pad_edge=False, padding=(0, _GAP, 0, 0))
     for column in shown:

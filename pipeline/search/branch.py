@@ -52,14 +52,16 @@ class Branch:
 
     @property
     def name(self) -> str:
+        """Return ``<method>-<data set>``."""
         return f"{self.method.name}-{self.dataset}"
 
     @property
     def run(self) -> Run:
+        """Return the run that predicts, the last of the chain."""
         return self.chain.runs[-1]
 
     def facts(self) -> list[Any]:
-        """Collect what every trial's score depends on, but the searched numbers, the data and the code."""
+        """Collect what every trial's score depends on, apart from the searched numbers, the data and the code."""
         runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
         return [runs, self.chain.seed]
 
@@ -116,7 +118,7 @@ def data_hash(branch: Branch) -> str:
 
 
 def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any]:
-    """Read the record of an unfinished search that is gone on with; {} for a new one.
+    """Read the record of an unfinished search that is resumed; return {} for a new one.
 
     Raises:
         UserError: there is one and ``resume`` is not asked for, or the other way round, or it

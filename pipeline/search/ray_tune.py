@@ -41,7 +41,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Trials:
-    """What is told of trials.
+    """Facts about trials that MLflow and the terminal are told.
 
     Attributes:
         count: how many there are.
@@ -136,6 +136,7 @@ def run(
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
+    """Say whether a sample has the numbers ``present``, as far as they are rounded."""
     return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
 
 
@@ -160,7 +161,10 @@ def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
 
 
 def _callback(trials: Trials) -> Any:
-    """Make what tells MLflow and the terminal of every trial. It is stored with the search: it holds no connection."""
+    """Make the callback that tells MLflow and the terminal of every trial.
+
+    It is stored with the search, so it holds no connection.
+    """
     from ray.tune import Callback
 
     class Told(Callback):

@@ -40,7 +40,7 @@ _TOP: Final = "study"  # stands for the file in the paths of its keys
 
 @dataclass(frozen=True)
 class Study(Branch):
-    """What is studied.
+    """A study: a branch, and the grid of numbers that are tried.
 
     Attributes:
         config: the file.
@@ -54,10 +54,12 @@ class Study(Branch):
 
     @property
     def name(self) -> str:
+        """Return the file's name without its suffix, ``<family>-<title>``."""
         return self.path.stem
 
     @property
     def task(self) -> Task:
+        """Return the task of the data set."""
         return self.params.datasets[self.dataset].task
 
     @property

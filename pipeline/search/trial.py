@@ -35,7 +35,7 @@ Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its sta
 
 @dataclass(frozen=True)
 class Chain:
-    """What a trial makes.
+    """A chain of runs, which every trial makes.
 
     Attributes:
         runs: from the first of the searched method to the one that predicts; each makes one seed of split 0.
@@ -92,10 +92,10 @@ def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
 
 
 class Milestones(TaskReport):
-    """Reports to Ray Tune at each quarter of a make's steps; a checkpoint of then goes the way that ``channel`` is."""
+    """A report to Ray Tune at each quarter of a run's steps, whose checkpoints go through ``channel``."""
 
     def __init__(self, score: Callable[[State], Mapping[str, float]] | None, channel: Channel) -> None:
-        """``score``: checkpoint -> what is reported of it; None: no checkpoint is kept."""
+        """Take the function ``score``, checkpoint -> what is reported of it; with None no checkpoint is kept."""
         from ray import tune
 
         super().__init__(str(tune.get_context().get_trial_id()), channel, every=0.0, keeps=score is not None)

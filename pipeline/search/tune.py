@@ -34,7 +34,7 @@ OVERLAYS: Final = Path("params/tuned")
 
 @dataclass(frozen=True)
 class Search(Branch):
-    """What is searched.
+    """A search: a branch, and the space of the numbers that are tried.
 
     Attributes:
         space: dotted key -> (low, high, scale).

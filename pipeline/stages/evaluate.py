@@ -32,7 +32,7 @@ from . import fit, records
 
 @dataclass(frozen=True)
 class EvalTask:
-    """The payload of a task: one fit, asked about the test rows or about one corruption."""
+    """A task's payload: one fit, asked about the test rows or about one corruption."""
 
     split: int
     seed: int
@@ -44,7 +44,7 @@ class EvalTask:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Scores, (value, n) by what they are of, and tables of the test rows."""
+    """A task's result: scores, (value, n) by the quantity that they measure, and tables of the test rows."""
 
     scores: dict[Quantity, tuple[float, int]]
     tables: dict[str, pa.Table]
@@ -79,7 +79,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
 
 
 def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> EvalResult:
-    """The work of a task."""
+    """Do the work of a task: score one fit."""
     at, config, rng, device = f"{question.split}-{question.seed}", question.config, question.rng, question.device
     fitted = _fitted(shared[f"state-{at}"], shared[f"transform-{question.split}"], device)
     if question.corruption is not None:
@@ -117,7 +117,10 @@ def _fitted(state: State, transform: State, device: str) -> Predictor:
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
-    """The shared data, with files in place of the corrupted rows: each is read by the task that scores it."""
+    """Plan the shared data and the tasks.
+
+    Files stand in place of the corrupted rows: each is read by the task that scores it.
+    """
     student = artifacts.load(places.artifact("student", run.key), "student")
     shared: dict[str, Any] = {}
     tasks = []
@@ -148,7 +151,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
 
 
 def _figures(run: Run, answers: list[tuple[EvalTask, EvalResult]]) -> Iterator[Score]:
-    """Every figure; the costs of the fit come from the student's record."""
+    """Yield every figure; the costs of the fit come from the student's record."""
     record = records.read("student", run.key)
     for question, answer in answers:
         figures = answer.scores
@@ -159,14 +162,14 @@ def _figures(run: Run, answers: list[tuple[EvalTask, EvalResult]]) -> Iterator[S
 
 
 def _fit_cost(record: Mapping[str, Any], fit: str) -> Scores:
-    """Seconds of one fit, with all that it was made from, and the memory that took."""
+    """Return the seconds of one fit, with all that it was made from, and the memory that took."""
     if not record:
         return {}
     return {"fit_seconds": (record["total_seconds"][fit], 1), "peak_bytes": (float(record["peak_bytes"][fit]), 1)}
 
 
 def _tables(answers: list[tuple[EvalTask, EvalResult]]) -> dict[str, list[pa.Table]]:
-    """The fits' tables, each with its ``split`` and ``seed`` as the first columns."""
+    """Return the fits' tables, each with its ``split`` and ``seed`` as the first columns."""
     parts: dict[str, list[pa.Table]] = {}
     for question, answer in answers:
         for name, table in answer.tables.items():

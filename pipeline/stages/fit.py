@@ -35,7 +35,7 @@ FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done h
 
 @dataclasses.dataclass(frozen=True)
 class SeedTask:
-    """The payload of a task: everything about one seed but the shared data."""
+    """A task's payload: everything about one seed but the shared data."""
 
     fit: Fit
     config: Any
@@ -46,7 +46,7 @@ class SeedTask:
 
 @dataclasses.dataclass(frozen=True)
 class GroupTask:
-    """The payload of a task that fits several seeds together."""
+    """A payload of a task that fits several seeds together."""
 
     names: tuple[str, ...]
     tasks: tuple[SeedTask, ...]
@@ -196,8 +196,8 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
 def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> bool:
     """Say whether a worker would cost its start and bring nothing.
 
-    So it is with one task where no cluster is named, as a worker of this machine has no more than this process; and with
-    small tables that one task fits together.
+    So it is with one task where no cluster is named, since a worker of this machine has no more than this process; and
+    with small tables that one task fits together.
     """
     if run.stage.in_driver or len(tasks) > 1:
         return run.stage.in_driver

@@ -44,7 +44,7 @@ def prepare_dataset(key: str, params: Params, executor: Executor) -> None:
 
 
 def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
-    """The work of a task."""
+    """Do the work of a task: corrupt the images of one job."""
     return shared["corrupt"](job)
 
 

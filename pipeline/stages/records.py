@@ -31,7 +31,7 @@ def write(
     warnings: Sequence[str],
     above: Above,
 ) -> None:
-    """Write ``<artifact>.run.json``; what a seed was made from counts into its total seconds, each thing once."""
+    """Write ``<artifact>.run.json``. What a seed was made from counts into its total seconds, each thing once."""
     import torch
 
     made_from = {name: _made_from(run, name, above) for name in done}
@@ -51,7 +51,7 @@ def write(
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
-    """Read what a run's stage wrote beside its artifact; {} where there is nothing.
+    """Read what a run's stage wrote beside its artifact; return {} where there is nothing.
 
     Raises:
         ArtifactError: there is something else.
@@ -67,7 +67,7 @@ def read(kind: str, key: str) -> dict[str, Any]:
 
 
 def above(run: Run) -> Above:
-    """The records of what a run is made from, by stage kind; {} where there is none.
+    """Read the records of what a run is made from, by stage kind; {} where there is none.
 
     They are read though they are no dependencies of the stage: no result depends on them.
 
@@ -79,7 +79,7 @@ def above(run: Run) -> Above:
 
 
 def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
-    """``record``, which has sections of these names."""
+    """Return ``record``; raise ArtifactError unless it has sections of these names."""
     for name in names:
         if not isinstance(record, dict) or not isinstance(record.get(name), dict):
             place = places.record(kind, key)
@@ -102,7 +102,7 @@ def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
 
 
 def device_name(device: str) -> str:
-    """The processor's or the GPU's own name."""
+    """Return the processor's or the GPU's own name."""
     import torch
 
     if device == "cuda" and torch.cuda.is_available():

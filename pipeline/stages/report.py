@@ -23,7 +23,7 @@ def build(params: Params, settings: Settings) -> None:
 
 
 def compare(params: Params) -> str | None:
-    """Bring MLflow's comparison up to date; the experiment's id, or None without tracking."""
+    """Bring MLflow's comparison up to date. Return the experiment's id, or None without tracking."""
     from ..tracking import summaries
 
     return summaries.publish(params, *_infos(params))
@@ -36,7 +36,7 @@ def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInf
 
 
 def run_info(run: Run) -> report.RunInfo:
-    """Where the results of an entry of ``runs`` lie."""
+    """Say where the results of an entry of ``runs`` lie."""
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -55,7 +55,7 @@ def _coreset(run: Run) -> report.CoresetInfo:
 
 
 def _facts(params: Params, settings: Settings) -> dict[str, Any]:
-    """Where the figures come from, as the page shows it."""
+    """Collect where the figures come from, as the page shows it."""
     made = [records.read(run.kind, run.key) for run in params.runs.values()]
     fitted = sum(sum(record.get("seconds", {}).values()) for record in made)
     return {
@@ -69,6 +69,6 @@ def _facts(params: Params, settings: Settings) -> dict[str, Any]:
 
 
 def _data_hash(dataset: str) -> str:
-    """Of the rows that fits see; evaluate alone reads the others."""
+    """Hash the rows that fits see; evaluate alone reads the others."""
     manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
     return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"

@@ -24,7 +24,7 @@ _DIGEST: Final = "content"  # set last: a run without it was interrupted as it w
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of the comparison.
+    """A run of the comparison.
 
     Attributes:
         params: what the run is, short texts.
@@ -44,12 +44,13 @@ class Compared:
 
     @property
     def digest(self) -> str:
+        """Return a hash of all that the run says."""
         return provenance.digest([self.name, dict(self.params), dict(self.metrics), self.about, self.shown])
 
 
 @dataclass(frozen=True)
 class View:
-    """What MLflow shows first: the runs of one data set, or of all.
+    """A view that MLflow shows first: the runs of one data set, or of all.
 
     Attributes:
         filter: which runs, in MLflow's words; empty: all.
@@ -66,7 +67,7 @@ class View:
 
 
 def publish(runs: Sequence[Compared], views: Sequence[View], about: Callable[[str], str]) -> str | None:
-    """Bring the experiment up to date; its id, or None without tracking.
+    """Bring the experiment up to date. Return its id, or None without tracking.
 
     Args:
         runs: all runs of the project; those of before that are not among them are removed.
@@ -76,7 +77,7 @@ def publish(runs: Sequence[Compared], views: Sequence[View], about: Callable[[st
 
 
 def link(experiment: str, view: str) -> str:
-    """The part of the address after the server's: the runs with their columns and charts."""
+    """Return the part of the address after the server's: the runs with their columns and charts."""
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={view}"
 
 
@@ -128,12 +129,12 @@ def _write(client: Any, experiment: str, run: Compared) -> None:
 
 
 def _project() -> str:
-    """This folder on this machine: in a store that is shared, runs of others are theirs."""
+    """Name this folder on this machine by a hash: in a store that is shared, runs of others are theirs."""
     return provenance.digest([socket.gethostname(), str(Path.cwd())])
 
 
 def state(view: View) -> dict[str, Any]:
-    """A view as MLflow's *Share* button stores it."""
+    """Write a view as MLflow's *Share* button stores it."""
     sections = [
         {"uuid": f"section-{i}", "name": title, "display": True, "isReordered": True}
         for i, title in enumerate(view.charts)

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class StageRun:
-    """What a stage tells about itself. This one keeps nothing: there is no tracking."""
+    """A tracked run, which a stage tells about itself. This base class keeps nothing: there is no tracking."""
 
     id: str | None = None
 
@@ -117,7 +117,7 @@ def stage_run(
 
 
 def initialise() -> str | None:
-    """Make sure that store and experiment exist; the experiment's id, or None without tracking.
+    """Make sure that store and experiment exist. Return the experiment's id, or None without tracking.
 
     Call it once before several processes begin to log.
     """
@@ -125,7 +125,7 @@ def initialise() -> str | None:
 
 
 def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
-    """Start the run that this process's stages, and its children's, belong to; or go on with ``resumed``."""
+    """Start the run that the runs of this process and of its children belong to; or go on with ``resumed``."""
     run_id = resumed and attempt(lambda: _reopen(str(resumed)))
     if not run_id:
         run_id = attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
@@ -154,7 +154,7 @@ def store_uri() -> str:
 
 
 def final_scores(scores: Iterable[Score]) -> dict[str, float]:
-    """The scores of one run → its final metrics, named alike for every method.
+    """Average the scores of one run to its final metrics, named alike for every method.
 
     ``test/accuracy``, ``corrupted/accuracy`` (the mean over corruptions and severities),
     ``ood/<set>/auroc``, ``transfer/<set>/accuracy``, ``cost/fit_seconds``: each the mean over splits and seeds.
@@ -185,6 +185,7 @@ def child(name: str, parent: str | None, tags: Mapping[str, Any], params: Mappin
 
 
 def end(run: StageRun, status: str = "FINISHED") -> None:
+    """End a run that :func:`child` opened."""
     if run.id is not None:
         attempt(lambda: client().set_terminated(str(run.id), status))
 
@@ -302,7 +303,10 @@ _stopped = False
 
 
 def attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
-    """Return what ``action`` does, None if it fails or tracking is off. What would fail again stops all tracking."""
+    """Return what ``action`` returns, None if it fails or tracking is off.
+
+    With ``then_stop``, for what would fail again, a failure stops all tracking.
+    """
     global _stopped
     if _stopped or not Settings.read().tracking:
         return None

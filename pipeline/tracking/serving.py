@@ -17,7 +17,10 @@ from bdl_pipe.registry import load_predictor, stored_address
 
 
 class FittedPosterior(PythonModel):
-    """Rows of features, or uint8 images [n, channel, height, width] → a row of the predictive each."""
+    """A model that gives a row of the predictive for each row of its input.
+
+    The input is rows of features, or uint8 images [n, channel, height, width].
+    """
 
     def load_context(self, context: PythonModelContext) -> None:
         student = Path(context.artifacts["student"])
@@ -25,7 +28,10 @@ class FittedPosterior(PythonModel):
         self.fitted, self.rng = load_predictor(student), stored_address(student)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """``model_input`` is an array for images: MLflow takes no union here, and warns without a hint."""
+        """Return a row of the predictive for each row or image of the input.
+
+        ``model_input`` is an array for images: MLflow takes no union here, and warns without a hint.
+        """
         if isinstance(model_input, pd.DataFrame):
             model_input = model_input[self.schema["features"]].to_numpy(np.float64)
         batches = self.fitted.batches(np.asarray(model_input), rng=self.rng)

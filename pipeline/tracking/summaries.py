@@ -22,7 +22,7 @@ _ASIDE: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # charts show them,
 
 
 def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.CoresetInfo]) -> str | None:
-    """Bring the experiment up to date with the runs that have scores; its id, or None without tracking."""
+    """Bring the experiment up to date with the runs that have scores. Return its id, or None without tracking."""
     table = tables.gather(runs)
     look, pictures = svg.Look(table.runs), {coreset.key: coreset for coreset in coresets}
     compared, views = list[Compared](), list[View]()
@@ -49,7 +49,7 @@ def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.C
 
 
 def name_of(column: Column) -> str:
-    """A column's metric: ``accuracy``, ``corrupted_nll``, ``auroc_digits``, ``mnist5k_accuracy``, ``fit_seconds``."""
+    """Return the name of a column's metric, such as ``corrupted_nll``, ``auroc_digits`` or ``mnist5k_accuracy``."""
     of = column.of
     if of.set == "corrupted":
         return f"corrupted_{of.metric}"
@@ -59,7 +59,7 @@ def name_of(column: Column) -> str:
 
 
 def _metrics(table: Table, run: RunInfo, shown: Sequence[Column]) -> dict[str, float]:
-    """The mean over splits or seeds, and for scores its standard error, ``<name>_se``."""
+    """Return the mean of each column over splits or seeds, and for scores its standard error, ``<name>_se``."""
     metrics: dict[str, float] = {}
     for column in shown:
         estimate = table.estimate(run.key, column.of)
@@ -72,7 +72,7 @@ def _metrics(table: Table, run: RunInfo, shown: Sequence[Column]) -> dict[str, f
 
 
 def _rounded(value: float) -> float:
-    """To five digits, for MLflow's narrow columns; the report's tables have them all."""
+    """Round to five digits, for MLflow's narrow columns; the report's tables have them all."""
     return value if value == int(value) else float(f"{value:.5g}")
 
 
@@ -90,7 +90,7 @@ def _about(table: Table, run: RunInfo, checked: Run, params: Params) -> dict[str
 
 
 def _network(checked: Run, params: Params) -> str:
-    """The network of the run, or of the nearest row that it is made from."""
+    """Return the network of the run, or of the nearest run that it is made from."""
     for above in reversed(params.lineage(checked)):
         network = config.to_mapping(above.config).get("network")
         if isinstance(network, Mapping):
@@ -104,7 +104,7 @@ def _short(value: Any) -> str:
 
 
 def _note(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
-    """The run's page: its scores as the report writes them, what was warned about, how to make it again."""
+    """Write the run's page: its scores as the report writes them, what was warned about, how to make it again."""
     lines = [
         f"**{run.method}**, setting {run.setting}, on {run.dataset}.",
         "",
@@ -130,7 +130,7 @@ class _Drawing:
         self._dpi = params.report.figures_dpi
 
     def files(self, run: RunInfo, coreset: report.CoresetInfo | None) -> dict[str, bytes]:
-        """Those of one run, those of all runs together, and the images of its coreset."""
+        """Draw the figures of one run, those of all runs together, and the images of its coreset."""
         files = dict(self._of_all)
         if run.key in set(self._table.calibration.run):
             drawn = plots.reliability(self._table, run, self.names[run.key], self._look, self._dpi)
@@ -152,7 +152,7 @@ class _Drawing:
 
 
 def _view(dataset: str, shown: Sequence[Column]) -> View:
-    """One data set's runs: all its columns, and a chart of each score."""
+    """Make the view of one data set's runs: all its columns, and a chart of each score."""
     scores = [(name_of(c), c.title) for c in shown if c.of.set != _COST]
     costs = [(name_of(c), c.title) for c in shown if c.of.set == _COST]
     names = [f"metrics.{name}" for name, _ in (*scores, *costs) if name not in _ASIDE]
@@ -163,7 +163,7 @@ def _view(dataset: str, shown: Sequence[Column]) -> View:
 
 
 def _overview(table: Table) -> View:
-    """All runs: what the data sets have in common first, then what each has."""
+    """Make the view of all runs: what the data sets have in common first, then what each has."""
     every = {dataset: columns.columns(table, dataset) for dataset in table.datasets()}
     scores = {name_of(c): c.title for shown in every.values() for c in shown if c.of.set == "test"}
     costs = {name_of(c): c.title for shown in every.values() for c in shown if c.of.set == _COST}
@@ -179,7 +179,7 @@ def _overview(table: Table) -> View:
 
 
 def _page(experiment: str, table: Table) -> str:
-    """The experiment's description."""
+    """Write the experiment's description."""
     links = [f"- [{name}]({comparison.link(experiment, name)})" for name in table.datasets()]
     return "\n".join(
         [

@@ -20,7 +20,7 @@ Work = Callable[[Any, Mapping[str, Any], "Report"], Any]  # (payload, shared, re
 
 @dataclass(frozen=True)
 class Task:
-    """A task is one unit of work.
+    """A unit of work.
 
     Attributes:
         name: unique within a call; it names the task's checkpoint.
@@ -52,7 +52,7 @@ class Done:
 
 
 class Executor(Protocol):
-    """Runs tasks."""
+    """A way to run the tasks of a stage."""
 
     def map(
         self,
@@ -85,7 +85,7 @@ class Executor(Protocol):
 
 
 def choose(settings: Settings) -> Executor:
-    """Return the executor that the settings name. Nothing is started or connected to before there is work."""
+    """Return the executor that the settings name. Nothing is started, and no connection made, before there is work."""
     from .inline import Inline
 
     if settings.executor == "inline":

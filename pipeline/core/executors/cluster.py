@@ -38,7 +38,7 @@ _LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a head of
 
 
 class Cluster:
-    """Runs tasks as Ray tasks; connects when there is work for it."""
+    """An executor that runs tasks as Ray tasks. It connects when there is work for it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._connection = settings, contextlib.ExitStack()
@@ -74,7 +74,10 @@ class Cluster:
         return [results[task.name] for task in tasks]
 
     def _is_light(self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
-        """Whether all tasks in turn take less than a minute; the smallest is run to know, and thrown away."""
+        """Say whether all tasks in turn take less than a minute.
+
+        The smallest is run to find out, and its result is thrown away.
+        """
         from .worker import attempt
 
         task = min(tasks, key=lambda t: t.size)

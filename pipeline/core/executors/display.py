@@ -11,10 +11,13 @@ Sink = Callable[[Mapping[str, float], int], None]
 
 
 class Display:
-    """Counts the steps of a stage's tasks; a context manager."""
+    """A display that counts the steps of a stage's tasks; a context manager."""
 
     def __init__(self, label: str, sink: Sink | None = None) -> None:
-        """``sink``: told of metrics, as ``<task>/<name>`` with the step, every few seconds."""
+        """Take the stage's label, and a sink.
+
+        Every few seconds ``sink`` is given the metrics, as ``<task>/<name>``, and the step.
+        """
         self._label, self._sink = label, sink
         self._share: dict[str, float] = {}
         self._latest: dict[str, tuple[dict[str, float], int]] = {}
@@ -52,6 +55,7 @@ class Display:
         self._show()
 
     def done(self, task: str) -> None:
+        """Show that ``task`` has ended."""
         self._share[task] = 1.0
         self._done += 1
         self._show()

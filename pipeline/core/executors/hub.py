@@ -13,6 +13,7 @@ RETRIES: Final = 3  # of a task whose worker was lost
 
 
 def make_hub(store: Store | None) -> Any:
+    """Start the hub as an actor on the node of this process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -21,7 +22,7 @@ def make_hub(store: Store | None) -> Any:
 
 
 class Hub(CheckpointChannel):
-    """An actor on the driver's node keeps checkpoints in files, and progress until it is asked for.
+    """An actor on the driver's node that keeps checkpoints in files, and progress until it is asked for.
 
     It reads the node's files for workers on others.
     """
@@ -32,26 +33,30 @@ class Hub(CheckpointChannel):
         self._outcomes: dict[str, Done | Exception] = {}
 
     def report(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
+        """Keep a task's progress until :meth:`poll`; a later figure replaces an earlier one of the same name."""
         earlier = self._reported.get(task, (task, 0, 0, {}))[3]
         self._reported[task] = (task, step, total, {**earlier, **metrics})
 
     def poll(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        """Return (task, step, total, metrics) of every task that has reported since the last call."""
         reports, self._reported = self._reported, {}
         return list(reports.values())
 
     def read(self, file: FileBytes, start: int, count: int) -> bytes:
+        """Read ``count`` bytes of a file of this node, from byte ``start`` on."""
         return file.read(start, count)
 
     def put_result(self, task: str, outcome: Done | Exception) -> None:
-        """Keep what a group's work came to; of several errors the first."""
+        """Keep what a group's work came to; of several errors, the first one is kept."""
         self._outcomes.setdefault(task, outcome)
 
     def get_result(self, task: str) -> Done | Exception:
+        """Hand over what a group's work came to, and forget it."""
         return self._outcomes.pop(task)
 
 
 class NullChannel:
-    """This channel leads nowhere: the driver does not listen to its worker."""
+    """A channel that leads nowhere: the driver does not listen to its worker."""
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         pass
@@ -67,7 +72,7 @@ class NullChannel:
 
 
 class ActorChannel:
-    """This channel leads to the hub."""
+    """A channel that leads to the hub."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub
@@ -86,7 +91,7 @@ class ActorChannel:
 
 
 def get(ref: Any) -> Any:
-    """Call ``ray.get``, and raise what the task raised as it was raised there."""
+    """Call ``ray.get``, and raise a task's error as it was raised in the task."""
     import ray
 
     try:
@@ -103,4 +108,5 @@ def get(ref: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not blank, or else the name of its type."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

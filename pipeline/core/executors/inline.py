@@ -11,7 +11,7 @@ from .worker import attempt, finished
 
 
 class Inline:
-    """Runs tasks in this process."""
+    """An executor that runs tasks in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class Inline:
 
 
 class _LocalChannel(CheckpointChannel):
-    """This channel has no length: the driver is the worker."""
+    """A channel of no length: the driver is the worker."""
 
     def __init__(self, display: Display, store: Store | None) -> None:
         super().__init__(store)

@@ -15,7 +15,7 @@ from .hub import get
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file that is read through the hub, on a machine where it is not."""
+    """A file that is read through the hub on a machine that does not have it."""
 
     file: FileBytes
     hub: Any
@@ -31,7 +31,7 @@ class HubFile:
 
 
 def through_hub(value: Any, hub: Any) -> Any:
-    """Return ``value`` with all files in it to be had from ``hub``; what is no file is left as it is."""
+    """Return ``value`` with each file in it replaced by one that ``hub`` can serve; all else is left as it is."""
     if isinstance(value, State) and isinstance(value.tensors, StoredTensors):
         return State(value.tensors.through(lambda source: _hub_file(source, hub)), value.config)
     if isinstance(value, dict):

@@ -6,12 +6,12 @@ from bdl_pipe import plugins
 
 
 def sealed(value: Any) -> Any:
-    """``value``, for a worker that may lack this process's plugins: reading it there imports them first."""
+    """Wrap ``value`` for a worker that may lack this process's plugins: reading it there imports them first."""
     return _Sealed(value) if plugins.loaded() else value
 
 
 class _Sealed:
-    """In the process that reads its pickle it is the value itself."""
+    """A value whose pickle imports the plugins; the process that reads it gets the value itself."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -19,7 +19,10 @@ _LOCK: Final = ".lock"
 
 
 class Store:
-    """The checkpoints of one stage, in ``folder/identity``; a copy in another process here is of the same files."""
+    """A store of the checkpoints of one stage, in ``folder/identity``.
+
+    A copy in another process of this machine is of the same files.
+    """
 
     def __init__(self, folder: Path, identity: str) -> None:
         self._folder = folder.absolute()
@@ -35,23 +38,28 @@ class Store:
         self._forget(self._place.name)
 
     def save(self, task: str, blob: bytes) -> None:
+        """Write a checkpoint of a task that is not finished."""
         write_bytes(self._place / f"{task}.part", blob)
 
     def finish(self, task: str, blob: bytes) -> None:
+        """Write a finished task's result, and remove its checkpoint."""
         write_bytes(self._place / f"{task}.done", blob)
         self.discard(task)
 
     def load(self, task: str) -> bytes | None:
+        """Read the checkpoint of a task; None where there is none."""
         return _read(self._place / f"{task}.part")
 
     def finished(self, task: str) -> bytes | None:
+        """Read the result of a finished task; None where there is none."""
         return _read(self._place / f"{task}.done")
 
     def discard(self, task: str) -> None:
+        """Remove a task's checkpoint, if there is one."""
         (self._place / f"{task}.part").unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Forget everything that no other process is at, as the stage's result is safe."""
+        """Forget everything that no other process is at work on: the stage's result is safe."""
         if self._lock is not None:
             self._lock.close()
         with contextlib.suppress(OSError):  # another process is at work
@@ -64,7 +72,7 @@ class Store:
 
 
 class CheckpointChannel:
-    """The part of a channel that keeps checkpoints; without a store it is never asked to keep any."""
+    """A channel's part that keeps checkpoints. Without a store it is never asked to keep any."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store

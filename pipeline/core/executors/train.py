@@ -44,7 +44,7 @@ def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, gpus: float) -> i
 def group(
     work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
 ) -> Done:
-    """Run one task in a group of workers; itself a Ray task, which only waits.
+    """Run one task in a group of workers. This is itself a Ray task, which only waits.
 
     Args:
         hub: the driver's actor, where rank 0 leaves the outcome.

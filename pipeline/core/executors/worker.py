@@ -22,7 +22,7 @@ _MMAP_THRESHOLD: Final = -3
 
 
 class Channel(Protocol):
-    """The way from a worker to the driver."""
+    """A way from a worker to the driver."""
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
     def save(self, task: str, blob: bytes) -> None: ...
@@ -31,7 +31,7 @@ class Channel(Protocol):
 
 
 class TaskReport(Report):
-    """A task's report: steps are passed on twice a second, checkpoints as bytes."""
+    """A task's report. It passes on steps twice a second, and checkpoints as bytes."""
 
     def __init__(self, task: str, channel: Channel, every: float, keeps: bool) -> None:
         self._task, self._channel, self._every, self._keeps = task, channel, every, keeps
@@ -76,7 +76,7 @@ class TaskReport(Report):
 def attempt(
     work: Work, task: Task, shared: Mapping[str, Any], channel: Channel, settings: Settings, keeps: bool
 ) -> Done:
-    """Run one task, from its last checkpoint where there is one."""
+    """Run one task, and go on from its last checkpoint where there is one."""
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 

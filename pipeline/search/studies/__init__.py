@@ -22,7 +22,7 @@ _SCALARS: Final = (int, float, str, bool, type(None))
 
 @dataclass(frozen=True)
 class Panel:
-    """One column of the figure.
+    """A column of the figure.
 
     Attributes:
         x: the axis from left to right.
@@ -37,7 +37,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """A file of ``params/study``.
+    """A file of ``params/study``, checked.
 
     Attributes:
         method, dataset: as in params.yaml; the numbers of the first row of ``method`` vary.
@@ -84,12 +84,13 @@ class StudyConfig:
             yield dict(zip(self.grid, values, strict=True))
 
     def title(self, axis: str) -> str:
+        """Return how the figure and the table call an axis."""
         return self.names.get(axis, axis)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One fit: a combination, a seed, and the scores of validation rows; none where the fit diverged."""
+    """A fit: a combination, a seed, and the scores of validation rows; none where the fit diverged."""
 
     point: Mapping[str, Any]
     seed: int

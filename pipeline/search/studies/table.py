@@ -15,7 +15,7 @@ from . import METRICS, SEED, StudyConfig, Trial, written
 
 
 def comma_separated(config: StudyConfig, task: Task, trials: Sequence[Trial]) -> str:
-    """Every trial, in the order of the grid and the seeds, in full precision; scores are empty where a fit diverged."""
+    """Return every trial as CSV, by the grid and the seeds, in full precision; no scores where a fit diverged."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*config.grid, SEED, *METRICS[task], "seconds"])
@@ -29,7 +29,7 @@ def comma_separated(config: StudyConfig, task: Task, trials: Sequence[Trial]) ->
 def markdown(
     title: str, config: StudyConfig, task: Task, trials: Sequence[Trial], picture: str, facts: Mapping[str, Any]
 ) -> str:
-    """The figure, the table of the points and where they come from."""
+    """Return the figure, the table of the points and where they come from, as Markdown."""
     head = [*map(config.title, config.grid), "fits", *(column(name).title for name in METRICS[task])]
     lines = [_line(point, of(trials, point), task) for point in config.points()]
     told = "mean ± standard error over the seeds that did not diverge" if config.seeds > 1 else "one seed"
@@ -54,18 +54,18 @@ def markdown(
 
 
 def of(trials: Sequence[Trial], point: Mapping[str, Any]) -> list[Trial]:
-    """The trials of a point, by seed."""
+    """List the trials of a point, by seed."""
     same = [written(value) for value in point.values()]
     return sorted((t for t in trials if [written(t.point[axis]) for axis in point] == same), key=lambda t: t.seed)
 
 
 def over_seeds(trials: Sequence[Trial], metric: str) -> Estimate | None:
-    """The mean over the seeds whose fit gave a finite score."""
+    """Estimate the mean over the seeds whose fit gave a finite score."""
     return estimate([t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))])
 
 
 def column(metric: str) -> columns.Column:
-    """How the metric is written, as in the report."""
+    """Return how the metric is written, as in the report."""
     known = {c.of.metric: c for c in columns.CLEAN}
     write: Callable[[float], str] = columns.places(3)
     return known.get(metric) or columns.Column(metric, Quantity(metric), 0, write, "")

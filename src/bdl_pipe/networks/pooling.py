@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 @final
 class MaxPool(nn.MaxPool2d):
-    """The largest of each 2×2 block [..., height, width] -> [..., height // 2, width // 2]; the first where several are.
+    """A pool of the largest of each 2×2 block: [..., height, width] -> [..., height // 2, width // 2].
 
-    An odd last row or column is left out.
+    Of equal ones the first has the gradient. An odd last row or column is left out.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,10 @@ class MaxPool(nn.MaxPool2d):
 
 @final
 class AveragePool(nn.AvgPool2d):
-    """The mean of each 2×2 block [..., height, width] -> [..., height // 2, width // 2]; an odd last one is left out."""
+    """A pool of the mean of each 2×2 block: [..., height, width] -> [..., height // 2, width // 2].
+
+    An odd last row or column is left out.
+    """
 
     def __init__(self) -> None:
         super().__init__(2)
