@@ -33,7 +33,7 @@ MANIFEST: Final = "manifest.json"
 
 @dataclass(frozen=True)
 class State:
-    """Named tensors and a JSON-able config: all that a posterior, a draw or a checkpoint is."""
+    """A state, which is named tensors and a JSON-able config: all that a posterior, a draw or a checkpoint is."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class State:
 
 @final
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file: each is read whenever it is asked for, and not kept.
+    """The tensors of a safetensors file, each of which is read whenever it is asked for, and not kept.
 
     What is sent to another process is the file's header, and where it lies.
     """
@@ -98,13 +98,13 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
-    """Return Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
+    """Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
     return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified folder."""
+    """A verified folder and its manifest."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -114,6 +114,7 @@ class Artifact:
         return sorted(f.removesuffix(".safetensors") for f in self.manifest["files"] if f.endswith(".safetensors"))
 
     def state(self, name: str) -> State:
+        """Read the state ``name``."""
         return read_state(self.path / name)
 
     def open(self, name: str) -> State:
@@ -129,6 +130,7 @@ class Artifact:
         )
 
     def json(self, name: str) -> Any:
+        """Read the JSON file ``name``."""
         return json.loads((self.path / name).read_text())
 
 
@@ -167,6 +169,7 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(blob: bytes, origin: str = "checkpoint") -> State:
+    """Undo :func:`to_bytes`; raise ArtifactError, which names ``origin``, where the blob is not what it wrote."""
     try:
         size = int.from_bytes(blob[:8], "little")
         config = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["config"])
@@ -246,6 +249,7 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

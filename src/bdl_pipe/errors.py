@@ -26,14 +26,14 @@ def _one_line(text: str) -> str:
 
 
 class UserError(ValueError):
-    """Bad input. The command line prints it as one line, without a traceback."""
+    """The error of bad input. The command line prints it as one line, without a traceback."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_one_line(message))
 
 
 class ConfigError(UserError):
-    """A number in ``params.yaml`` that breaks its rule."""
+    """The error of a number in ``params.yaml`` that breaks its rule."""
 
     def __init__(self, path: str, rule: str, value: object = ...) -> None:
         self.path, self.rule, self.value = path, rule, value
@@ -45,15 +45,18 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A data set whose files, columns, rows, labels, shapes or values are wrong."""
+    """The error of a data set whose files, columns, rows, labels, shapes or values are wrong."""
 
 
 class Diverged(UserError):
-    """A fit whose loss, weights or predictions became NaN or infinite. A search takes it as a bad trial and goes on."""
+    """The error of a fit whose loss, weights or predictions became NaN or infinite.
+
+    A search takes it as a bad trial and goes on.
+    """
 
 
 class ArtifactError(UserError):
-    """An artifact that is missing, truncated, altered or of another schema version."""
+    """The error of an artifact that is missing, truncated, altered or of another schema version."""
 
 
 def require(condition: bool, path: str, rule: str, value: object = ...) -> None:

@@ -50,7 +50,7 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class CleanResult:
-    """What is known of one posterior on the test rows.
+    """The scores and predictions of one posterior on the test rows.
 
     Attributes:
         metrics: name -> (value, n).
@@ -68,7 +68,7 @@ class CleanResult:
 
 @dataclass
 class _Collected:
-    """Sums and columns gathered over batches."""
+    """The sums and columns gathered over batches."""
 
     means: dict[str, metrics.Mean] = field(default_factory=dict)
     bins: metrics.Bins | None = None
@@ -77,16 +77,18 @@ class _Collected:
     terms: list[Tensor] = field(default_factory=list)
 
     def mean(self, name: str, more: metrics.Mean) -> None:
+        """Add values to the mean ``name``."""
         self.means[name] = self.means.get(name, metrics.Mean()) + more
 
     def column(self, name: str, values: Tensor) -> None:
+        """Append a batch to the column ``name``."""
         self.columns.setdefault(name, []).append(values.cpu().numpy())
 
 
 def score_clean(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> CleanResult:
-    """Everything about one posterior on the test rows.
+    """Return all scores and predictions of one posterior on the test rows.
 
     Classes: ``accuracy nll brier ece entropy``, ``mutual_information`` where there is more than one
     draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
@@ -122,7 +124,9 @@ def score_clean(
 def score_classification(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
-    """``accuracy nll brier ece`` of a posterior of classes on shifted rows: under one corruption, or of another set.
+    """Return ``accuracy nll brier ece`` of a posterior of classes on shifted rows.
+
+    They are the rows under one corruption, or those of another set.
 
     Where only some of the classes occur among the rows, the probabilities stay those over all classes of the
     fitted set: nothing is renormalised over the classes that occur, as nobody tells the posterior which those are
@@ -159,19 +163,19 @@ def score_ood(
 
 
 def max_prob(predictive: Predictive) -> Tensor | None:
-    """The log of the largest class probability, which tells apart probabilities that float32 rounds to 1."""
+    """Return the log of the largest class probability, which tells apart probabilities that float32 rounds to 1."""
     return predictive.log_probs.max(-1).values if isinstance(predictive, Categorical) else None
 
 
 def mutual_information(predictive: Predictive) -> Tensor | None:
-    """Of classes, negated; None for a single draw, which has none."""
+    """Return the mutual information of classes, negated; None for a single draw, which has none."""
     if not isinstance(predictive, Categorical) or len(predictive.draw_log_probs) == 1:
         return None
     return -predictive.mutual_information()
 
 
 def variance(predictive: Predictive) -> Tensor | None:
-    """Of regression, summed over outputs and negated."""
+    """Return the variance of regression, summed over outputs and negated."""
     return -predictive.variance.sum(-1) if isinstance(predictive, Continuous) else None
 
 
@@ -198,7 +202,9 @@ def register_ood_score(name: str, score: OodScore) -> None:
 
 
 def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
-    """Scores [batch] that are high where an input looks like the training data: registered ones, then the method's own.
+    """Return scores [batch] that are high where an input looks like the training data.
+
+    They are the registered ones, then the method's own.
 
     Raises:
         PluginError: a score is not one number for each input.
@@ -223,9 +229,9 @@ def measure_cost(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> Scores:
-    """``parameters`` and ``bytes`` stored, ``seconds_per_1000`` predictions (the median of three passes).
+    """Return ``parameters`` and ``bytes`` stored, and ``seconds_per_1000`` predictions (the median of three passes).
 
-    Timed on the first two batches of ``inputs``, as ``n`` says.
+    Predictions are timed on the first two batches of ``inputs``, as ``n`` says.
     """
     state, inputs = fitted.posterior.state(), inputs[: 2 * config.batch]
 
@@ -291,7 +297,7 @@ def _values(gathered: _Collected) -> Scores:
 
 
 def _normalised(log_likelihood: tuple[float, int], transform: Transform) -> Scores:
-    """The log-likelihood in units of the transformed targets: of z = (y − shift)/scale, p(z) = p(y) Π scale."""
+    """Return the log-likelihood in units of the transformed targets: of z = (y − shift)/scale, p(z) = p(y) Π scale."""
     value, count = log_likelihood
     wider = 0.0 if transform.scale is None else float(transform.scale.double().log().sum())
     return {"log_likelihood_normalised": (value + wider, count)}

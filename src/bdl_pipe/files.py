@@ -22,7 +22,7 @@ _MARKS: Final = (  # byte order marks; that of UTF-32 begins as that of UTF-16 d
 
 @runtime_checkable
 class Source(Protocol):
-    """Bytes that lie somewhere: in a file here, or in one on another machine."""
+    """A source of bytes that lie somewhere: in a file here, or in one on another machine."""
 
     @property
     def size(self) -> int: ...

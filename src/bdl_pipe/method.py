@@ -19,7 +19,7 @@ Inputs = Mapping[str, Sequence[State]]  # stage kind -> the states that are take
 
 @runtime_checkable
 class Fit(Protocol):
-    """Fits one seed of a stage's artifact: a trajectory, a chain, a coreset, a posterior.
+    """A function that fits one seed of a stage's artifact: a trajectory, a chain, a coreset, a posterior.
 
     ``config`` is the method's config; ``inputs`` are the states of the artifacts that it needs; ``rng`` is this seed's
     own address. A student's state is a posterior's (``config["posterior"]`` names its class in
@@ -31,7 +31,7 @@ class Fit(Protocol):
 
 @runtime_checkable
 class FitMany(Protocol):
-    """Fits several seeds at once, each as :class:`Fit` would, up to rounding.
+    """A function that fits several seeds at once, each as :class:`Fit` would, up to rounding.
 
     Seed i is fitted from ``data[i]``, ``inputs[i]`` and ``rngs[i]``. All data are of one shape and equally many rows.
     """
@@ -43,14 +43,14 @@ class FitMany(Protocol):
 
 @runtime_checkable
 class FromCheckpoint(Protocol):
-    """Reads what a fit saved by ``report.save`` as a result; the arguments are that fit's."""
+    """A function that reads what a fit saved by ``report.save`` as a result; the arguments are that fit's."""
 
     def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """What a method does in one stage kind. It has ``fit`` or ``fit_many``, not both.
+    """The part of a method in one stage kind. It has ``fit`` or ``fit_many``, not both.
 
     Attributes:
         fit: fits one seed.

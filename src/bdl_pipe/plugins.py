@@ -25,7 +25,7 @@ GROUP: Final = "bdl_pipe.plugins"  # of entry points
 
 
 class PluginError(UserError):
-    """A plugin that is missing, that cannot be imported, or that registers a name that is taken."""
+    """The error of a plugin that is missing, that cannot be imported, or that registers a name that is taken."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Plugin:
     text: str | None
 
     def owns(self, module: str) -> bool:
-        """Whether a module is of this plugin: the file, or any of the same top-level package."""
+        """Say whether a module is of this plugin: the file, or any of the same top-level package."""
         if self.text is not None:
             return module == self.module
         return module.partition(".")[0] == self.module.partition(".")[0]
@@ -54,10 +54,10 @@ _added: Final[list[tuple["Registered[Any]", str]]] = []  # in order, so that a p
 
 
 class Registered(Mapping[str, T], Generic[T]):
-    """Name -> value: those of the library, and those that were added."""
+    """A table of names and values: those of the library, and those that were added."""
 
     def __init__(self, what: str, values: Mapping[str, T]) -> None:
-        """``what``: the word for a value in errors."""
+        """Take the library's values, and ``what``, the word for a value in errors."""
         self._what, self._values = what, dict(values)
         self._others: dict[str, tuple[T, str]] = {}  # with the module that defines the value
 
@@ -88,7 +88,7 @@ class Registered(Mapping[str, T], Generic[T]):
         _added.append((self, name))
 
     def module_of(self, name: str) -> str | None:
-        """The module that defines a value that was added; None: it is the library's."""
+        """Return the module that defines a value that was added; None: it is the library's."""
         return self._others[name][1] if name in self._others else None
 
     def _owner(self, name: str) -> str:
@@ -127,17 +127,17 @@ def install(plugins: Iterable[Plugin]) -> None:
 
 
 def loaded() -> tuple[Plugin, ...]:
-    """Every plugin of this process, in the order of import."""
+    """Return every plugin of this process, in the order of import."""
     return tuple(_loaded.values())
 
 
 def plugin_of(module: str) -> Plugin | None:
-    """The plugin that a module belongs to; None: it is the library's, or of the running program itself."""
+    """Return the plugin that a module belongs to; None: it is the library's, or of the running program itself."""
     return next((plugin for plugin in _loaded.values() if plugin.owns(module)), None)
 
 
 def opened(plugins: Iterable[Plugin], blob: bytes) -> Any:
-    """The object whose pickle is ``blob``, which is read once ``plugins`` are here.
+    """Return the object whose pickle is ``blob``, which is read once ``plugins`` are here.
 
     Raises:
         PluginError: as :func:`load`.
@@ -147,7 +147,7 @@ def opened(plugins: Iterable[Plugin], blob: bytes) -> Any:
 
 
 def module_name(path: str) -> str:
-    """The name that the file ``path`` is imported under."""
+    """Return the name that the file ``path`` is imported under."""
     plain = Path(path).as_posix()
     stem = re.sub(r"\W", "_", Path(path).stem)
     return f"bdl_plugin_{stem}_{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
@@ -193,7 +193,7 @@ def _execute(name: str, module: str, text: str) -> None:
 
 
 def _installed(name: str) -> str:
-    """The module behind an entry point of :data:`GROUP`, or the module ``name`` itself."""
+    """Return the module behind an entry point of :data:`GROUP`, or the module ``name`` itself."""
     from importlib.metadata import entry_points
 
     points = entry_points(group=GROUP, name=name)
@@ -201,7 +201,7 @@ def _installed(name: str) -> str:
 
 
 def _cause(error: BaseException, name: str) -> str:
-    """What an import stumbled over, and where in the plugin's own file."""
+    """Say what an import stumbled over, and where in the plugin's own file."""
     said = brief(error) if isinstance(error, UserError) else f"{type(error).__name__}: {brief(error)}"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__} in line {error.lineno}: {brief(error.msg)}"
@@ -212,7 +212,7 @@ def _cause(error: BaseException, name: str) -> str:
 
 
 def variant_name(cls: type, what: str) -> str:
-    """The name of a config that is chosen by ``name``: the one value of that field, a ``Literal``.
+    """Return the name of a config that is chosen by ``name``: the one value of that field, a ``Literal``.
 
     Raises:
         PluginError: the class is not a frozen dataclass with such a field.

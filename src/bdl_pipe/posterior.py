@@ -29,7 +29,7 @@ _BATCH: Final = 1000  # rows in one forward pass
 
 @runtime_checkable
 class Posterior(Protocol):
-    """What every method fits."""
+    """The posterior that every method fits."""
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return the predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
@@ -40,12 +40,14 @@ class Posterior(Protocol):
         ...
 
     @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior": ...
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior":
+        """Rebuild the posterior from what :meth:`state` returned, on ``device``."""
+        ...
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """How to build the network whose weights are drawn, and how its outputs are read.
+    """The description of a network whose weights are drawn: how it is built, and how its outputs are read.
 
     Attributes:
         network: the architecture.
@@ -66,6 +68,7 @@ class NetworkSpec:
     variance_floor: float | None = field(default=None, metadata=LATER)
 
     def build(self, rng: Seed) -> networks.Network:
+        """Build the network, with the fresh weights of ``rng``."""
         width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
@@ -83,7 +86,7 @@ class NetworkSpec:
 
 @final
 class NetworkDraws:
-    """S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws.
+    """A posterior of S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws.
 
     Attributes:
         weights: every entry of the network's ``state_dict``, stacked [draw, ...], filters in the memory order that the
@@ -93,7 +96,7 @@ class NetworkDraws:
     key = "network_draws"
 
     def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [draw, ...]."""
+        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [draw, ...]."""
         self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
         self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(self._skeleton))
         trunks = under("trunk.", self.weights).values()
@@ -101,6 +104,7 @@ class NetworkDraws:
 
     @classmethod
     def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":
+        """Stack draws, each a ``state_dict`` of the network."""
         return cls(spec, stack(draws))
 
     @torch.no_grad()

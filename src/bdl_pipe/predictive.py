@@ -73,7 +73,7 @@ def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
 
 @final
 class Categorical(Predictive):
-    """Class probabilities from S equally weighted draws, with the method's own scores of the unfamiliar, if any."""
+    """The class probabilities from S equally weighted draws, with the method's own scores of the unfamiliar, if any."""
 
     def __init__(
         self,

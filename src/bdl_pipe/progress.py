@@ -15,7 +15,7 @@ from .artifacts import State
 
 
 class Report(ABC):
-    """What a fit may tell, and where it may leave a checkpoint."""
+    """The window of a fit to the outside: what it may tell, and where it may leave a checkpoint."""
 
     @abstractmethod
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -35,7 +35,7 @@ class Report(ABC):
 
 @final
 class Silent(Report):
-    """Listens to nothing and keeps nothing."""
+    """A report that listens to nothing and keeps nothing."""
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         pass
@@ -43,12 +43,13 @@ class Silent(Report):
 
 @final
 class Phase(Report):
-    """One of the parts of a fit, behind one report: its place among all steps, and its checkpoints by name."""
+    """A report for one of the parts of a fit: its place among all steps, and its checkpoints by name."""
 
     def __init__(
         self, report: Report, name: str, done: int, total: int, carried: Mapping[str, Tensor] | None = None
     ) -> None:
-        """
+        """Report the part ``name`` of a fit to ``report``.
+
         Args:
             done: steps of the fit before this part, of ``total`` in all.
             carried: what earlier parts found, kept in the checkpoints of this one; no names of its own tensors.

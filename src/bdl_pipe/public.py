@@ -123,7 +123,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
 
 
 def get(name: str) -> Any:
-    """The object behind a public name.
+    """Return the object behind a public name.
 
     Raises:
         AttributeError: there is none of this name.
@@ -139,7 +139,7 @@ def get(name: str) -> Any:
 
 
 def _version() -> str:
-    """Of the installed distribution, so that a release changes no file that results depend on."""
+    """Return the version of the installed distribution, so that a release changes no file that results depend on."""
     from importlib import metadata
 
     try:

@@ -28,7 +28,7 @@ class Lazy(Registered[T], Generic[T]):
     """A table whose own values are imported on use."""
 
     def __init__(self, what: str, places: Mapping[str, str]) -> None:
-        """``places``: name -> ``module:attribute``."""
+        """Take ``places``: name -> ``module:attribute``."""
         super().__init__(what, {})
         self._places = dict(places)
 

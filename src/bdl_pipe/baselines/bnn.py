@@ -37,7 +37,7 @@ from ..training.warm_start import Weights, begin
 
 @dataclass(frozen=True)
 class BnnConfig:
-    """``methods.bnn``.
+    """The section ``methods.bnn`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -71,17 +71,17 @@ class BnnConfig:
 
 @dataclass(frozen=True)
 class BnnSpec(LearnerSpec[BnnConfig]):
-    """What a learner is built from."""
+    """The description that a learner is built from."""
 
     config: BnnConfig
 
 
 @final
 class Bnn(Learner):
-    """``random(fixed(x))``: with ``all`` nothing is fixed, with ``head`` the trunk is."""
+    """A network ``random(fixed(x))``: with ``all`` nothing is fixed, with ``head`` the trunk is."""
 
     def __init__(self, spec: BnnSpec, rng: Seed, start: Weights | None = None) -> None:
-        """``start``: means and points to start from, in place of fresh weights."""
+        """Build the network, from the means and points ``start`` in place of fresh weights where they are given."""
         super().__init__()
         self.spec = spec
         config = spec.config

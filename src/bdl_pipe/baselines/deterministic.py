@@ -14,7 +14,7 @@ from ..training.snapshots import snapshot
 
 @dataclass(frozen=True)
 class DeterministicConfig:
-    """``methods.deterministic``: nothing to choose, the trajectory's config says it all."""
+    """The section ``methods.deterministic``, which leaves nothing to choose: the trajectory's config says it all."""
 
 
 def fit(data: FitData, inputs: Inputs, config: DeterministicConfig, *, rng: Seed, report: Report) -> State:

@@ -37,7 +37,7 @@ _ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
 
 @dataclass(frozen=True)
 class DropoutConfig:
-    """``methods.dropout``.
+    """The section ``methods.dropout`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -63,7 +63,7 @@ class DropoutConfig:
 
 @dataclass(frozen=True)
 class DropoutSpec(LearnerSpec[DropoutConfig]):
-    """What a learner is built from."""
+    """The description that a learner is built from."""
 
     config: DropoutConfig
 
@@ -73,7 +73,7 @@ class Dropout(NoisyLearner):
     """A network whose activations are masked by masks that the caller draws."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
-        """``start``: weights to start from, in place of fresh ones.
+        """Build the network, from the weights ``start`` in place of fresh ones where they are given.
 
         Raises:
             ConfigError: the network's activations cannot all be masked.
@@ -86,7 +86,10 @@ class Dropout(NoisyLearner):
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:
-        """[batch, output]; ``masks``: place in the trunk -> bool [batch or 1, unit], false where left out."""
+        """Return the outputs under given masks [batch, output].
+
+        ``masks``: place in the trunk -> bool [batch or 1, unit], false where a unit is left out.
+        """
         kept = 1 - self.spec.config.rate
         for place, layer in self.network.trunk.named_children():
             inputs = layer(inputs)

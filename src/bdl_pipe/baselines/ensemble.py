@@ -19,7 +19,7 @@ from ..training.snapshots import snapshot
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """``methods.ensemble``: nothing to choose, the members are those of the trajectory."""
+    """The section ``methods.ensemble``, which leaves nothing to choose: the members are those of the trajectory."""
 
 
 def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, report: Report) -> State:

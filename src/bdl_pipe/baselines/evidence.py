@@ -23,7 +23,7 @@ _CELLS: Final = 240
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What the evidence is maximised over.
+    """The two numbers that the evidence is maximised over.
 
     Attributes:
         prior_variance: s.
@@ -36,7 +36,10 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class _Spectrum:
-    """Φ's nonzero squared singular values [m], Y's energy along each [m] and outside them, and n·o, o."""
+    """The sums that the evidence is computed from.
+
+    Φ's nonzero squared singular values [m], Y's energy along each [m] and outside them, and n·o, o.
+    """
 
     squared: np.ndarray
     energy: np.ndarray
@@ -45,11 +48,11 @@ class _Spectrum:
     outputs: int
 
     def rest(self, log_ratio: float) -> float:
-        """tr Yᵀ(I + rΦΦᵀ)⁻¹Y = no·σ²(r)."""
+        """Return tr Yᵀ(I + rΦΦᵀ)⁻¹Y = no·σ²(r)."""
         return self.outside + float((self.energy / (1 + math.exp(log_ratio) * self.squared)).sum())
 
     def evidence(self, log_ratio: float) -> float:
-        """log p(Y) at r and its best σ², up to a constant."""
+        """Return log p(Y) at r and its best σ², up to a constant."""
         log_det = float(np.log1p(math.exp(log_ratio) * self.squared).sum())
         return -0.5 * (self.outputs * log_det + self.count * math.log(self.rest(log_ratio)))
 
@@ -61,7 +64,7 @@ class _Spectrum:
 
 
 def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]) -> Hyperparameters:
-    """(s, σ²) of the largest evidence given training rows, one pair for all outputs; no gradient flows.
+    """Return (s, σ²) of the largest evidence given training rows, one pair for all outputs; no gradient flows.
 
     Where the evidence still rises at an end of the range of r (targets that are pure noise, or that the
     features fit exactly), that end is the answer.

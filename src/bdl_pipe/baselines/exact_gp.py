@@ -25,10 +25,10 @@ _NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytor
 
 @final
 class ExactGp(gpytorch.models.ExactGP):
-    """o independent processes on the same inputs, as a batch of gpytorch's."""
+    """A batch of gpytorch's processes: o independent ones on the same inputs."""
 
     def __init__(self, inputs: Float[Tensor, "n d"], targets: Float[Tensor, "n o"], ard: bool) -> None:
-        """Starts at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows lie about √(2d) apart."""
+        """Start at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows lie about √(2d) apart."""
         outputs, columns = targets.shape[1], inputs.shape[1]
         batch = torch.Size([outputs])
         noise = GaussianLikelihood(batch_shape=batch)
@@ -44,7 +44,7 @@ class ExactGp(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """Σ_k log p(y_k), in nats, with its graph."""
+        """Return Σ_k log p(y_k), in nats, with its graph."""
         self.train()
         with dense():
             prior = self.likelihood(self(*self.train_inputs))
@@ -52,7 +52,7 @@ class ExactGp(gpytorch.models.ExactGP):
 
     @torch.no_grad()
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:
-        """Mean and variance of y, noise included."""
+        """Return the mean and the variance of y, noise included."""
         self.eval()
         wide = inputs.double().expand(len(self.train_targets), -1, -1)
         with dense():

@@ -35,12 +35,13 @@ _MOST: Final = 5_000_000  # numbers in Φ: 40 MB, of which a training step holds
 
 @dataclass(frozen=True)
 class TrunkSpec:
-    """What a trunk is built from."""
+    """The description that a trunk is built from."""
 
     network: MlpConfig
     input_shape: tuple[int, ...]
 
     def build(self, rng: Seed) -> Network:
+        """Build the trunk, a network without a head, with the fresh weights of ``rng``."""
         return networks.build(self.network, self.input_shape, 0, rng=rng)
 
     def check_size(self, method: str, rows: int) -> None:
@@ -99,7 +100,7 @@ def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[
 
 @final
 class ExactLayerPosterior:
-    """The fitted trunk and the posterior of its last layer; predicts in closed form."""
+    """A posterior of the fitted trunk and its last layer's posterior, which predicts in closed form."""
 
     key = "exact_layer"
 

@@ -34,7 +34,7 @@ from .linear import LinearPosterior
 
 @dataclass(frozen=True)
 class GbllConfig:
-    """``methods.gbll``.
+    """The section ``methods.gbll`` of params.yaml.
 
     Attributes:
         network: the trunk, without dropout.
@@ -61,7 +61,7 @@ class GbllConfig:
 
 @dataclass(frozen=True)
 class LdgbllConfig(GbllConfig):
-    """``methods.ldgbll``: also the prior on derivatives; the activation must be leaky_relu.
+    """The section ``methods.ldgbll``: also the prior on derivatives; the activation must be leaky_relu.
 
     Attributes:
         derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
@@ -85,7 +85,7 @@ class LdgbllConfig(GbllConfig):
 
 
 class Gbll(ExactLayerLearner):
-    """A trunk, s and σ², and the training rows, which the predictive is conditioned on.
+    """A learner of a trunk, s and σ², with the training rows, which the predictive is conditioned on.
 
     Attributes:
         network: inputs -> features.
@@ -129,7 +129,7 @@ class Gbll(ExactLayerLearner):
 
 
 class Ldgbll(Gbll):
-    """:class:`Gbll` with the prior on derivatives."""
+    """A :class:`Gbll` with the prior on derivatives."""
 
     def __init__(self, config: LdgbllConfig, data: FitData, rng: Seed) -> None:
         super().__init__(config, data, rng)

@@ -28,7 +28,7 @@ _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step hold
 
 @dataclass(frozen=True)
 class GpConfig:
-    """``methods.gp``.
+    """The section ``methods.gp`` of params.yaml.
 
     Attributes:
         ard: a length scale for each input column, else one for all.
@@ -47,7 +47,7 @@ class GpConfig:
 
 @final
 class Evidence(Objective):
-    """Minus the log marginal likelihood of all training rows."""
+    """An objective that is minus the log marginal likelihood of all training rows."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
         self.process, self._count = ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
@@ -70,12 +70,12 @@ class Evidence(Objective):
 
 @final
 class GpPosterior:
-    """The training rows and the hyperparameters; predicts in closed form, deterministically."""
+    """A posterior of the training rows and the hyperparameters, which predicts in closed form, deterministically."""
 
     key = "gp"
 
     def __init__(self, inputs: Tensor, targets: Tensor, hyperparameters: Mapping[str, Tensor], ard: bool) -> None:
-        """Transformed inputs [n, d], targets [n, o], and the parameters of ``ExactGp`` by name."""
+        """Take transformed inputs [n, d], targets [n, o], and the parameters of ``ExactGp`` by name."""
         self.inputs, self.targets, self.ard = inputs, targets, ard
         self._unit = _unit(targets)
         self.process = ExactGp(inputs, targets / self._unit, ard)

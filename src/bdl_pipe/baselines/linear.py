@@ -34,7 +34,7 @@ Variance = float | Float[Tensor, "..."]  # one for all members, or one each [mem
 
 @dataclass(frozen=True)
 class LinearPosterior:
-    """W | Y = Π_k N(w_k | m_k, A⁻¹), made by :func:`posterior`.
+    """The posterior W | Y = Π_k N(w_k | m_k, A⁻¹), made by :func:`posterior`.
 
     Attributes:
         mean: m.
@@ -48,7 +48,7 @@ class LinearPosterior:
 
 
 def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
-    """Features and a last one of ones.
+    """Append a last feature that is one in every row.
 
     Its weight has the prior of the others, N(0, s), and is integrated out with them: a bias that the
     evidence pays for. Centre the targets, so that it need not be large.
@@ -85,7 +85,10 @@ def log_marginal_likelihood(
     prior_variance: Variance,
     noise_variance: Variance,
 ) -> Float[Tensor, "*member"]:
-    """Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86). Raises what ``posterior`` does."""
+    """Return Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86).
+
+    It raises what ``posterior`` does.
+    """
     q = posterior(features, targets, prior_variance, noise_variance)
     prior, noise = (_wide("variance", v, features)[..., 0, 0] for v in (prior_variance, noise_variance))
     (n, h), outputs = features.shape[-2:], targets.shape[-1]
@@ -98,13 +101,13 @@ def log_marginal_likelihood(
 def moments(
     q: LinearPosterior, features: Float[Tensor, "*#member b h"]
 ) -> tuple[Float[Tensor, "*member b o"], Float[Tensor, "*member b"]]:
-    """Mean φᵀm of each output and the variance φᵀA⁻¹φ that all share, without the noise."""
+    """Return the mean φᵀm of each output and the variance φᵀA⁻¹φ that all share, without the noise."""
     whitened = torch.linalg.solve_triangular(q.factor, features.mT, upper=False)  # L⁻¹φ [*member, h, b]
     return features @ q.mean, whitened.square().sum(-2)
 
 
 def predict(q: LinearPosterior, features: Float[Tensor, "*#member b h"]) -> Gaussian:
-    """p(y | x, Y) = N(φᵀm, φᵀA⁻¹φ + σ²); members, if any, are the draws of an equal mixture."""
+    """Return p(y | x, Y) = N(φᵀm, φᵀA⁻¹φ + σ²); members, if any, are the draws of an equal mixture."""
     mean, variance = moments(q, features)
     total = (variance + q.noise_variance[..., None])[..., None].expand_as(mean)
     return Gaussian(mean.reshape(-1, *mean.shape[-2:]), total.reshape(-1, *mean.shape[-2:]))
@@ -116,13 +119,15 @@ def gbll_loss(
     prior_variance: Variance,
     noise_variance: Variance,
 ) -> Float[Tensor, "*member"]:
-    """Minus the evidence, in nats per row; exact, so it needs all rows at once."""
+    """Return minus the evidence, in nats per row; it is exact, so it needs all rows at once."""
     return -log_marginal_likelihood(features, targets, prior_variance, noise_variance) / features.shape[-2]
 
 
 @dataclass(frozen=True)
 class JacobianMoments:
-    """∂(w_kᵀφ(x))/∂x ~ N(mean[..., k], root rootᵀ) at each of a batch of inputs, made by :func:`jacobian_moments`.
+    """The Gaussian of the function's derivatives at each of a batch of inputs, made by :func:`jacobian_moments`.
+
+    ∂(w_kᵀφ(x))/∂x ~ N(mean[..., k], root rootᵀ).
 
     Attributes:
         mean: of each output's derivative by each input.
@@ -153,7 +158,7 @@ def jacobian_moments(
 
 
 def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> Float[Tensor, " b"]:
-    """Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``derivative_variance``.
+    """Return Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``derivative_variance``.
 
     Infinite where no feature depends on an input column: such features are not diverse.
     """

@@ -31,7 +31,7 @@ from .linear import LinearPosterior
 
 @dataclass(frozen=True)
 class MapBlrConfig:
-    """``methods.map_blr``.
+    """The section ``methods.map_blr`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -66,7 +66,10 @@ class PointNetwork(ExactLayerLearner):
         return {"likelihood.log_variance"}
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """The layer of the prior and noise variance that maximise the evidence, whatever the network's own noise."""
+        """Return the layer of the prior and noise variance that maximise the evidence.
+
+        The network's own noise does not matter.
+        """
         inputs, targets = data.tensors("train", data.device)
         phi, y = features(self.network.trunk, inputs), targets.double()
         best = fit_hyperparameters(phi, y)

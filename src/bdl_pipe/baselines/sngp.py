@@ -43,7 +43,7 @@ _ROWS: Final = 1000  # training rows in one forward pass of the precision
 
 @dataclass(frozen=True)
 class SngpConfig:
-    """``methods.sngp``.
+    """The section ``methods.sngp`` of params.yaml.
 
     Attributes:
         network: the trunk.
@@ -70,7 +70,7 @@ class SngpConfig:
 
 @dataclass(frozen=True)
 class SngpSpec:
-    """How to build the network; the fields are those of :class:`SngpConfig` and of the data."""
+    """The description that the network is built from; the fields are those of :class:`SngpConfig` and of the data."""
 
     network: NetworkConfig
     input_shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class SngpSpec:
 
 @final
 class Sngp(Learner):
-    """Trunk, fixed random features and a linear output layer.
+    """A trunk, fixed random features and a linear output layer.
 
     Attributes:
         trunk: inputs -> h, with bounded layers.
@@ -113,7 +113,7 @@ class Sngp(Learner):
             self.log_noise = nn.Parameter(torch.zeros(()))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """φ(x): [batch, feature]."""
+        """Return φ(x) [batch, feature]."""
         return math.sqrt(2 / self.spec.features) * torch.cos(self.trunk(inputs) @ self.frequencies + self.phases)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -122,7 +122,10 @@ class Sngp(Learner):
         return prior - self._plain(outputs, None).log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Without ``rng``; before there is ``factor`` the MAP's, v = 0: what validation can score."""
+        """Predict without ``rng``.
+
+        Before there is ``factor`` the predictive is the MAP's, v = 0: what validation can score.
+        """
         if self.factor is None:
             return self._plain(self.features(inputs) @ self.head, None)
         return self.marginal(inputs, self.factor)
@@ -137,7 +140,7 @@ class Sngp(Learner):
         return self._plain(phi @ self.head, variance.to(phi))
 
     def curvature(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """φ [batch, feature] and the weight of each row in Λ [batch], both float64."""
+        """Return φ [batch, feature] and the weight of each row in Λ [batch], both float64."""
         phi = self.features(inputs)
         if self.spec.task == "regression":
             return phi.double(), torch.exp(-self.log_noise.double()).expand(len(phi))

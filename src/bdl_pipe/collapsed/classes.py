@@ -57,7 +57,7 @@ POINTS: Final = 1 << 17  # averages at a time
 
 @dataclass(frozen=True)
 class CubicConfig:
-    """Piecewise-cubic sigmoid.
+    """The form with a piecewise-cubic sigmoid.
 
     Attributes:
         weights: collapsed weights of each class (1); null: all, which a last layer of at most 9 inputs allows.
@@ -74,17 +74,18 @@ class CubicConfig:
         require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
 
     def count(self, inputs: int) -> int:
-        """Collapsed weights of each class, of ``inputs`` with the bias."""
+        """Return the number of collapsed weights of each class, of ``inputs`` with the bias."""
         return inputs if self.weights is None else self.weights
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """One weight of each class, its softmax averaged without approximation."""
+    """The form of one weight of each class, whose softmax is averaged without approximation."""
 
     name: Literal["softmax"] = "softmax"
 
     def count(self, inputs: int) -> int:
+        """Return the number of collapsed weights of each class, which is one."""
         return 1
 
 
@@ -93,7 +94,7 @@ Form = CubicConfig | SoftmaxConfig
 
 @dataclass(frozen=True)
 class CiberConfig:
-    """``methods.ciber``.
+    """The section ``methods.ciber`` of params.yaml.
 
     Attributes:
         form: ``cubic`` or ``softmax``.
@@ -104,7 +105,7 @@ class CiberConfig:
 
 @final
 class CiberPosterior(CollapsedSnapshots[CiberConfig]):
-    """The snapshots' networks, whose last layers are collapsed."""
+    """A posterior of the snapshots' networks, whose last layers are collapsed."""
 
     key, reads = "ciber", CiberConfig
 
@@ -115,7 +116,10 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
-        """``rng`` is not used: nothing is drawn. Memory: a few times snapshots × batch × classes, and one trunk's."""
+        """Predict without ``rng``: nothing is drawn.
+
+        Memory: a few times snapshots × batch × classes, and one trunk's.
+        """
         logits, collapsed = [], []
         for number, weights in self.numbered():
             features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
@@ -129,7 +133,7 @@ cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
 
 
 def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
-    """log p of snapshots with logits of their own, in blocks of points."""
+    """Return log p of snapshots with logits of their own, in blocks of points."""
     sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
     shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
@@ -138,7 +142,10 @@ def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form:
 
 
 def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
-    """Of [row, class]; without a stand-in for the sigmoid, by the sigmoid itself over one collapsed weight."""
+    """Return log p [row, class].
+
+    Without a stand-in for the sigmoid, it is by the sigmoid itself over one collapsed weight.
+    """
     odds, half_widths = log_odds(logits), wide(half_widths)
     centre = wide(odds + shift)
     average = mean_sigmoid(centre, half_widths[..., 0]) if sigmoid is None else _expected(sigmoid, centre, half_widths)
@@ -148,7 +155,7 @@ def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piec
 
 
 def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
-    """E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
+    """Return E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
     average = (centre > 0).to(centre)
     reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # those of a sigmoid are symmetric
     average[reached] = few_uniforms.expect(sigmoid, centre[reached], half_widths[reached])
@@ -156,7 +163,7 @@ def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor
 
 
 def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
-    """log p_k − log(1 − p_k) of the softmax, to the last digits of either."""
+    """Return log p_k − log(1 − p_k) of the softmax, to the last digits of either."""
     logs = logits.log_softmax(-1)
     top = logits.argmax(-1, keepdim=True)
     rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

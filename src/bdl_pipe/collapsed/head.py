@@ -22,7 +22,7 @@ GROUP: Final = 32  # inputs whose largest is found first, since where it lies ta
 
 
 class Collapsed(NamedTuple):
-    """What the chosen weights add to each logit.
+    """The boxes of the chosen weights: what these add to each logit.
 
     Attributes:
         shift: Σ (m_i − w_i)φ_i, from the snapshot's weights to the middle of the box.
@@ -35,12 +35,13 @@ class Collapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """Weights, biases last, of all snapshots."""
+    """The last layers of all snapshots: their weights, biases last."""
 
     weights: Float[Tensor, "snapshot class input"]
 
     @classmethod
     def of(cls, weight: Float[Tensor, "snapshot class width"], bias: Float[Tensor, "snapshot class"]) -> "Head":
+        """Join the weights and the biases of all snapshots."""
         return cls(torch.cat([weight, bias[..., None]], -1))
 
     def collapse(self, snapshot: int, features: Float[Tensor, "batch width"], count: int) -> Collapsed:
@@ -80,12 +81,12 @@ def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count
 
 
 def _grouped(values: Tensor, spare: int) -> Tensor:
-    """[..., group, GROUP] of [..., input], with zeros at the end."""
+    """Group the inputs: [..., group, GROUP] of [..., input], with zeros at the end."""
     return F.pad(values, (0, spare)).unflatten(-1, (-1, GROUP))
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``topk`` over the last dimension of values ≥ 0; a few are found sooner one after the other."""
+    """Do ``topk`` over the last dimension of values ≥ 0; a few are found sooner one after the other."""
     if count > FEW:
         largest, index = values.topk(count, -1)
         return largest, index

@@ -27,10 +27,10 @@ from .output_distributions import Part
 
 @final
 class CollapsedMixture(Continuous):
-    """S equally weighted collapsed samples; outputs are independent given a sample."""
+    """A mixture of S equally weighted collapsed samples; outputs are independent given a sample."""
 
     def __init__(self, part: Part, tail: float) -> None:
-        """``part``: of shape [draw, batch, output]; ``tail``: the Gaussian's share, in [0, 1)."""
+        """Take a ``part`` of shape [draw, batch, output], and ``tail``, the Gaussian's share, in [0, 1)."""
         self.part, self.tail = part, tail
         self.draw_mean, self.draw_variance = part.mean, part.variance
 
@@ -40,12 +40,12 @@ class CollapsedMixture(Continuous):
 
     @property
     def variance(self) -> Float[Tensor, "batch output"]:
-        """E[Var] + Var[E] over samples (the population form)."""
+        """Return E[Var] + Var[E] over samples (the population form)."""
         return self.draw_variance.mean(0) + self.epistemic_variance
 
     @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Var over samples of their means: without the part of it that is inside of the boxes."""
+        """Return Var over samples of their means: without the part of it that is inside of the boxes."""
         return self.draw_mean.var(0, correction=0)
 
     @property

@@ -30,12 +30,12 @@ class Part(ABC):
     @property
     @abstractmethod
     def mean(self) -> Float[Tensor, "draw batch output"]:
-        """E[y]."""
+        """Return E[y]."""
 
     @property
     @abstractmethod
     def variance(self) -> Float[Tensor, "draw batch output"]:
-        """Var[y]."""
+        """Return Var[y]."""
 
     @property
     @abstractmethod
@@ -44,25 +44,25 @@ class Part(ABC):
 
     @abstractmethod
     def log_density(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        """log p(y), −∞ outside of the support."""
+        """Return log p(y), −∞ outside of the support."""
 
     @abstractmethod
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        """P(Y ≤ y)."""
+        """Return P(Y ≤ y)."""
 
     def series(self, tail: float) -> Series | None:
-        """The distribution function of the mixture, with a Gaussian's share ``tail``, where one series is faster."""
+        """Return the mixture's distribution function, with a Gaussian's share ``tail``, where one series is faster."""
         return None
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Part":
-        """Of shift + scale·y, both [output], scale > 0."""
+        """Return the distribution of shift + scale·y, both [output], scale > 0."""
 
 
 @final
 @dataclass(frozen=True)
 class Linear(Part):
-    """y = centre + Σ_i half_widths_i U_i + T."""
+    """The distribution of y = centre + Σ_i half_widths_i U_i + T."""
 
     centre: Float[Tensor, "draw batch output"]
     half_widths: Float[Tensor, "draw batch output d"]
@@ -104,7 +104,7 @@ class Linear(Part):
 @final
 @dataclass(frozen=True)
 class Rectified(Part):
-    """y = base + sign·relu(v) + T, v = centre + Σ_i half_widths_i U_i, ``sign`` 1 or −1."""
+    """The distribution of y = base + sign·relu(v) + T, v = centre + Σ_i half_widths_i U_i, ``sign`` 1 or −1."""
 
     base: Float[Tensor, "draw batch output"]
     sign: Float[Tensor, "draw batch output"]
@@ -118,7 +118,7 @@ class Rectified(Part):
 
     @property
     def variance(self) -> Float[Tensor, "draw batch output"]:
-        """radius²/6 + E[(relu(v) − m)²], m its mean: of a function that is nowhere negative."""
+        """Return radius²/6 + E[(relu(v) − m)²], m its mean: of a function that is nowhere negative."""
         m = self._rectified()
         left = torch.stack([m.square(), torch.zeros_like(m), torch.zeros_like(m)], -1)
         right = torch.stack([m.square(), -2 * m, torch.ones_like(m)], -1)
@@ -133,7 +133,7 @@ class Rectified(Part):
         return self.base + torch.minimum(*ends) - self.radius, self.base + torch.maximum(*ends) + self.radius
 
     def log_density(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        """Of E[tri(q − relu(v))], q = sign·(y − base), for tri is even."""
+        """Return the log of E[tri(q − relu(v))], q = sign·(y − base), for tri is even."""
         q, height = self._offset(y), 1 / self.radius
         zero, slope = torch.zeros_like(q), height.square()
         flat, rise, fall = (torch.stack(p, -1) for p in ([zero, zero], [zero, slope], [height, -slope]))
@@ -143,7 +143,7 @@ class Rectified(Part):
         return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
 
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch output"]:
-        """E[F(q − relu(v))], or one less that where sign is −1, F the triangular distribution function."""
+        """Return E[F(q − relu(v))], or one less that where sign is −1, F the triangular distribution function."""
         q, r = self._offset(y), self.radius
         zero, one, curve = torch.zeros_like(q), torch.ones_like(q), 0.5 / r.square()
         pieces = ([one, zero, zero], [one, zero, -curve], [0.5 * one, -1 / r, curve], [zero, zero, zero])
@@ -161,13 +161,15 @@ class Rectified(Part):
         return self.sign * (y.double() - self.base)
 
     def _rectified(self) -> Tensor:
-        """E[relu(v)]."""
+        """Return E[relu(v)]."""
         ramp = Piecewise(self.centre.new_zeros(1), self.centre.new_tensor([[0.0, 0.0], [0.0, 1.0]]))
         return few_uniforms.expect(ramp, self.centre, self.half_widths)
 
 
 def _of_rectified(q: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: Tensor) -> Piecewise:
-    """H(relu(v)) as a piecewise polynomial of v, H of four ``pieces`` [..., terms] around the knots q − r, q, q + r.
+    """Return H(relu(v)) as a piecewise polynomial of v.
+
+    H has four ``pieces`` [..., terms] around the knots q − r, q, q + r.
 
     Args:
         pieces: H left of the first knot, a constant, and from each knot on, as a polynomial of the distance from it.
@@ -189,7 +191,7 @@ def _of_rectified(q: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: Tens
 
 
 def _index(which: Tensor, like: Tensor) -> Tensor:
-    """To gather one of several pieces [..., piece, terms]."""
+    """Return the index that gathers one of several pieces [..., piece, terms]."""
     return which[..., None, None].expand(*which.shape, 1, like.shape[-1])
 
 

@@ -45,7 +45,7 @@ from .snapshots import CollapsedSnapshots, Config, trajectory
 
 @dataclass(frozen=True)
 class LikelihoodConfig:
-    """The triangular likelihood.
+    """The settings of the triangular likelihood.
 
     Attributes:
         radius: ``variance``: √6σ, of the Gaussian's variance; ``density``: the nearest to it in L2, 2.297σ.
@@ -62,7 +62,7 @@ class LikelihoodConfig:
 
 @dataclass(frozen=True)
 class CiberLastConfig(LikelihoodConfig):
-    """``methods.ciber_last``.
+    """The section ``methods.ciber_last`` of params.yaml.
 
     Attributes:
         weights: collapsed weights of each target's mean, its bias among them; null: all.
@@ -77,7 +77,7 @@ class CiberLastConfig(LikelihoodConfig):
 
 @dataclass(frozen=True)
 class CiberSecondConfig(LikelihoodConfig):
-    """``methods.ciber_second``.
+    """The section ``methods.ciber_second`` of params.yaml.
 
     Attributes:
         weights: collapsed incoming weights of one unit, its bias among them.
@@ -91,14 +91,14 @@ class CiberSecondConfig(LikelihoodConfig):
 
 
 class _Regression(CollapsedSnapshots[Config]):
-    """The snapshots' networks of regression, the first part of whose head is that of the means."""
+    """A posterior of the snapshots' networks of regression; the first part of their heads is that of the means."""
 
     def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
         super().__init__(spec, config, weights)
         self.head = Head.of(weights["head.weight"][:, : spec.outputs], weights["head.bias"][:, : spec.outputs])
 
     def outputs(self, weights: dict[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of one snapshot [batch, output]."""
+        """Return the mean and standard deviation of one snapshot [batch, output]."""
         found = self.spec.predictive(F.linear(features, weights["head.weight"], weights["head.bias"])[None])
         assert isinstance(found, Gaussian)
         return found.draw_mean[0].double(), found.draw_variance[0].double().sqrt()
@@ -106,18 +106,18 @@ class _Regression(CollapsedSnapshots[Config]):
 
 @final
 class CiberLastPosterior(_Regression[CiberLastConfig]):
-    """The snapshots' networks, the last layer of whose means is collapsed."""
+    """A posterior of the snapshots' networks, the last layer of whose means is collapsed."""
 
     key, reads = "ciber_last", CiberLastConfig
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
-        """``rng`` is not used: nothing is drawn."""
+        """Predict without ``rng``: nothing is drawn."""
         parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
         return CollapsedMixture(Linear(*(torch.stack(p) for p in zip(*parts, strict=True))), self.config.tail)
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Centre, half-widths and radius for one snapshot."""
+        """Return centre, half-widths and radius for one snapshot."""
         features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
         mean, sd = self.outputs(weights, features)
         count = self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
@@ -127,7 +127,7 @@ class CiberLastPosterior(_Regression[CiberLastConfig]):
 
 @final
 class CiberSecondPosterior(_Regression[CiberSecondConfig]):
-    """The snapshots' networks, one of whose last hidden units is collapsed for each input.
+    """A posterior of the snapshots' networks, one of whose last hidden units is collapsed for each input.
 
     Attributes:
         incoming: weights of such a unit, with its bias.
@@ -145,13 +145,16 @@ class CiberSecondPosterior(_Regression[CiberSecondConfig]):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
-        """``rng`` is not used: nothing is drawn. Memory: inputs × units × their inputs, of one snapshot."""
+        """Predict without ``rng``: nothing is drawn.
+
+        Memory: inputs × units × their inputs, of one snapshot.
+        """
         parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
         stacked = [torch.stack(p)[:, :, None] for p in zip(*parts, strict=True)]  # one output
         return CollapsedMixture(Rectified(*stacked), self.config.tail)
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
-        """Base, sign, centre, half-widths and radius for one snapshot."""
+        """Return base, sign, centre, half-widths and radius for one snapshot."""
         names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
         before = functional_call(self._before, names, (inputs,))
         own = self._layer.weights[number]

@@ -19,7 +19,7 @@ Own = TypeVar("Own", bound="CollapsedSnapshots[Any]")
 
 
 class CollapsedSnapshots(Generic[Config]):
-    """The snapshots' networks and the method's config.
+    """A posterior of the snapshots' networks, with the method's config.
 
     Attributes:
         weights: every entry of the network's ``state_dict``, stacked [snapshot, ...], filters in the memory order that
@@ -31,13 +31,13 @@ class CollapsedSnapshots(Generic[Config]):
     reads: ClassVar[type[Any]]  # the config's class
 
     def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [snapshot, ...]."""
+        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [snapshot, ...]."""
         network = spec.build(Seed(0)).eval().to(weights["head.weight"].device)
         self.spec, self.config, self.trunk = spec, config, network.trunk
         self.weights = networks.in_order(weights, networks.fastest_order(network))
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Each snapshot's number and weights."""
+        """Yield each snapshot's number and weights."""
         return enumerate(unstack(self.weights))
 
     def state(self) -> State:

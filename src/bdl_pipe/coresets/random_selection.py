@@ -21,7 +21,7 @@ from .vbpc.posterior import StudentConfig, fit_student
 
 @dataclass(frozen=True)
 class RandomCoresetConfig:
-    """``methods.random_coreset``; the attributes are VBPC's.
+    """The section ``methods.random_coreset`` of params.yaml; the attributes are VBPC's.
 
     Attributes:
         label_scale: factor of the labels (onehot − 1/k)/√(k/10). VBPC learns its labels' scale, so a
@@ -43,6 +43,7 @@ class RandomCoresetConfig:
 
     @property
     def head(self) -> HeadConfig:
+        """Return the settings of the closed-form head."""
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 

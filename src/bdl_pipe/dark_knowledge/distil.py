@@ -38,7 +38,7 @@ from .losses import classification_loss, regression_loss
 
 @dataclass(frozen=True)
 class OfflineConfig:
-    """From stored draws: ``max_draws`` of all chains, evenly spaced; null: all."""
+    """The mode that takes θ from stored draws: ``max_draws`` of all chains, evenly spaced; null: all."""
 
     name: Literal["offline"]
     max_draws: int | None
@@ -49,7 +49,10 @@ class OfflineConfig:
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """From a chain that runs alongside: its posterior and kernel, and steps before the student's first."""
+    """The mode that takes θ from a chain that runs alongside.
+
+    It has the chain's posterior and kernel, and its steps before the student's first.
+    """
 
     name: Literal["online"]
     target: TargetConfig
@@ -61,7 +64,7 @@ class OnlineConfig:
 
 @dataclass(frozen=True)
 class DarkKnowledgeConfig:
-    """``methods.dark_knowledge``.
+    """The section ``methods.dark_knowledge`` of params.yaml.
 
     Attributes:
         network: the student's architecture.
@@ -85,13 +88,13 @@ class DarkKnowledgeConfig:
 
 
 class Teacher(ABC):
-    """Where the step's θ comes from."""
+    """A source of each step's θ."""
 
     spec: NetworkSpec
 
     @abstractmethod
     def outputs(self, step: int, inputs: Tensor) -> Tensor:
-        """f(x | θ) [batch, output] of step ``step``'s θ; called once a step, in order."""
+        """Return f(x | θ) [batch, output] of step ``step``'s θ; called once a step, in order."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -104,7 +107,7 @@ class Teacher(ABC):
 
 @final
 class StoredDraws(Teacher):
-    """Offline: a draw of the stored ones per step."""
+    """The offline teacher: a draw of the stored ones per step."""
 
     def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
         self.spec, self._rng = posterior.spec, rng
@@ -125,7 +128,7 @@ class StoredDraws(Teacher):
 
 @final
 class LivingChain(Teacher):
-    """Online: an SGLD chain that moves once a step; its state is its position."""
+    """The online teacher: an SGLD chain that moves once a step; its state is its position."""
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         self.spec, self._config, self._rng = teacher_spec(data, config.target), config, rng
@@ -154,7 +157,7 @@ class LivingChain(Teacher):
 
 @final
 class Distillation(Objective):
-    """The student's loss on fresh inputs against the step's θ."""
+    """The descent of the student's loss on fresh inputs against the step's θ."""
 
     def __init__(self, data: FitData, teacher: Teacher, config: DarkKnowledgeConfig, rng: Seed) -> None:
         self._teacher, self._config, self._rng = teacher, config, rng
@@ -195,7 +198,7 @@ def student_spec(teacher: NetworkSpec, network: NetworkConfig) -> NetworkSpec:
 
 
 def distillation_loss(teacher: NetworkSpec, student_outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-    """Eq. 8 or eq. 11 for each input [batch], from the two networks' outputs."""
+    """Return eq. 8 or eq. 11 for each input [batch], from the two networks' outputs."""
     if teacher.likelihood == "categorical":
         return classification_loss(F.log_softmax(student_outputs, dim=-1), F.softmax(teacher_outputs, dim=-1))
     mean, log_variance = student_outputs.chunk(2, dim=-1)

@@ -17,7 +17,10 @@ from ..seeds import Seed
 
 @dataclass(frozen=True)
 class NoisyConfig:
-    """A training input, drawn with replacement, + N(0, noise²) in every coordinate, standardised units."""
+    """The rule that draws noisy inputs.
+
+    Each is a training input, drawn with replacement, + N(0, noise²) in every coordinate, standardised units.
+    """
 
     name: Literal["noisy_training"]
     noise: float
@@ -28,7 +31,10 @@ class NoisyConfig:
 
 @dataclass(frozen=True)
 class UniformConfig:
-    """Uniform on the smallest box around the training inputs, wider by ``margin`` of its width on each side."""
+    """The rule that draws inputs uniformly on a box.
+
+    It is the smallest box around the training inputs, wider by ``margin`` of its width on each side.
+    """
 
     name: Literal["uniform_box"]
     margin: float
@@ -41,7 +47,7 @@ InputsConfig = NoisyConfig | UniformConfig
 
 
 def draw(config: InputsConfig, training: Float[Tensor, "row ..."], count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
-    """``count`` student inputs, all from the generator of ``rng``."""
+    """Draw ``count`` student inputs, all from the generator of ``rng``."""
     generator = rng.generator(training.device)
     if isinstance(config, UniformConfig):
         low, high = training.amin(0), training.amax(0)

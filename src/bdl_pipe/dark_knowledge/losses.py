@@ -15,7 +15,7 @@ from torch import Tensor
 def classification_loss(
     student_log_probs: Float[Tensor, "batch class"], teacher_probs: Float[Tensor, "batch class"]
 ) -> Float[Tensor, " batch"]:
-    """Eq. 8 for each input.
+    """Return eq. 8 for each input.
 
     Args:
         student_log_probs: log S(y = k | x, w), normalised.
@@ -30,7 +30,7 @@ def regression_loss(
     teacher_mean: Float[Tensor, "batch output"],
     noise_precision: float,
 ) -> Float[Tensor, " batch"]:
-    """Eq. 11 for each input, summed over output columns; all in the same units.
+    """Return eq. 11 for each input, summed over output columns; all in the same units.
 
     Args:
         student_mean, student_log_variance: μ and α.

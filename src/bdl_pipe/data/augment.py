@@ -28,7 +28,7 @@ Images = Float[Tensor, "b c h w"]
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Which operations, how strong.
+    """The settings of augmentation: which operations, how strong.
 
     Attributes:
         choose: ``all``: every operation, in the order of ``OPERATIONS``; ``one``: one of them a
@@ -58,7 +58,7 @@ class AugmentConfig:
 
 
 def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
-    """Augmented images; equal arguments give equal images, whatever the device."""
+    """Augment images; equal arguments give equal images, whatever the device."""
     active = [name for name in OPERATIONS if config.operations.get(name, 0) > 0]
     if config.choose == "one" and active:
         active = [active[rng.fold("operation").integer() % len(active)]]
@@ -73,12 +73,13 @@ def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
 
 
 class _Draws:
-    """Uniform numbers, one row an image, drawn on the CPU so that devices agree."""
+    """A source of uniform numbers, one row an image, drawn on the CPU so that devices agree."""
 
     def __init__(self, generator: torch.Generator, count: int, like: Tensor) -> None:
         self._generator, self._count, self._like = generator, count, like
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """Draw uniform numbers from [low, high) [image, *shape]."""
         numbers = torch.rand((self._count, *shape), generator=self._generator, dtype=self._like.dtype)
         return (low + (high - low) * numbers).to(self._like.device)
 
@@ -93,7 +94,7 @@ def _brightness(images: Images, strength: float, draw: _Draws) -> Images:
 
 
 def _colour(images: Images, strength: float, draw: _Draws) -> Images:
-    """Brightness, then saturation (about the mean over channels), then contrast (about the mean)."""
+    """Change brightness, then saturation (about the mean over channels), then contrast (about the mean)."""
     images = _brightness(images, strength, draw)
     grey = images.mean(1, keepdim=True)
     images = grey + (images - grey) * draw.uniform(1 - strength, 1 + strength, 1, 1, 1)
@@ -135,7 +136,7 @@ def _translate(images: Images, strength: float, draw: _Draws) -> Images:
 
 
 def _cutout(images: Images, strength: float, draw: _Draws) -> Images:
-    """A square of ``strength`` of the side becomes 0, the mean of transformed training images."""
+    """Set a square of ``strength`` of the side to 0, the mean of transformed training images."""
     inside = []
     for side in images.shape[2:]:
         centre = draw.uniform(0, side, 1)

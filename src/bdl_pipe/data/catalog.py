@@ -102,7 +102,7 @@ OPTIONS: Final[Registered[type[Source]]] = Registered(
 
 @dataclass(frozen=True)
 class Named:
-    """A source without options: an entry of the catalogue."""
+    """A source without options, which is an entry of the catalogue."""
 
     name: str
 
@@ -111,6 +111,7 @@ class Named:
 
     @property
     def entry(self) -> Entry:
+        """Return the catalogue's entry of this name."""
         return CATALOG[self.name]
 
     @property

@@ -12,7 +12,7 @@ from .raw import Source, Task
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """One data set.
+    """The section of one data set in params.yaml.
 
     Attributes:
         source: where the raw rows come from.
@@ -52,7 +52,7 @@ class DatasetConfig:
 
     @property
     def task(self) -> Task:
-        """What is predicted from the rows."""
+        """Return what is predicted from the rows."""
         return self.source.task
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from .transform import Transform
 
 @dataclass(frozen=True)
 class Examples:
-    """Raw rows with their targets, in original units.
+    """A set of raw rows with their targets, in original units.
 
     Attributes:
         inputs: images uint8 [n, channel, height, width] or features float64 [n, feature].
@@ -58,12 +58,12 @@ class FitData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """An input's shape is (channel, height, width) or (feature,)."""
+        """Return an input's shape, (channel, height, width) or (feature,)."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def outputs(self) -> int:
-        """The number of outputs is that of classes, or of target columns."""
+        """Return the number of outputs, which is that of classes, or of target columns."""
         return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
 
     def on(self, device: str) -> "FitData":

@@ -40,7 +40,7 @@ FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndar
 
 @dataclass(frozen=True)
 class Facts:
-    """What the two folders hold, for their manifests: row counts and hashes of the raw rows."""
+    """The facts of the two folders, for their manifests: row counts and hashes of the raw rows."""
 
     fit: dict[str, Any]
     holdout: dict[str, Any]

@@ -28,6 +28,7 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> str:
+        """Return ``name-severity``, the name of the job's file."""
         return f"{self.name}-{self.severity}"
 
 
@@ -57,6 +58,7 @@ class Holdout:
         return [Job(name, int(severity)) for name, severity in names]
 
     def corrupted(self, name: str, severity: int) -> Examples:
+        """Read the rows under one corruption at one severity."""
         return store.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
@@ -119,6 +121,6 @@ def load_holdout(path: Path, split: int) -> Holdout:
 
 
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
-    """Read the same of several splits, from an artifact that is verified once."""
+    """Read :func:`load_holdout` of several splits, from an artifact that is verified once."""
     files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
     return [Holdout(path, store.read(path / str(split) / "test.arrow").examples, files) for split in splits]

@@ -38,19 +38,19 @@ class Raw:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where raw rows come from, as ``source`` of a data set in params.yaml says it."""
+    """A source of raw rows, as ``source`` of a data set in params.yaml says it."""
 
     @property
     def name(self) -> str:
-        """The name that chooses it in params.yaml."""
+        """Return the name that chooses it in params.yaml."""
 
     @property
     def kind(self) -> Kind:
-        """What an input is."""
+        """Return what an input is."""
 
     @property
     def task(self) -> Task:
-        """What is predicted from the rows."""
+        """Return what is predicted from the rows."""
 
     def read(self) -> Raw:
         """Read the whole data set, in original units.
@@ -111,7 +111,7 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
 
 
 def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> None:
-    """Raises DataError naming the first column and row (counted from 1) with NaN or inf; values [n, column]."""
+    """Raise DataError naming the first column and row (counted from 1) with NaN or inf; values [n, column]."""
     bad = ~np.isfinite(values)
     if bad.any():
         column, row = (int(i) for i in np.argwhere(bad.T)[0])

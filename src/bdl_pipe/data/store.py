@@ -23,7 +23,7 @@ _ABOUT: Final = b"bdl_pipe"
 
 @dataclass(frozen=True)
 class Rows:
-    """A file of rows and the facts written with it."""
+    """The rows of a file and the facts written with it."""
 
     examples: Examples
     about: Mapping[str, Any]

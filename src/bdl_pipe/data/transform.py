@@ -17,7 +17,7 @@ from ..artifacts import State
 
 @dataclass(frozen=True)
 class Whitening:
-    """x ↦ (x − centre) matrix, on flattened inputs [n, d]; ``inverse`` undoes ``matrix``."""
+    """The whitening x ↦ (x − centre) matrix, on flattened inputs [n, d]; ``inverse`` undoes ``matrix``."""
 
     centre: Tensor  # [d]
     matrix: Tensor  # [d, d], symmetric

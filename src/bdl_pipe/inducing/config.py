@@ -10,7 +10,7 @@ Kind = Literal["ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w"]
 
 @dataclass(frozen=True)
 class WeightConfig:
-    """A layer's distribution. Starting values are those of Ritter et al. 2021 (appendix J.2).
+    """The settings of a layer's distribution. Starting values are those of Ritter et al. 2021 (appendix J.2).
 
     Attributes:
         kind: Gaussian with independent entries (ffg), with one full covariance (fcg), or points (ensemble), in the

@@ -31,7 +31,9 @@ def bayesianize(
     rng: Seed = Seed(0),
     **options: Any,
 ) -> Bayesian:
-    """A copy of ``network`` whose linear and convolutional layers have random weights; the given one is untouched.
+    """Return a copy of ``network`` whose linear and convolutional layers have random weights.
+
+    The given one is untouched.
 
     A convolution's weight is the matrix out × (in/groups·kernel), a bias its last column. Kinds in the space of
     inducing weights (``_u``) start afresh; those in the space of weights (``_w``) have the given weights as means.

@@ -75,7 +75,7 @@ def draws(
     rows: int | None = None,
     together: int | None = None,
 ) -> Float[Tensor, "draw batch class"]:
-    """Log-probabilities of classes under each draw; otherwise as :func:`outputs`."""
+    """Return log-probabilities of classes under each draw; otherwise as :func:`outputs`."""
     return outputs(net, inputs, num_draws, rng, rows=rows, together=together).log_softmax(-1)
 
 
@@ -86,7 +86,7 @@ def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, device: torch.dev
 
 
 def _together(net: Bayesian, inputs: Tensor, num_draws: int) -> int:
-    """How many draws to make at once: a small network's steps are all overhead, a large one's are memory."""
+    """Return how many draws to make at once: a small network's steps are all overhead, a large one's are memory."""
     size = sum(place.size for place in net.places.values())
     alone = size > _BATCHED or _cpu_images(inputs)  # a CPU's convolutions are slower with filters of their own by group
     return 1 if alone else max(1, min(num_draws, _AT_ONCE // size))

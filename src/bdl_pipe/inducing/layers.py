@@ -39,14 +39,20 @@ class Weights(nn.Module, ABC):
 
     @abstractmethod
     def centre(self) -> Float[Tensor, "out in"]:
-        """E[W]."""
+        """Return E[W]."""
 
     @abstractmethod
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
-        """KL from the prior in nats; ``rows``: N of β = min(1, N/d_in), the factor of R(λ); None: 1."""
+        """Return the KL from the prior in nats.
+
+        ``rows``: N of β = min(1, N/d_in), the factor of R(λ); None: 1.
+        """
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
-        """Of each entry of the matrices that may be pruned, by name; those of least are removed first."""
+        """Return the importance of each entry of the matrices that may be pruned, by name.
+
+        The entries of least importance are removed first.
+        """
         return {}
 
     def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
@@ -55,7 +61,7 @@ class Weights(nn.Module, ABC):
 
 
 class Factors(NamedTuple):
-    """What all draws of an :class:`Inducing` layer share, in the type of its weights."""
+    """The tensors that all draws of an :class:`Inducing` layer share, in the type of its weights."""
 
     row: Side
     column: Side
@@ -65,7 +71,7 @@ class Factors(NamedTuple):
 
 @final
 class Inducing(Weights):
-    """W | U for U ~ q(U).
+    """The distribution W | U for U ~ q(U).
 
     Attributes:
         z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; they start at N(0, 1/rows) and N(0, 1/cols). Once pruned, the
@@ -101,15 +107,15 @@ class Inducing(Weights):
 
     @property
     def rescale(self) -> Float[Tensor, ""]:
-        """λ."""
+        """Return λ."""
         return self.z_out.new_zeros(()) if self.free_lambda is None else capped(self.free_lambda, self._cap)
 
     def z(self) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "cols in"]]:
-        """Z_r and Z_c, 0 where an entry has been removed."""
+        """Return Z_r and Z_c, 0 where an entry has been removed."""
         return whole(self.z_out, self.kept_out), whole(self.z_in, self.kept_in)
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
-        """Magnitudes of the entries of Z_r and Z_c (Ritter et al. 2021, appendix K)."""
+        """Return the magnitudes of the entries of Z_r and Z_c (Ritter et al. 2021, appendix K)."""
         return {name: z.detach().abs() for name, z in zip(("out", "in"), self.z(), strict=True)}
 
     def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
@@ -138,7 +144,7 @@ class Inducing(Weights):
     def forward(
         self, noise: Noise, factors: Factors, inducing: Float[Tensor, "rows cols"] | None = None
     ) -> Float[Tensor, "out in"]:
-        """``inducing``: U, where this layer has no q(U) of its own."""
+        """Return a draw of W; ``inducing``: U, where this layer has no q(U) of its own."""
         if inducing is None:
             assert self.posterior is not None
             inducing = self.posterior(noise, factors.spread)
@@ -165,7 +171,7 @@ class Inducing(Weights):
 
 
 def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:
-    """q(U) of a kind in the space of inducing weights; its size has been checked."""
+    """Return q(U) of a kind in the space of inducing weights; its size has been checked."""
     shape = (config.rows, config.cols)
     if config.kind == "ffg_u":
         return Factorised(shape, config.start_sd, config.sd_max, generator)
@@ -177,7 +183,9 @@ def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> Indu
 
 @final
 class FactorCache:
-    """Factors by layer, computed once and used again as long as they are right; copies of a network start empty.
+    """A cache of factors by layer, computed once and used again as long as they are right.
+
+    Copies of a network start empty.
 
     They are right while the parameters, and which entries a pruned matrix has kept, are number by number those that
     they were made from: they are compared with a copy (``torch.equal``, one pass over Z). The parameters' version

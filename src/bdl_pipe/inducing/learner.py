@@ -34,7 +34,10 @@ _OUTPUTS: Final = ":outputs"  # noise of outputs, which has rows
 
 @dataclass(frozen=True)
 class AnnealingConfig:
-    """The KL's weight in training: 0 up to ``start``, on a straight line to the whole at ``end``; in epochs."""
+    """The schedule of the KL's weight in training.
+
+    It is 0 up to ``start`` and goes on a straight line to the whole at ``end``; in epochs.
+    """
 
     start: float
     end: float
@@ -46,7 +49,7 @@ class AnnealingConfig:
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """What the methods of random weights have in common.
+    """The config that the methods of random weights have in common.
 
     Attributes:
         network: the architecture.
@@ -107,7 +110,10 @@ def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
 
 @dataclass(frozen=True)
 class RandomSpec(LearnerSpec[RandomConfig]):
-    """What a learner is built from; ``kept``: how many entries each matrix has kept, if any have been removed."""
+    """The description that a learner is built from.
+
+    ``kept``: how many entries each matrix has kept, if any have been removed.
+    """
 
     config: RandomConfig
     kept: dict[str, int] | None = None
@@ -123,7 +129,7 @@ class RandomWeights(NoisyLearner):
     """
 
     def __init__(self, spec: RandomSpec, rng: Seed, start: Weights | None = None) -> None:
-        """``start``: the weights to start from, in place of fresh ones; kinds of U take the points alone."""
+        """Build the network, from the weights ``start`` in place of fresh ones; kinds of U take the points alone."""
         super().__init__()
         self.spec, config = spec, spec.config
         network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
@@ -135,7 +141,9 @@ class RandomWeights(NoisyLearner):
 
     @classmethod
     def pruned(cls, fitted: "RandomWeights", config: RandomConfig) -> "RandomWeights":
-        """A copy of a fitted learner without the share ``config.prune`` of its entries, to be fitted on by ``config``.
+        """Return a copy of a fitted learner without the share ``config.prune`` of its entries.
+
+        It is to be fitted on by ``config``.
 
         Raises:
             ConfigError: ``config`` is of another network or other weights.
@@ -168,7 +176,7 @@ class RandomWeights(NoisyLearner):
         return max(1, _AT_ONCE // max(1, self.net.noise_size(self._batch(batch))))
 
     def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
-        """κ of each step."""
+        """Return κ of each step."""
         config, annealing = self.spec.config, self.spec.config.annealing
         if annealing is None:
             return {_KL: torch.full_like(epochs, config.kl_weight)}
@@ -178,7 +186,7 @@ class RandomWeights(NoisyLearner):
         return {_KL: config.kl_weight * share.clamp(0, 1)}
 
     def share(self, noise: Noise) -> Noise:
-        """Drawn weights are the same for all ranks; drawn outputs belong to rows."""
+        """Return this rank's noise: drawn weights are the same for all ranks, drawn outputs belong to rows."""
         return {k: distributed.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:

@@ -39,7 +39,7 @@ class Side(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Standard normal numbers of one draw of W | U.
+    """The standard normal numbers of one draw of W | U.
 
     Attributes:
         weight: E₁, of W's shape.
@@ -73,7 +73,7 @@ def _root(project: Float[Tensor, "*member m size"]) -> Float[Tensor, "*member m 
 def conditional_mean(
     inducing: Float[Tensor, "*#draw rows cols"], row: Side, column: Side, scale: float
 ) -> Float[Tensor, "*draw out in"]:
-    """σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale``: σ."""
+    """Return σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale``: σ."""
     return row.project.mT @ (scale * inducing) @ column.project
 
 
@@ -96,7 +96,7 @@ def conditional_draw(
 def conditional_kl(
     rescale: Float[Tensor, "*member"], log_rescale: Float[Tensor, "*member"], size: int
 ) -> Float[Tensor, "*member"]:
-    """R(λ) = KL[q(W | U) ‖ p(W | U)] = d(λ²/2 − log λ − 1/2) in nats, d = ``size`` weights (eq. 8)."""
+    """Return R(λ) = KL[q(W | U) ‖ p(W | U)] = d(λ²/2 − log λ − 1/2) in nats, d = ``size`` weights (eq. 8)."""
     return size * (0.5 * rescale.square() - log_rescale - 0.5)
 
 
@@ -106,5 +106,5 @@ def inner_rank(cols: int, columns: int) -> int:
 
 
 def prior_sd(columns: int, multiple: float = 1.0) -> float:
-    """σ = multiple/√d_in; d_in counts the bias as one more input."""
+    """Return σ = multiple/√d_in; d_in counts the bias as one more input."""
     return multiple / math.sqrt(columns)

@@ -33,7 +33,7 @@ _NORM_ROWS: Final = 4096  # training rows that refresh running statistics
 
 @dataclass(frozen=True)
 class _Of(RandomConfig):
-    """A section whose ``weights.kind`` is the method's."""
+    """The config of one method, which admits that method's ``weights.kind`` alone."""
 
     kind: ClassVar[Kind]
 
@@ -46,35 +46,35 @@ class _Of(RandomConfig):
 
 @dataclass(frozen=True)
 class FfgUConfig(_Of):
-    """``methods.ffg_u``."""
+    """The section ``methods.ffg_u`` of params.yaml."""
 
     kind = "ffg_u"
 
 
 @dataclass(frozen=True)
 class FcgUConfig(_Of):
-    """``methods.fcg_u``."""
+    """The section ``methods.fcg_u`` of params.yaml."""
 
     kind = "fcg_u"
 
 
 @dataclass(frozen=True)
 class EnsembleUConfig(_Of):
-    """``methods.ensemble_u``."""
+    """The section ``methods.ensemble_u`` of params.yaml."""
 
     kind = "ensemble_u"
 
 
 @dataclass(frozen=True)
 class FfgWConfig(_Of):
-    """``methods.ffg_w``."""
+    """The section ``methods.ffg_w`` of params.yaml."""
 
     kind = "ffg_w"
 
 
 @dataclass(frozen=True)
 class FcgWConfig(_Of):
-    """``methods.fcg_w``."""
+    """The section ``methods.fcg_w`` of params.yaml."""
 
     kind = "fcg_w"
 

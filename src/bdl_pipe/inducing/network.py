@@ -32,7 +32,7 @@ _SHARED = "/shared"  # no layer's key
 
 
 class Place(NamedTuple):
-    """Where a drawn matrix goes: the layer's name in the network, its weight's shape and whether it has a bias."""
+    """The place of a drawn matrix: the layer's name in the network, its weight's shape and whether it has a bias."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,12 +50,13 @@ class Place(NamedTuple):
         return math.prod(self.shape) + self.shape[0] * self.bias
 
     def inside(self, name: str) -> str:
+        """Return the name in the network of the layer's parameter ``name``."""
         return f"{self.name}.{name}" if self.name else name
 
 
 @final
 class Bayesian(nn.Module):
-    """``network`` with random weights, made by :func:`~.convert.bayesianize`.
+    """The given ``network`` with random weights, made by :func:`~.convert.bayesianize`.
 
     Attributes:
         network: the given one; parameters that were not converted (those of normalisation) are its own.
@@ -78,7 +79,9 @@ class Bayesian(nn.Module):
         self.members = counts.pop() if counts else None
 
     def forward(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        """The network's outputs under one draw of its weights; ``noise``: a draw of :meth:`draw`, None: a new one.
+        """Return the network's outputs under one draw of its weights.
+
+        ``noise``: a draw of :meth:`draw`, None: a new one.
 
         In training, ``ffg_w`` layers without given noise draw their outputs (local reparameterisation).
         """
@@ -125,7 +128,7 @@ class Bayesian(nn.Module):
 
     @torch.no_grad()
     def kept_factors(self) -> dict[str, Any]:
-        """:meth:`factors` without a graph, those of the last time where the parameters are the same."""
+        """Return :meth:`factors` without a graph, those of the last time where the parameters are the same."""
         inducing = {key: layer for key, layer in self.layers.items() if isinstance(layer, Inducing)}
         if self.shared is not None:
             inducing[_SHARED] = self.shared.weights
@@ -133,7 +136,9 @@ class Bayesian(nn.Module):
         return kept | {k: cast(Weights, v).factors() for k, v in self.layers.items() if k not in kept}
 
     def draw(self, steps: int, generator: torch.Generator, inputs: Tensor | None = None) -> Noise:
-        """Standard normal numbers for ``steps`` draws of all weights: name -> [steps, ...], on the generator's device.
+        """Draw standard normal numbers for ``steps`` draws of all weights.
+
+        They are by name, [steps, ...] each, on the generator's device.
 
         Members (Ensemble-U) take turns from a random one on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw
         their outputs for this batch instead of their weights.
@@ -156,20 +161,20 @@ class Bayesian(nn.Module):
         return found
 
     def noise_size(self, inputs: Tensor) -> int:
-        """How many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...]."""
+        """Return how many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...]."""
         local = self._output_shapes(inputs)
         known = {key: shapes for key, shapes in self._shapes().items() if key not in local}
         return sum(math.prod(s) for shapes in (*known.values(), local) for s in shapes.values())
 
     def turns(self, first: Tensor | int, steps: int) -> Float[Tensor, "steps member"]:
-        """One-hot rows: the members in turn, from ``first`` on."""
+        """Return one-hot rows: the members in turn, from ``first`` on."""
         assert self.members is not None
         at = torch.as_tensor(first).reshape(1)
         at = at + torch.arange(steps, device=at.device)
         return nn.functional.one_hot(at % self.members, self.members).to(self.dtype)
 
     def kl(self, rows: int | None = None) -> Float[Tensor, ""]:
-        """Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
+        """Return Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
 
         ``rows``: N, the number of training rows, for β_l = min(1, N/d_in) (function space, appendix G); None: β = 1.
         """
@@ -188,7 +193,7 @@ class Bayesian(nn.Module):
         return found
 
     def reseed(self, rng: Seed) -> None:
-        """Where the calls without noise draw from, counted from 0 again."""
+        """Set where the calls without noise draw from, counted from 0 again."""
         self._rng, self._calls = rng, 0
 
     @property
@@ -211,7 +216,7 @@ class Bayesian(nn.Module):
         return {k: v[0] for k, v in self.draw(1, generator, local).items()}
 
     def _output_shapes(self, inputs: Tensor) -> dict[str, tuple[int, ...]]:
-        """Of each local layer's outputs, by key; one row is run through the network the first time."""
+        """Return the shape of each local layer's outputs, by key; one row is run through the network the first time."""
         local = {k: p for k, p in self.places.items() if isinstance(self.layers[k], FactorisedWeights)}
         if not local:
             return {}
@@ -256,5 +261,8 @@ def _part(key: str, noise: Noise) -> Noise:
 
 @cache
 def _hide_noise_from_compiler() -> None:
-    """torch.compile breaks its graph there; done when a network is made, because the mark imports the compiler: 1 s."""
+    """Let torch.compile break its graph at :meth:`Bayesian._fresh`.
+
+    It is done when a network is made, because the mark imports the compiler: 1 s.
+    """
     Bayesian._fresh = torch.compiler.disable(Bayesian._fresh)  # type: ignore[method-assign]

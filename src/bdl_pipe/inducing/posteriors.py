@@ -20,7 +20,7 @@ Noise = dict[str, Tensor]
 
 
 class InducingPosterior(nn.Module, ABC):
-    """q(U), U of [rows, cols]."""
+    """The posterior q(U), U of [rows, cols]."""
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -32,20 +32,23 @@ class InducingPosterior(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, noise: Noise, spread: Tensor | None) -> Float[Tensor, "rows cols"]:
-        """A draw of U; ``spread``: what :meth:`spread` gave. Members take ``noise["member"]``, one-hot [member]."""
+        """Return a draw of U; ``spread``: what :meth:`spread` gave.
+
+        Members take ``noise["member"]``, one-hot [member].
+        """
 
     @abstractmethod
     def centre(self) -> Float[Tensor, "rows cols"]:
-        """E[U]."""
+        """Return E[U]."""
 
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:
-        """KL[q(U) ‖ N(0, I)] in nats."""
+        """Return KL[q(U) ‖ N(0, I)] in nats."""
 
 
 @final
 class Factorised(InducingPosterior):
-    """Independent Gaussians; means start at N(0, 1)."""
+    """A posterior of independent Gaussians; means start at N(0, 1)."""
 
     def __init__(
         self, shape: tuple[int, int], sd_init: float, sd_max: float | None, generator: torch.Generator
@@ -57,6 +60,7 @@ class Factorised(InducingPosterior):
 
     @property
     def sd(self) -> Float[Tensor, "rows cols"]:
+        """Return the standard deviations under their cap; 0 where the cap is 0."""
         return torch.zeros_like(self.mean) if self.free_sd is None else capped(self.free_sd, self._cap)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -79,7 +83,9 @@ class Factorised(InducingPosterior):
 
 @final
 class FullCovariance(InducingPosterior):
-    """One Gaussian over the rows of U one after another; the factor's lower triangle is kept, no more.
+    """A posterior that is one Gaussian over the rows of U one after another.
+
+    Of its covariance the factor's lower triangle is kept, no more.
 
     The cap is on marginal standard deviations: a row of the factor that is longer than ``sd_max`` is shortened.
     """
@@ -112,7 +118,10 @@ class FullCovariance(InducingPosterior):
 
 @final
 class Members(InducingPosterior):
-    """K equally weighted points; they start at one shared N(0, 1) draw plus ``spread`` times noise of their own."""
+    """A posterior of K equally weighted points.
+
+    They start at one shared N(0, 1) draw plus ``spread`` times noise of their own.
+    """
 
     def __init__(self, shape: tuple[int, int], members: int, spread: float, generator: torch.Generator) -> None:
         super().__init__()

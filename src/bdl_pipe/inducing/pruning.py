@@ -28,7 +28,9 @@ _POOLS: Final = (("out", "in"), ("weight",))  # matrices whose entries compete: 
 
 
 def prune(net: Bayesian, share: float) -> Bayesian:
-    """A copy of ``net`` without the least important ``share``, in (0, 1), of its entries of Z and of its weights.
+    """Return a copy of ``net`` without the least important entries.
+
+    The ``share``, in (0, 1), of its entries of Z and of its weights is removed.
 
     Raises:
         ConfigError: ``share`` is not within its limits.
@@ -55,12 +57,15 @@ def prune(net: Bayesian, share: float) -> Bayesian:
 
 
 def kept_counts(net: Bayesian) -> dict[str, int]:
-    """How many entries each pruned matrix has kept, by its mask's name in ``net``; what :func:`shrink` needs."""
+    """Return how many entries each pruned matrix has kept, by its mask's name in ``net``; what :func:`shrink` needs."""
     return {name: module.count for name, module in net.named_modules() if isinstance(module, Kept)}
 
 
 def shrink(net: Bayesian, counts: Mapping[str, int]) -> Bayesian:
-    """``net`` in the shape of a pruned network, whose state it can then load: its own numbers no longer matter."""
+    """Return ``net`` in the shape of a pruned network, whose state it can then load.
+
+    Its own numbers no longer matter.
+    """
     for name, layer, _ in _layers(net):
         found = {}
         for matrix, values in layer.importance().items():
@@ -73,7 +78,7 @@ def shrink(net: Bayesian, counts: Mapping[str, int]) -> Bayesian:
 
 
 def _layers(net: Bayesian) -> Iterator[tuple[str, Weights, bool]]:
-    """Each layer's name in ``net``, its distribution, and whether its last column is a bias."""
+    """Yield each layer's name in ``net``, its distribution, and whether its last column is a bias."""
     for key, layer in net.layers.items():
         yield f"layers.{key}", cast(Weights, layer), net.places[key].bias
     if net.shared is not None:
@@ -83,7 +88,7 @@ def _layers(net: Bayesian) -> Iterator[tuple[str, Weights, bool]]:
 def _greatest(
     scores: Mapping[tuple[str, str], Tensor], share: float
 ) -> dict[tuple[str, str], Bool[Tensor, "row column"]]:
-    """Masks of all but ``share`` of the entries of all matrices together."""
+    """Return masks of all but ``share`` of the entries of all matrices together."""
     if not scores:
         return {}
     flat = torch.cat([values.flatten() for values in scores.values()])

@@ -20,7 +20,7 @@ class Shared(nn.Module):
     """The joint distribution of the layers' U, each [rows, cols] with the same cols."""
 
     def __init__(self, rows: dict[str, int], cols: int, config: WeightConfig, generator: torch.Generator) -> None:
-        """``rows``: of each layer's U, by its key; ``config``: of the global one, ``rows`` and ``cols`` its own."""
+        """Take ``rows`` of each layer's U, by key, and ``config`` of the global one, ``rows`` and ``cols`` its own."""
         super().__init__()
         self._rows = dict(rows)
         stacked = (sum(rows.values()), cols)
@@ -31,9 +31,11 @@ class Shared(nn.Module):
         return self._split(self.weights(noise, factors))
 
     def centre(self) -> dict[str, Tensor]:
+        """Return E[U] of every layer, by key."""
         return self._split(self.weights.centre())
 
     def kl(self) -> Float[Tensor, ""]:
+        """Return the KL from the prior in nats."""
         return self.weights.kl(None)
 
     def _split(self, stacked: Float[Tensor, "total cols"]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ _BITS: Final = 8
 
 @final
 class Kept(nn.Module):
-    """Which entries of a matrix are kept; calling it puts their values there.
+    """The pattern of a matrix's entries that are kept; calling it puts their values there.
 
     Attributes:
         packed: bits [⌈size/8⌉], uint8, the first entry lowest in the first byte; or the rising numbers [count], int32,
@@ -39,7 +39,10 @@ class Kept(nn.Module):
         return matrix.flatten()[self.numbers()]
 
     def numbers(self) -> Int[Tensor, " count"]:
-        """The places of the kept entries, row by row; a constant number of them, so that ``vmap`` can find them."""
+        """Return the places of the kept entries, row by row.
+
+        They are a constant number, so that ``vmap`` can find them.
+        """
         packed = cast(Tensor, self.packed)
         if packed.dtype == torch.int32:
             return packed.long()

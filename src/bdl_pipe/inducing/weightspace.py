@@ -23,7 +23,7 @@ from .sparse import Kept, whole
 
 @final
 class FactorisedWeights(Weights):
-    """Independent Gaussians; weights that have been removed are 0, without variance and without a KL.
+    """A distribution of independent Gaussians; weights that have been removed are 0, without variance and without a KL.
 
     Attributes:
         mean: E[W] [out, in]; once pruned, of the weights that are kept.
@@ -41,10 +41,11 @@ class FactorisedWeights(Weights):
 
     @property
     def sd(self) -> Float[Tensor, "out in"]:
+        """Return the standard deviations under their cap, 0 where a weight has been removed."""
         return whole(capped(self.free_sd, self._cap), self.kept)
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
-        """|mean| over standard deviation (Ritter et al. 2021, appendix K)."""
+        """Return |mean| over standard deviation (Ritter et al. 2021, appendix K)."""
         return {"weight": (self.centre() / self.sd).detach().abs().nan_to_num(0.0, torch.inf)}
 
     def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
@@ -71,7 +72,10 @@ class FactorisedWeights(Weights):
 
 @final
 class FullCovarianceWeights(Weights):
-    """One Gaussian over vec(W), row after row; ``covariance`` keeps the lower triangle of its factor."""
+    """A distribution that is one Gaussian over vec(W), row after row.
+
+    ``covariance`` keeps the lower triangle of its factor.
+    """
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:
         super().__init__()

@@ -29,31 +29,31 @@ _BLOCK: Final = 160  # rows of Pᵀ a product: at 640 features a third faster th
 
 
 class Form(ABC):
-    """S of each of ``count`` weight vectors, at one value of the parameters."""
+    """The covariance S of each of ``count`` weight vectors, at one value of the parameters."""
 
     @abstractmethod
     def quadratic(self, features: Float[Tensor, "batch h"]) -> Float[Tensor, "batch count"]:
-        """φᵀSφ."""
+        """Return φᵀSφ."""
 
     @abstractmethod
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
-        """Σ over the matrices of tr(S)/s − h + log det(sI) − log det S; >= 0, and 0 at S = sI.
+        """Return Σ over the matrices of tr(S)/s − h + log det(sI) − log det S; >= 0, and 0 at S = sI.
 
         Written as sums of e^d − 1 − d, d = log(variance/s), which lose no digits near the prior.
         """
 
     @abstractmethod
     def log_det(self) -> Float[Tensor, " count"]:
-        """log det S."""
+        """Return log det S."""
 
     @abstractmethod
     def matrix(self) -> Float[Tensor, "count h h"]:
-        """S itself, for inspection and prediction; nothing in training forms it."""
+        """Return S itself, for inspection and prediction; nothing in training forms it."""
 
 
 @final
 class _Excess(torch.autograd.Function):
-    """Σ e^d − 1 − d; its slope e^d − 1 is at hand already, which halves the passes over d."""
+    """The function Σ e^d − 1 − d; its slope e^d − 1 is at hand already, which halves the passes over d."""
 
     generate_vmap_rule = True
 
@@ -77,7 +77,7 @@ class _Excess(torch.autograd.Function):
 
 
 def _excess(log_scale: Tensor, prior_variance: float) -> Tensor:
-    """Σ e^d − 1 − d of d = 2m − log s: what a diagonal S diverges from sI."""
+    """Return Σ e^d − 1 − d of d = 2m − log s: what a diagonal S diverges from sI."""
     total: Tensor = _Excess.apply(2 * log_scale - math.log(prior_variance))[0]
     return total
 
@@ -85,7 +85,7 @@ def _excess(log_scale: Tensor, prior_variance: float) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Dense(Form):
-    """S = PPᵀ.
+    """The form S = PPᵀ.
 
     Attributes:
         blocks: rows [start, start + rows) of Pᵀ without its diagonal, from column ``start`` on:
@@ -125,7 +125,7 @@ class Dense(Form):
 @final
 @dataclass(frozen=True)
 class Diagonal(Form):
-    """S = diag(exp 2m); no tensor of batch × count × h is formed."""
+    """The form S = diag(exp 2m); no tensor of batch × count × h is formed."""
 
     log_scale: Float[Tensor, "count h"]
 
@@ -145,7 +145,7 @@ class Diagonal(Form):
 @final
 @dataclass(frozen=True)
 class LowRank(Form):
-    """S = FFᵀ + diag(exp 2m)."""
+    """The form S = FFᵀ + diag(exp 2m)."""
 
     factor: Float[Tensor, "count h r"]
     log_scale: Float[Tensor, "count h"]
@@ -156,7 +156,7 @@ class LowRank(Form):
         return F.linear(features.square(), (2 * self.log_scale).exp()) + root.square().sum(-1)
 
     def _log_det_ratio(self) -> Float[Tensor, " count"]:
-        """log det(I + FᵀD⁻¹F), what F adds to log det D."""
+        """Return log det(I + FᵀD⁻¹F), what F adds to log det D."""
         scaled = self.factor * (-self.log_scale).exp()[..., None]  # D^(−1/2) F
         identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
         root = torch.linalg.cholesky(identity + scaled.mT @ scaled)  # [count, r, r]
@@ -232,7 +232,7 @@ class Covariance(nn.Module):
 def gaussian_kl(
     mean: Float[Tensor, "output h"], form: Form, prior_variance: float, *, copies: int
 ) -> Float[Tensor, ""]:
-    """KL[Π N(w̄_k, S_k) ‖ Π N(0, sI)] in nats, constants kept (eq. 81–84).
+    """Return KL[Π N(w̄_k, S_k) ‖ Π N(0, sI)] in nats, constants kept (eq. 81–84).
 
     Args:
         mean: w̄, one row an output.

@@ -17,7 +17,7 @@ def log_densities(
     mean: Float[Tensor, "class feature"],
     variance: Float[Tensor, "class feature"],
 ) -> Float[Tensor, "batch class"]:
-    """log N(φ | mean[k], diag variance[k]) of every pair, with nothing of size [batch, class, feature].
+    """Return log N(φ | mean[k], diag variance[k]) of every pair, with nothing of size [batch, class, feature].
 
     (φ − μ)²/C = φ²/C − 2φμ/C + μ²/C, the first two as matrix products. What cancels is about machine
     epsilon times the squared Mahalanobis distance of classes from each other: so all is taken about the
@@ -35,7 +35,7 @@ def log_densities(
 def feature_log_prior(
     features: Float[Tensor, "batch feature"], variance: Float[Tensor, " feature"]
 ) -> Float[Tensor, " batch"]:
-    """log N(φ | 0, diag variance)."""
+    """Return log N(φ | 0, diag variance)."""
     density = -0.5 * (widen(features).square() / variance + variance.log() + LOG_2PI).sum(-1)
     return density.to(torch.promote_types(features.dtype, variance.dtype))
 
@@ -46,11 +46,13 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def check_features(features: Tensor, width: int) -> None:
+    """Raise DataError where the features are not ``width`` wide."""
     if features.shape[-1] != width:
         raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise DataError where a label is not in 0 … ``classes`` − 1."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if len(wrong):
         raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

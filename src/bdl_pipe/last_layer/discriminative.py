@@ -29,7 +29,7 @@ from .softmax import CLOSED, Rule, sampled
 
 @final
 class Discriminative(LastLayer):
-    """Last layer of ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
+    """A last layer of ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
 
     Args:
         predictive: how E[softmax] is had: "sampled", "mean_field", "laplace_bridge" or "quadrature".
@@ -75,14 +75,14 @@ class Discriminative(LastLayer):
 
     @property
     def noise_variance(self) -> Float[Tensor, " class"]:
-        """σ_k²."""
+        """Return σ_k²."""
         return (-2 * self.noise_log_root).exp()
 
     def _noise_trace(self) -> Float[Tensor, ""]:
         return (2 * self.noise_log_root).exp().sum()
 
     def _moments(self, features: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-        """w̄_kᵀφ and φᵀS_kφ + σ_k², [batch, class] each."""
+        """Return w̄_kᵀφ and φᵀS_kφ + σ_k², [batch, class] each."""
         return features @ self.mean.mT, form.quadratic(features) + self.noise_variance
 
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
@@ -100,12 +100,12 @@ class Discriminative(LastLayer):
     def logit_moments(
         self, features: Float[Tensor, "batch h"]
     ) -> tuple[Float[Tensor, "batch class"], Float[Tensor, "batch class"]]:
-        """Mean and variance of each class's logit, noise included; independent over classes."""
+        """Return the mean and variance of each class's logit, noise included; independent over classes."""
         with full_precision(features):
             return self._moments(self._cast(features), self.covariance())
 
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Categorical:
-        """E[softmax(Wφ + ε)] by the configured rule; only "sampled" uses ``rng`` and keeps draws."""
+        """Return E[softmax(Wφ + ε)] by the configured rule; only "sampled" uses ``rng`` and keeps draws."""
         mean, variance = self.logit_moments(features)
         if self.predictive == "sampled":
             return Categorical(sampled(mean, variance, self.draws, rng))
@@ -113,7 +113,7 @@ class Discriminative(LastLayer):
 
 
 def _classes(targets: Tensor, rows: int) -> Tensor:
-    """Class numbers [batch] as whole numbers."""
+    """Return the class numbers [batch] as whole numbers."""
     if tuple(targets.shape) != (rows,):
         raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
     return targets.long()

@@ -42,14 +42,15 @@ class Weights:
 
     @property
     def kl(self) -> float:
-        """λ/T."""
+        """Return λ/T."""
         return self.kl_weight / self.num_train
 
     def noise_prior(self, noise_log_root: Tensor) -> Tensor:
-        """log p(Σ) + constant, of each class's noise."""
+        """Return log p(Σ) + constant, of each class's noise."""
         return (self.wishart_dof + 2) * noise_log_root - 0.5 * self.wishart_scale * (2 * noise_log_root).exp()
 
     def noise_prior_slope(self, noise_log_root: Tensor) -> Tensor:
+        """Return the derivative of :meth:`noise_prior`."""
         return (self.wishart_dof + 2) - self.wishart_scale * (2 * noise_log_root).exp()
 
 
@@ -61,7 +62,7 @@ def diagonal_loss(
     targets: Int[Tensor, " batch"],
     weights: Weights,
 ) -> Float[Tensor, ""]:
-    """Minus the objective of eq. 61 at S = diag(exp 2m), nats a training row.
+    """Return minus the objective of eq. 61 at S = diag(exp 2m), nats a training row.
 
     Args:
         mean: w̄.
@@ -76,7 +77,7 @@ def diagonal_loss(
 def composed(
     features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor, label: Tensor, weights: Weights
 ) -> Tensor:
-    """Return the same from the parts that the other forms use; labels [batch, 1]."""
+    """Return :func:`diagonal_loss` from the parts that the other forms use; labels [batch, 1]."""
     form = Diagonal(log_scale)
     logits = features @ mean.mT
     variance = form.quadratic(features) + (-2 * noise_log_root).exp()
@@ -87,7 +88,10 @@ def composed(
 
 @final
 class _Loss(torch.autograd.Function):
-    """:func:`composed`, by the formulas above. Nothing is written into a tensor that ``vmap`` may not have stacked."""
+    """The function :func:`composed`, by the formulas above.
+
+    Nothing is written into a tensor that ``vmap`` may not have stacked.
+    """
 
     generate_vmap_rule = True
 
@@ -151,7 +155,7 @@ def _written_out(
 def _traced(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
-    """Return the same from :func:`composed`, so that they have derivatives of their own."""
+    """Return the gradients from :func:`composed`, so that they have derivatives of their own."""
     inputs, label = saved[:_DIFFERENTIABLE], saved[_DIFFERENTIABLE]
 
     def again(features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from .refit import NoisePrior, Refit, refit
 
 
 class Generative(nn.Module):
-    """Posterior over the class means of features, with a shared diagonal noise covariance.
+    """A posterior over the class means of features, with a shared diagonal noise covariance.
 
     Parameters: ``mean`` μ [class, feature]; ``log_std`` m with S[k] = diag exp(2m[k]) [class, feature];
     ``log_root_precision``, log of the diagonal of L where Σ⁻¹ = LLᵀ [feature] (eq. 78). Buffer:
@@ -50,7 +50,7 @@ class Generative(nn.Module):
         wishart_scale: float = 1.0,
         rng: Seed = Seed(0),
     ) -> None:
-        """Means and their deviations start at √(s/h), so that logits and trace are O(1) at any width h; Σ at I.
+        """Start means and their deviations at √(s/h), so that logits and trace are O(1) at any width h; Σ at I.
 
         Args:
             class_counts: training rows of each class, [class].
@@ -86,21 +86,21 @@ class Generative(nn.Module):
 
     @property
     def noise_variance(self) -> Float[Tensor, " feature"]:
-        """Diagonal of Σ."""
+        """Return the diagonal of Σ."""
         return torch.exp(-2 * self.log_root_precision)
 
     @property
     def class_log_probs(self) -> Float[Tensor, " class"]:
-        """log p(k) = log α_T[k] − log Σ_j α_T[j] (eq. 7)."""
+        """Return log p(k) = log α_T[k] − log Σ_j α_T[j] (eq. 7)."""
         return self.concentration.log() - self.concentration.sum().log()
 
     @property
     def feature_prior_variance(self) -> Float[Tensor, " feature"]:
-        """Diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) whatever its class."""
+        """Return the diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) whatever its class."""
         return self.prior_variance + self.noise_variance
 
     def forward(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, "batch class"]:
-        """log p(φ, k) = log p(k) + log N(φ | μ[k], Σ + S[k]): the logits of eq. 8.
+        """Return log p(φ, k) = log p(k) + log N(φ | μ[k], Σ + S[k]): the logits of eq. 8.
 
         Raises:
             DataError: the features are not ``in_features`` wide.
@@ -110,7 +110,7 @@ class Generative(nn.Module):
         return self.class_log_probs + log_densities(features, self.mean, variance)
 
     def bound(self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
+        """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
 
         log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]);
         log Σ_j α_T[j] stands in both of the last terms and cancels.
@@ -134,13 +134,13 @@ class Generative(nn.Module):
         return (prior - 0.5 * (squared + log_det) - evidence).mean()
 
     def kl(self) -> Float[Tensor, ""]:
-        """Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, constants kept: 0 at the prior, never negative."""
+        """Return Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, constants kept: 0 at the prior, never negative."""
         log_ratio = 2 * self.log_std - math.log(self.prior_variance)  # log S/s
         shape = torch.expm1(log_ratio) - log_ratio  # S/s − 1 − log S/s, with no cancellation near S = s
         return 0.5 * (shape + self.mean.square() / self.prior_variance).sum()
 
     def noise_log_prior(self) -> Float[Tensor, ""]:
-        """log p(Σ) = Σ_h log IG(Σ_h | ν/2, M/2), eq. 65 with N = 1 and its constants."""
+        """Return log p(Σ) = Σ_h log IG(Σ_h | ν/2, M/2), eq. 65 with N = 1 and its constants."""
         shape, rate = self.wishart_dof / 2, self.wishart_scale / 2
         constant = self.in_features * (shape * math.log(rate) - math.lgamma(shape))
         log_precision = 2 * self.log_root_precision
@@ -149,7 +149,7 @@ class Generative(nn.Module):
     def loss(
         self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"], *, num_train: int
     ) -> Float[Tensor, ""]:
-        """−(bound + (log p(Σ) − KL)/num_train), in nats a row (eq. 61); the trunk's prior is the caller's.
+        """Return −(bound + (log p(Σ) − KL)/num_train), in nats a row (eq. 61); the trunk's prior is the caller's.
 
         Raises:
             ConfigError: num_train is not > 0.
@@ -159,7 +159,7 @@ class Generative(nn.Module):
         return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels)
 
     def predict(self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0)) -> Categorical:
-        """p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
+        """Return p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
         joint = self(features)
         return Categorical(
             torch.log_softmax(joint, dim=-1)[None], {"feature_density": self._log_density(features, joint, True)}
@@ -168,7 +168,7 @@ class Generative(nn.Module):
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
     ) -> Float[Tensor, " batch"]:
-        """log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
+        """Return log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
 
         Normalised: less log N(φ | 0, sI + Σ), the density of features before any data, which takes away
         what is rare under every class (appendix C.7, after Ren et al. 2021, whose background is a fitted
@@ -181,7 +181,7 @@ class Generative(nn.Module):
         return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
 
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
-        """G-VBLL-MAP (appendix C.7): densities with a noise variance of each class's own, from one pass.
+        """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance of each class's own, from one pass.
 
         Args:
             batches: (features [batch, feature], labels [batch]) of the training rows, the trunk fixed.

@@ -23,7 +23,7 @@ from .covariance import Covariance, Form, gaussian_kl
 
 
 class LastLayer(nn.Module, ABC):
-    """Weights N(w̄_k, S_k) and noise of precision Σ⁻¹.
+    """A last layer of weights N(w̄_k, S_k) and noise of precision Σ⁻¹.
 
     Args:
         in_features: h, the width of the features.
@@ -88,7 +88,7 @@ class LastLayer(nn.Module, ABC):
 
     @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
-        """tr(Σ⁻¹)."""
+        """Return tr(Σ⁻¹)."""
 
     @final
     def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:
@@ -98,12 +98,12 @@ class LastLayer(nn.Module, ABC):
 
     @final
     def kl(self) -> Float[Tensor, ""]:
-        """KL[q(W) ‖ p(W)] in nats; 0 at the prior."""
+        """Return KL[q(W) ‖ p(W)] in nats; 0 at the prior."""
         return gaussian_kl(self.mean, self.covariance(), self.prior_variance, copies=self._copies)
 
     @final
     def log_noise_prior(self) -> Float[Tensor, ""]:
-        """log p(Σ) + constant, (ν + N + 1)/2 log det Σ⁻¹ − m/2 tr Σ⁻¹ (eq. 65)."""
+        """Return log p(Σ) + constant, (ν + N + 1)/2 log det Σ⁻¹ − m/2 tr Σ⁻¹ (eq. 65)."""
         degrees = 0.5 * (self.wishart_dof + self._noise_size + 1)
         return degrees * 2 * self.noise_log_root.sum() - 0.5 * self.wishart_scale * self._noise_trace()
 
@@ -111,7 +111,7 @@ class LastLayer(nn.Module, ABC):
     def loss(
         self, features: Float[Tensor, "batch h"], targets: Tensor, *, num_train: int, kl_weight: float = 1.0
     ) -> Float[Tensor, ""]:
-        """Minus the objective of eq. 61, nats a training row.
+        """Return minus the objective of eq. 61, nats a training row.
 
         Args:
             features: φ of a batch.
@@ -129,17 +129,17 @@ class LastLayer(nn.Module, ABC):
             return self._loss(self._cast(features), targets, num_train, kl_weight)
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
-        """:meth:`loss` of what has been checked and cast."""
+        """Return :meth:`loss` of what has been checked and cast."""
         form = self.covariance()  # shared by bound and KL
         bound = self._mean_bound(features, targets, form)
         kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
         return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
 
     def _cast(self, features: Tensor) -> Tensor:
-        """Features of half precision, as autocast makes them, at the parameters' precision."""
+        """Return features of half precision, as autocast makes them, at the parameters' precision."""
         return features.to(self.mean.dtype)
 
 
 def full_precision(features: Tensor) -> torch.autocast:
-    """No autocast here: sums of squares over h features need more than eight bits."""
+    """Return a context without autocast: sums of squares over h features need more than eight bits."""
     return torch.autocast(features.device.type, enabled=False)

@@ -37,7 +37,9 @@ Layer = Regression | Discriminative | Generative
 
 @dataclass(frozen=True)
 class GaussianLayer:
-    """A last layer with weights of Gaussian posterior: regression, or discriminative classification.
+    """The settings of a last layer whose weights have a Gaussian posterior.
+
+    It does regression, or discriminative classification.
 
     Attributes:
         covariance, rank: the form of S; ``rank`` for lowrank alone.
@@ -69,7 +71,7 @@ class GaussianLayer:
 
 @dataclass(frozen=True)
 class GenerativeLayer:
-    """A last layer of class means; see :class:`Generative`.
+    """The settings of a last layer of class means; see :class:`Generative`.
 
     Attributes:
         refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
@@ -97,7 +99,7 @@ def _require_ranges(layer: GaussianLayer | GenerativeLayer) -> None:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """Variational features.
+    """The settings of variational features.
 
     Attributes:
         initial_sd: deviation of every Gaussian weight at the start.
@@ -129,7 +131,7 @@ class FeaturesConfig:
 
 @dataclass(frozen=True)
 class LastLayerSpec:
-    """All that the skeleton of a fitted last-layer model is built from.
+    """The description that the skeleton of a fitted last-layer model is built from.
 
     Attributes:
         outputs: classes, or target columns.
@@ -175,7 +177,7 @@ class LastLayerSpec:
 
 @final
 class LastLayerLearner(Learner):
-    """``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian.
+    """A network ``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian.
 
     Attributes:
         refit: feature densities of predictions, beside the layer's; None while training.
@@ -213,7 +215,10 @@ class LastLayerLearner(Learner):
         return {} if self._random is None else self._random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
-        """Weight decay is the prior of a point trunk; everything else has a prior of its own."""
+        """Return all parameters but those of a point trunk.
+
+        Weight decay is the prior of a point trunk; everything else has a prior of its own.
+        """
         spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
@@ -224,7 +229,7 @@ class LastLayerLearner(Learner):
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
-        """φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
+        """Return φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
         return self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device))
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
@@ -260,5 +265,5 @@ def _mixture(parts: list[Any]) -> Predictive:
 
 
 def _mean_density(parts: list[Tensor]) -> Tensor:
-    """The log of the mean of densities [batch] (eq. 73)."""
+    """Return the log of the mean of densities [batch] (eq. 73)."""
     return torch.logsumexp(torch.stack(parts), 0) - math.log(len(parts))

@@ -28,7 +28,7 @@ _ROWS = 1000  # training rows in one pass of a refit
 
 @dataclass(frozen=True)
 class VbllConfig:
-    """``methods.vbll`` and ``methods.d_vbll``.
+    """The sections ``methods.vbll`` and ``methods.d_vbll`` of params.yaml.
 
     Attributes:
         network: its trunk is used.
@@ -43,7 +43,7 @@ class VbllConfig:
 
 @dataclass(frozen=True)
 class GenerativeConfig:
-    """``methods.g_vbll``, as :class:`VbllConfig`."""
+    """The section ``methods.g_vbll``, as :class:`VbllConfig`."""
 
     network: NetworkConfig
     training: TrainingConfig
@@ -52,7 +52,7 @@ class GenerativeConfig:
 
 @dataclass(frozen=True)
 class VbllBnnConfig:
-    """``methods.vbll_bnn`` and ``methods.d_vbll_bnn``: also how the features vary."""
+    """The sections ``methods.vbll_bnn`` and ``methods.d_vbll_bnn``: also how the features vary."""
 
     network: NetworkConfig
     training: TrainingConfig
@@ -62,7 +62,7 @@ class VbllBnnConfig:
 
 @dataclass(frozen=True)
 class GenerativeBnnConfig:
-    """``methods.g_vbll_bnn``."""
+    """The section ``methods.g_vbll_bnn`` of params.yaml."""
 
     network: NetworkConfig
     training: TrainingConfig
@@ -133,7 +133,7 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
 
 @torch.no_grad()
 def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
-    """φ of the training rows and their labels; of variational features, at one draw a batch."""
+    """Yield φ of the training rows and their labels; of variational features, at one draw a batch."""
     inputs, labels = data.tensors("train", data.device)
     for batch, (x, y) in enumerate(zip(inputs.split(_ROWS), labels.split(_ROWS), strict=True)):
         yield learner.features(x, batch, rng), y

@@ -26,7 +26,10 @@ from .densities import check_features, check_labels, feature_log_prior, log_dens
 
 @dataclass(frozen=True)
 class NoisePrior:
-    """s of the class means' prior N(0, sI); ν and M of IG(ν/2, M/2), the prior of each noise variance."""
+    """The priors of the densities.
+
+    s is that of the class means' prior N(0, sI); ν and M are those of IG(ν/2, M/2), the prior of each noise variance.
+    """
 
     mean_variance: float
     dof: float
@@ -35,7 +38,7 @@ class NoisePrior:
 
 @final
 class Refit(nn.Module):
-    """Class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
+    """The class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
 
     The paper finds labels predicted with these to be far too confident. For scores:
     ``Categorical(layer.predict(φ).draw_log_probs, {"refit_density": refit.log_density(φ)})``.
@@ -61,14 +64,14 @@ class Refit(nn.Module):
 
     @classmethod
     def skeleton(cls, classes: int, features: int) -> "Refit":
-        """To load a ``state_dict`` into."""
+        """Return densities to load a ``state_dict`` into."""
         both, each = torch.zeros(classes, features), torch.zeros(features)
         return cls(both, both.clone(), torch.zeros(classes), each)
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
     ) -> Float[Tensor, " batch"]:
-        """As :meth:`Generative.log_density`, under the refitted densities and the layer's feature prior."""
+        """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
         check_features(features, self.mean.shape[-1])
         density = torch.logsumexp(self.class_log_probs + log_densities(features, self.mean, self.variance), dim=-1)
         return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
@@ -81,7 +84,7 @@ def refit(
     class_log_probs: Float[Tensor, " class"],
     prior: NoisePrior,
 ) -> Refit:
-    """One pass over (features, labels) of the training rows; see the module's head.
+    """Refit in one pass over (features, labels) of the training rows; see the module's head.
 
     Args:
         noise_variance: the trained Σ, for eq. 75 and the feature prior N(0, sI + Σ).
@@ -109,7 +112,7 @@ def refit(
 
 @dataclass(frozen=True)
 class _Moments:
-    """Rows, mean and scatter Σ(φ − mean)² of each class; merged without sums of raw squares.
+    """The rows, mean and scatter Σ(φ − mean)² of each class; merged without sums of raw squares.
 
     Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
     """
@@ -120,11 +123,13 @@ class _Moments:
 
     @classmethod
     def zeros(cls, classes: int, like: Float[Tensor, " feature"]) -> "_Moments":
+        """Return the moments of no rows."""
         nothing = widen(like.new_zeros(classes, len(like)))
         return cls(nothing[:, 0], nothing, nothing)
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, classes: int) -> "_Moments":
+        """Return the moments of one batch."""
         features = widen(features)
         member = F.one_hot(labels, classes).to(features)  # [batch, class]
         count = member.sum(0)
@@ -132,6 +137,7 @@ class _Moments:
         return cls(count, mean, member.T @ (features - mean[labels]).square())
 
     def merge(self, other: "_Moments") -> "_Moments":
+        """Return the moments of both sets of rows together."""
         count = self.count + other.count
         share = (other.count / count.clamp_min(1))[:, None]
         step = other.mean - self.mean

@@ -29,7 +29,7 @@ from .layer import LastLayer, full_precision
 
 @final
 class Regression(LastLayer):
-    """Last layer of ``out_features`` numbers with dense Σ; see :class:`LastLayer` for the arguments.
+    """A last layer of ``out_features`` numbers with dense Σ; see :class:`LastLayer` for the arguments.
 
     Raises:
         ConfigError: an argument outside its range, by name.
@@ -65,7 +65,7 @@ class Regression(LastLayer):
         self.noise_factor = nn.Parameter(torch.zeros(out_features, out_features))  # L below its diagonal
 
     def _noise_root(self) -> Float[Tensor, "output output"]:
-        """L of Σ⁻¹ = LLᵀ (eq. 78)."""
+        """Return L of Σ⁻¹ = LLᵀ (eq. 78)."""
         return self.noise_factor.tril(-1) + torch.diag_embed(self.noise_log_root.exp())
 
     def _noise_trace(self) -> Float[Tensor, ""]:
@@ -73,7 +73,7 @@ class Regression(LastLayer):
 
     @property
     def noise_covariance(self) -> Float[Tensor, "output output"]:
-        """Σ = L⁻ᵀL⁻¹, in squared target units."""
+        """Return Σ = L⁻ᵀL⁻¹, in squared target units."""
         root = self._noise_root()
         identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
         inverse = torch.linalg.solve_triangular(root, identity, upper=False)
@@ -91,7 +91,7 @@ class Regression(LastLayer):
         return 0.5 * (log_det - error.shape[-1] * math.log(2 * math.pi) - (squared + spread).mean())
 
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
-        """N(W̄φ, φᵀSφ + Σ_ii) of each output (eq. 17), one draw.
+        """Return N(W̄φ, φᵀSφ + Σ_ii) of each output (eq. 17), one draw.
 
         :class:`Gaussian` holds a variance for each output, so the correlations that Σ gives to the
         outputs are not in its ``log_prob``; ``noise_covariance`` has them. ``rng`` is not used.

@@ -25,7 +25,7 @@ _ROWS: Final = 128  # at once: their grids stay in a processor's cache
 def sampled(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"], draws: int, rng: Seed
 ) -> Float[Tensor, "draw batch class"]:
-    """log softmax of ``draws`` logits of each row; drawn on the CPU, so alike on every device.
+    """Return log softmax of ``draws`` logits of each row; drawn on the CPU, so alike on every device.
 
     Rows are drawn independently: a row's mixture and mutual information are right, a joint over
     several rows holds no dependence between them.
@@ -64,7 +64,7 @@ def laplace_bridge(
 def quadrature(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """E[softmax(z)] itself, by one-dimensional integrals; 4,096 exponentials a logit.
+    """Return E[softmax(z)] itself, by one-dimensional integrals; 4,096 exponentials a logit.
 
     softmax_k(z) is the chance that z_k + g_k is the largest of the z_l + g_l, g standard Gumbel, and
     the logits are independent, so that with F_l, f_l the distribution and density of z_l + g_l
@@ -81,7 +81,7 @@ def quadrature(
 
 
 def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
-    """log of the integral for each class, up to a constant of the row."""
+    """Return the log of the integral for each class, up to a constant of the row."""
     lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # the largest is above this
     highest = (mean + 6 * deviation).amax(-1, keepdim=True) + math.log(mean.shape[-1]) + 16
     steps = torch.linspace(0, 1, _GRID, dtype=mean.dtype, device=mean.device)
@@ -92,7 +92,7 @@ def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 def _gumbel_mixture(distance: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-    """log F and log f of z + g at μ + distance, z ~ N(μ, deviation²), distances [..., grid] in rising order.
+    """Return log F and log f of z + g at μ + distance, z ~ N(μ, deviation²), distances [..., grid] in rising order.
 
     Sums of probabilities, not of their logarithms, for speed. F does not underflow
     on the grid, whose lowest point is at most 4 below each logit's μ − 6·deviation, where a node at −6 or

@@ -36,7 +36,7 @@ def brier(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
 
 @dataclass(frozen=True)
 class Bins:
-    """Per-bin sums [bin], added by ``+``.
+    """The sums of each bin [bin], added by ``+``.
 
     Attributes:
         count: examples.

@@ -18,7 +18,7 @@ _PROC = Path("/proc/self")
 
 
 def stored_parameters(state: State) -> int:
-    """Floating-point numbers in the state: weights, variances, running statistics, of all draws."""
+    """Count the floating-point numbers in the state: weights, variances, running statistics, of all draws."""
     return sum(t.numel() for t in state.tensors.values() if t.is_floating_point())
 
 
@@ -42,14 +42,14 @@ def seconds(work: Callable[[], object], device: torch.device | str = "cpu", repe
 
 @dataclass
 class Peak:
-    """``bytes`` is set when the block of :func:`peak_bytes` ends."""
+    """The largest memory of a block; ``bytes`` is set when the block of :func:`peak_bytes` ends."""
 
     bytes: int = 0
 
 
 @contextmanager
 def peak_bytes(device: torch.device | str = "cpu") -> Iterator[Peak]:
-    """The largest memory held during a block: ``with peak_bytes() as peak: ...; peak.bytes``.
+    """Measure the largest memory held during a block: ``with peak_bytes() as peak: ...; peak.bytes``.
 
     On a GPU: what torch allocated there. Otherwise the whole process's resident memory, libraries
     included; where the kernel cannot restart the count, its peak since the process began.

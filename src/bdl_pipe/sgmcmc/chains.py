@@ -31,7 +31,7 @@ REPORT_EVERY = 50  # steps; progress and checkpoints, which change no result
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The posterior that is sampled, and the kernel that samples it.
+    """The settings of a chain: the posterior that is sampled, and the kernel that samples it.
 
     Attributes:
         network: the teacher's architecture; no norm that ties the rows of a batch together.
@@ -58,7 +58,10 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """``max_draws``: how many draws the average keeps, evenly spaced over each chain; null: all."""
+    """The settings of the average over draws.
+
+    ``max_draws``: how many draws the average keeps, evenly spaced over each chain; null: all.
+    """
 
     max_draws: int | None
 
@@ -68,7 +71,7 @@ class AverageConfig:
 
 @dataclass(frozen=True)
 class SgldConfig:
-    """``methods.sgld``.
+    """The section ``methods.sgld`` of params.yaml.
 
     Attributes:
         target: the posterior and the kernel.
@@ -102,7 +105,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
 
 
 def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
-    """One chain. Resumes exactly: every random number is addressed by its step."""
+    """Run one chain, which resumes exactly: every random number is addressed by its step."""
     spec, total = teacher_spec(data, config.target), config.thinning.steps
     target, rows = config.target, data.tensors("train", data.device)
     joint = NetworkJoint(spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
@@ -121,7 +124,7 @@ def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, rep
 
 
 def _resume(report: Report, start: Tensor, draws: Tensor) -> tuple[int, dict[str, Tensor], int]:
-    """(steps done, position, draws kept) of the last checkpoint, its draws copied into ``draws``."""
+    """Return (steps done, position, draws kept) of the last checkpoint, its draws copied into ``draws``."""
     last = report.load()
     if last is None:
         return 0, {"flat": start}, 0
@@ -156,7 +159,7 @@ def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
 
 
 def summarise(states: list[State], data: FitData, config: Any) -> tuple[dict[str, float], list[str]]:
-    """R-hat and effective sample size of what the chains predict."""
+    """Compute R-hat and effective sample size of what the chains predict."""
     return diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
 
 

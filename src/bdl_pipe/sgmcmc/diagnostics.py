@@ -26,7 +26,7 @@ FEWEST_CHAINS, FEWEST_DRAWS = 2, 4  # below these the estimators are not defined
 
 @dataclass(frozen=True)
 class DiagnosticsConfig:
-    """When to warn.
+    """The settings of the diagnostics: when to warn.
 
     Attributes:
         rows: the first N validation rows, or training rows where there are none.
@@ -47,7 +47,10 @@ class DiagnosticsConfig:
 def functionals(
     draws: NetworkDraws, inputs: Tensor, targets: Tensor
 ) -> tuple[Float[Tensor, " draw"], Float[Tensor, "draw row"]]:
-    """(log-likelihood of the rows, p(true class) or first output's mean at each row) of each draw."""
+    """Return two functionals of each draw.
+
+    The first is the log-likelihood of the rows; the second p(true class), or the first output's mean, at each row.
+    """
     predictive = draws.predict(inputs)
     if isinstance(predictive, Categorical):
         chosen = targets[None, :, None].expand(len(predictive.draw_log_probs), -1, 1)
@@ -61,7 +64,7 @@ def functionals(
 def summarise(
     chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig
 ) -> tuple[dict[str, float], list[str]]:
-    """(metrics, warnings) of all chains together.
+    """Return (metrics, warnings) of all chains together.
 
     Metrics: ``rhat_log_likelihood``, ``ess_log_likelihood``, and the worst over the rows' predictions,
     ``rhat_prediction``, ``ess_prediction``; left out where they cannot be computed, which is a warning.

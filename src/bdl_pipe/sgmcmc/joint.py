@@ -21,7 +21,7 @@ from .sgld import Position
 
 
 class NetworkJoint:
-    """log p(θ, D) of a network, its gradient, and the way from names to the vector and back.
+    """The joint density log p(θ, D) of a network, its gradient, and the way from names to the vector and back.
 
     Attributes:
         vector: θ [weight], the network's parameters one after another.
@@ -37,7 +37,7 @@ class NetworkJoint:
         rng: Seed,
         temperature: float = 1.0,
     ) -> None:
-        """``data``: transformed inputs [row, ...] and labels [row] or standardised targets [row, output]."""
+        """Take as ``data`` transformed inputs [row, ...] and labels [row] or standardised targets [row, output]."""
         assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
         self.spec, self.prior_precision, self.temperature = spec, prior_precision, temperature
         self.inputs, self.targets = data
@@ -54,7 +54,7 @@ class NetworkJoint:
             parameter.grad = value
 
     def gradient(self, position: Position, index: Tensor) -> Position:
-        """[∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ)] / T, as {"flat": [weight]}."""
+        """Return [∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ)] / T, as {"flat": [weight]}."""
         self.vector.copy_(position["flat"])
         self._gradient.zero_()
         inputs, targets = self.inputs.index_select(0, index), self.targets.index_select(0, index)
@@ -68,13 +68,13 @@ class NetworkJoint:
         return float(self._last)
 
     def named(self, flat: Float[Tensor, "draw weight"]) -> dict[str, Tensor]:
-        """Vectors to the network's ``state_dict``, each entry [draw, ...]."""
+        """Turn vectors into the network's ``state_dict``, each entry [draw, ...]."""
         parts = flat.split([shape.numel() for shape in self._shapes.values()], dim=1)
         return {name: part.reshape(-1, *shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     @torch.no_grad()
     def outputs(self, flat: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:
-        """f_θ of a batch, with the weights ``flat``."""
+        """Return f_θ of a batch, with the weights ``flat``."""
         self.vector.copy_(flat)
         return self._network(inputs)
 
@@ -86,13 +86,16 @@ class NetworkJoint:
 def log_likelihood(
     spec: NetworkSpec, outputs: Float[Tensor, "batch output"], targets: Shaped[Tensor, "batch ..."]
 ) -> Float[Tensor, " batch"]:
-    """log p(y | x, θ) of each row, without the constant of the Gaussian."""
+    """Return log p(y | x, θ) of each row, without the constant of the Gaussian."""
     if spec.likelihood == "categorical":
         return -F.cross_entropy(outputs, targets, reduction="none")
     return -(targets - outputs).square().sum(-1) / (2 * spec.noise_variance)
 
 
 def factorises(network: nn.Module) -> bool:
-    """Whether p(y | x, θ) of a row does not depend on the other rows of its batch: no layer normalises over them."""
+    """Say whether p(y | x, θ) of a row does not depend on the other rows of its batch.
+
+    It does not where no layer normalises over them.
+    """
     norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
     return not any(isinstance(module, norms) for module in network.modules())

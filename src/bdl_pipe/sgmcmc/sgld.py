@@ -29,7 +29,7 @@ Gradient = Callable[[Position, Tensor], Position]
 
 @dataclass(frozen=True)
 class ConstantStep:
-    """η_t = value."""
+    """The constant schedule η_t = value."""
 
     name: Literal["constant"]
     value: float
@@ -38,13 +38,13 @@ class ConstantStep:
         require(self.value > 0, "value", "must be > 0", self.value)
 
     def at(self, step: int) -> float:
-        """η of update ``step``, counted from 0."""
+        """Return η of update ``step``, counted from 0."""
         return self.value
 
 
 @dataclass(frozen=True)
 class PolynomialDecay:
-    """η_t = a (b + t)^(−c); Σ η_t diverges and Σ η_t² converges for c in (1/2, 1]."""
+    """The schedule η_t = a (b + t)^(−c); Σ η_t diverges and Σ η_t² converges for c in (1/2, 1]."""
 
     name: Literal["polynomial"]
     a: float
@@ -57,7 +57,7 @@ class PolynomialDecay:
         require(0 <= self.c <= 1, "c", "must be in [0, 1]", self.c)
 
     def at(self, step: int) -> float:
-        """η of update ``step``, counted from 0."""
+        """Return η of update ``step``, counted from 0."""
         return self.a * (self.b + step) ** -self.c
 
 
@@ -66,7 +66,7 @@ StepSize = ConstantStep | PolynomialDecay
 
 @dataclass(frozen=True)
 class Thinning:
-    """Which of the positions θ_1 … θ_steps are kept: every ``every``-th after the first ``burn_in``."""
+    """The choice of positions θ_1 … θ_steps that are kept: every ``every``-th after the first ``burn_in``."""
 
     steps: int
     burn_in: int
@@ -79,7 +79,7 @@ class Thinning:
 
     @property
     def count(self) -> int:
-        """How many are kept."""
+        """Return how many are kept."""
         return (self.steps - self.burn_in) // self.every
 
     def keeps(self, done: int) -> bool:
@@ -88,7 +88,7 @@ class Thinning:
 
 
 def step(position: Position, gradient: Position, step_size: float, generator: torch.Generator) -> Position:
-    """One update.
+    """Make one update.
 
     Args:
         position: θ, named tensors of any shapes.
@@ -110,7 +110,7 @@ def _move(theta: Tensor, gradient: Tensor, step_size: float, generator: torch.Ge
 def gradient(
     log_prior: LogDensity, log_likelihood: LogDensity, position: Position, batch: tuple[Tensor, ...], total: int
 ) -> Position:
-    """∇ log p(θ) + (N/M) ∇ Σ_{i in batch} log p(y_i | x_i, θ), by automatic differentiation.
+    """Return ∇ log p(θ) + (N/M) ∇ Σ_{i in batch} log p(y_i | x_i, θ), by automatic differentiation.
 
     Args:
         log_prior: θ -> scalar, up to a constant.
@@ -125,7 +125,7 @@ def gradient(
 
 @final
 class Minibatches:
-    """The rows of step t: M of N, from a fresh permutation of all rows in each epoch.
+    """The minibatches of a chain: M of N rows at step t, from a fresh permutation of all rows in each epoch.
 
     A pure function of the seed and t; an epoch has N // M batches, and what does not fill one is left
     for other epochs, so that every batch has M rows and every row the same chance.
@@ -153,7 +153,7 @@ def chain(
     start: int,
     stop: int,
 ) -> Iterator[tuple[int, Position]]:
-    """The positions of steps ``start`` to ``stop``, as (steps done, position).
+    """Yield the positions of steps ``start`` to ``stop``, as (steps done, position).
 
     Every random number of step t is addressed by t, so a chain continued from (t, position) has the
     bits of one that was never stopped.

@@ -2,7 +2,7 @@
 
 :func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
 small ones (the splits of a table) are stacked and trained as one batched model (``vmapped``), because a
-step of a small network is all overhead; each member keeps its own batches, noise, gradient norm and
+step of a small network is all overhead; each model keeps its own batches, noise, gradient norm and
 number of epochs, so it ends where it would have ended alone, up to rounding.
 
 The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
@@ -45,8 +45,8 @@ def fit_epochs(
     """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
 
     Args:
-        build: a freshly initialised learner for a data set, from the address of its weights; or one for each member.
-        rngs: each member's own address.
+        build: a freshly initialised learner for a data set, from the address of its weights; or one for each model.
+        rngs: each model's own address.
         keep: what is left of the epochs' ends, and how many epochs are run beyond the chosen number.
 
     Raises:
@@ -77,7 +77,7 @@ def fit_epochs(
 
 @final
 class _Run(Objective):
-    """The loss of all members; snapshots and scores at the ends of epochs."""
+    """The objective of all models' losses, with snapshots and scores at the ends of epochs."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class _Run(Objective):
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
-        self._latest = torch.zeros(len(data))  # each member's loss of this step
-        self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [member]
+        self._latest = torch.zeros(len(data))  # each model's loss of this step
+        self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [model]
         self._epoch, self._done = -1, 0  # the open epoch; how many have ended
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
-        self._score: float | None = None  # the members' mean, once there is one
+        self._score: float | None = None  # the models' mean, once there is one
 
     def parameters(self) -> list[Tensor]:
         return list(self._members.named.values())
@@ -131,7 +131,7 @@ class _Run(Objective):
     def loss(self, step: int) -> Tensor:
         epoch, position = divmod(step, self._steps_per_epoch)
         self._open(epoch)
-        rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [member, batch]
+        rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [model, batch]
         losses = self._members.losses(rows, self._noise_at(position), step)
         self._latest = distributed.mean(losses.detach())
         return losses.where(self._going, losses.new_zeros(())).sum()  # whose fit has ended stands still
@@ -150,7 +150,7 @@ class _Run(Objective):
         return not self._wanted(self._done).any()
 
     def best_epochs(self) -> list[int]:
-        """Return each member's number of epochs with the best validation score; all of them where none was finite."""
+        """Return each model's number of epochs with the best validation score; all of them where none was finite."""
         return self._best_epoch.tolist()
 
     def state(self) -> dict[str, Tensor]:
@@ -182,7 +182,7 @@ class _Run(Objective):
         self._done = int(state["done"])
 
     def _open(self, epoch: int) -> None:
-        """Draw the epoch's row orders, each member's from its own address."""
+        """Draw the epoch's row orders, each model's from its own address."""
         if self._epoch == epoch:
             return
         self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
@@ -193,14 +193,14 @@ class _Run(Objective):
         self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
-        """Return which members are to be trained in ``epoch``, not at their last nor out of patience; [member]."""
+        """Return which models are to be trained in ``epoch``, not at their last nor out of patience; [model]."""
         stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
         if self._held and stopping is not None and stopping.patience is not None:
             wanted &= epoch - self._best_epoch < stopping.patience
         return wanted
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
-        """Return the noise of one step of the open epoch, drawn with that of its neighbours; [member, ...] each."""
+        """Return the noise of one step of the open epoch, drawn with that of its neighbours; [model, ...] each."""
         at_once = self._probe.noise_steps(self._batch) if isinstance(self._probe, NoisyLearner) else None
         at_once = at_once or self._steps_per_epoch
         block, within = divmod(position, at_once)
@@ -215,7 +215,7 @@ class _Run(Objective):
         return step_noise | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
     def _snapshot(self, epoch: int, part: int) -> None:
-        """Take a snapshot of each member that wants one, with ``part`` parts of the open epoch done."""
+        """Take a snapshot of each model that wants one, with ``part`` parts of the open epoch done."""
         self._members.agree()
         for m, stop in enumerate(self._epochs):
             if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
@@ -234,7 +234,7 @@ class _Run(Objective):
         if self._held and stopping is not None and done % stopping.every == 0:
             scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
-            # a score that is no number is not better, nor is one after the member's own search has ended
+            # a score that is no number is not better, nor is one after the model's own search has ended
             better = (scores < self._best) & self._going.cpu()
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
@@ -242,7 +242,7 @@ class _Run(Objective):
 
     @torch.no_grad()
     def _validate(self, member: int) -> float:
-        """Mean negative log-likelihood of the member's validation rows."""
+        """Return the mean negative log-likelihood of the model's validation rows."""
         self._probe.load_state_dict(self._members.get(member))
         inputs, targets = self._held[member]
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare

@@ -65,7 +65,7 @@ class NoisyLearner(Learner):
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """How the number of epochs is chosen on validation rows.
+    """The settings of how the number of epochs is chosen on validation rows.
 
     Attributes:
         every: epochs between scores.
@@ -93,7 +93,7 @@ def require_constant_lr(early_stopping: EarlyStopping | None, optimiser: Optimis
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a learner is fitted.
+    """The settings of a learner's fit.
 
     Attributes:
         epochs: passes over the rows; with ``early_stopping`` the most there may be. batch: rows a step; a last partial
@@ -116,7 +116,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class FitResult:
-    """A fitted member.
+    """The result of one model's fit.
 
     Attributes:
         snapshots: the ``state_dict`` at the ends of the last epochs, oldest first; the last is the fit.
@@ -132,4 +132,5 @@ class FitResult:
 
     @property
     def state(self) -> dict[str, Tensor]:
+        """Return the fit's last weights."""
         return self.snapshots[-1]

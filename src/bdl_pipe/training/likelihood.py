@@ -14,7 +14,9 @@ from ..predictive import Categorical, Gaussian, Predictive
 
 @final
 class HomoscedasticLikelihood(nn.Module):
-    """Softmax for classes; for regression means with one noise variance σ², the same for all outputs and inputs.
+    """The likelihood of a network's outputs, whose noise is the same for all outputs and inputs.
+
+    For classes it is a softmax; for regression the outputs are means with one noise variance σ².
 
     Attributes:
         log_variance: log σ² [1], in the units of the transformed targets; regression only.

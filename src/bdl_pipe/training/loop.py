@@ -27,7 +27,7 @@ from ..progress import Report
 
 @dataclass(frozen=True)
 class OptimiserConfig:
-    """An optimiser and its learning-rate schedule.
+    """The settings of an optimiser and its learning-rate schedule.
 
     Attributes:
         name: the update rule, torch's.
@@ -70,7 +70,7 @@ class OptimiserConfig:
 
 
 class Objective(ABC):
-    """Something whose loss can be descended."""
+    """A task whose loss can be descended."""
 
     @abstractmethod
     def parameters(self) -> list[Tensor]:
@@ -89,7 +89,7 @@ class Objective(ABC):
         """Put back what ``state`` returned."""
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        """Called after the update of step ``step``; what it returns is reported."""
+        """Do what follows the update of step ``step``; what is returned is reported."""
         return {}
 
     def undecayed(self) -> list[Tensor]:
@@ -161,7 +161,7 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
 def make_optimiser(
     parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
-    """torch's optimiser over ``parameters``; those in ``undecayed`` have no weight decay."""
+    """Return torch's optimiser over ``parameters``; those in ``undecayed`` have no weight decay."""
     spared = {id(p) for p in undecayed}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
     if spared:
@@ -175,13 +175,13 @@ def make_optimiser(
 
 
 def checkpoint(task: Objective, optimiser: torch.optim.Optimizer, step: int) -> State:
-    """Everything that the steps from ``step`` on depend on."""
+    """Return everything that the steps from ``step`` on depend on."""
     tensors = {f"task.{k}": v for k, v in task.state().items()}
     return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
 
 
 def resume(task: Objective, optimiser: torch.optim.Optimizer, report: Report) -> int:
-    """Restore the last checkpoint, if any; the step to go on from."""
+    """Restore the last checkpoint, if any, and return the step to go on from."""
     last = distributed.broadcast_from_rank0(report.load)
     if last is None:
         return 0
@@ -202,7 +202,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """The inverse of :func:`optimiser_tensors`; what is not named is forgotten."""
+    """Undo :func:`optimiser_tensors`; what is not named is forgotten."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     optimiser.state.clear()
     for key, value in tensors.items():

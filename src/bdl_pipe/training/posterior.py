@@ -24,7 +24,7 @@ L = TypeVar("L", bound=Learner)
 
 @runtime_checkable
 class TrainedConfig(Protocol):
-    """What the configs of all methods that train one network have in common."""
+    """The fields that the configs of all methods that train one network have in common."""
 
     @property
     def network(self) -> NetworkConfig: ...
@@ -35,7 +35,9 @@ class TrainedConfig(Protocol):
 
 @dataclass(frozen=True)
 class LearnerSpec(Generic[C]):
-    """What a learner is built from; a subclass says of which config, for what is stored to be read as one.
+    """The description that a learner is built from.
+
+    A subclass says of which config, for what is stored to be read as one.
 
     Attributes:
         config: that of its method.
@@ -89,7 +91,7 @@ class LearnerPosterior(Generic[L]):
 
     @final
     def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
-        """``config``: that of its state."""
+        """Take the ``config`` of the posterior's state."""
         self.learner, self._config = learner.eval(), dict(config)
         self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
 
@@ -122,14 +124,14 @@ class LearnerPosterior(Generic[L]):
     @final
     @classmethod
     def fitted_state(cls, spec: Any, fitted: FitResult, data: FitData, rng: Seed) -> State:
-        """The state of the posterior of a learner of ``spec`` that was fitted to ``data`` at the address ``rng``."""
+        """Return the posterior's state, of a learner of ``spec`` that was fitted to ``data`` at the address ``rng``."""
         about = {"epochs": fitted.epochs, "loss": fitted.loss, "spec": to_mapping(spec)}
         return State(dict(cls.finish(spec, fitted, data, rng)), {"posterior": cls.key, **about})
 
     @final
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
+        """Predict; draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
         return self.learner.predict(inputs, rng=rng)
 
     @final

@@ -22,7 +22,7 @@ _VARIANCE: Final = "iterates.variance."
 
 @dataclass(frozen=True)
 class MomentsConfig:
-    """Running moments of the weights over the iterates at the ends of epochs.
+    """The settings of running moments of the weights over the iterates at the ends of epochs.
 
     Attributes:
         count: how many iterates, the last one that of the last epoch; fewer where there are fewer epochs.
@@ -39,7 +39,7 @@ class MomentsConfig:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """What a fit leaves beside its last weights.
+    """The settings of what a fit leaves beside its last weights.
 
     Attributes:
         snapshots: how many, the last one at the end of the last epoch.
@@ -58,7 +58,7 @@ class SnapshotPolicy:
     start: bool = False
 
     def ends(self, steps: int) -> dict[int, int]:
-        """Steps of an epoch of ``steps`` at which a part ends -> the parts that are then done.
+        """Return the steps of an epoch of ``steps`` at which a part ends -> the parts that are then done.
 
         Raises:
             ConfigError: there are more parts than steps.
@@ -92,7 +92,7 @@ def _wanted(left: int, count: int, every: int) -> bool:
 
 @final
 class RunningMoments:
-    """Mean and population variance of named weights over iterates, in float64 (Welford 1962).
+    """The mean and population variance of named weights over iterates, in float64 (Welford 1962).
 
     E[w²] − E[w]² would cancel where a weight is far larger than it moves; the centred sum does not.
 
@@ -155,7 +155,10 @@ def epochs(trajectory: State) -> list[float] | None:
 
 
 def snapshots(trajectory: State) -> dict[str, Tensor]:
-    """Every entry of the network's ``state_dict``, stacked [snapshot, ...], oldest first: the start, if it was kept."""
+    """Return every entry of the network's ``state_dict``, stacked [snapshot, ...], oldest first.
+
+    The first is the start, if it was kept.
+    """
     return {name: trajectory.tensors[name] for name in _names(trajectory)}
 
 
@@ -166,7 +169,7 @@ def trained(trajectory: State) -> dict[str, Tensor]:
 
 
 def snapshot(trajectory: State, number: int) -> dict[str, Tensor]:
-    """One snapshot; negative numbers count from the last. Of a stored trajectory nothing else is read."""
+    """Return one snapshot; negative numbers count from the last. Of a stored trajectory nothing else is read."""
     stop = number + 1 or None
     return {name: rows(trajectory.tensors, name, number, stop)[0] for name in _names(trajectory)}
 
@@ -176,6 +179,9 @@ def _names(trajectory: State) -> list[str]:
 
 
 def moments(trajectory: State) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """Mean and population variance of each parameter over the iterates that counted; None where none were kept."""
+    """Return mean and population variance of each parameter over the iterates that counted.
+
+    It is None where none were kept.
+    """
     mean = under(_MEAN, trajectory.tensors)
     return (mean, under(_VARIANCE, trajectory.tensors)) if mean else None

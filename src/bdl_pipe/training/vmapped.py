@@ -20,27 +20,27 @@ Rows = tuple[Tensor, Tensor]  # transformed inputs and targets, [row, ...] each
 
 
 class Models(ABC):
-    """Learners with the rows that each is trained on.
+    """The learners of one fit with the rows that each is trained on.
 
     Attributes:
-        named: the leaf tensors that are trained, by parameter name; of many members [member, ...].
+        named: the leaf tensors that are trained, by parameter name; of many models [model, ...].
     """
 
     named: dict[str, Tensor]
 
     @abstractmethod
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
-        """Return the loss of each member on its own batch, [member].
+        """Return the loss of each model on its own batch, [model].
 
         Args:
-            rows: row numbers [member, batch].
-            noise: as :meth:`Learner.noise` drew it for this step, [member, ...] each.
+            rows: row numbers [model, batch].
+            noise: as :meth:`Learner.noise` drew it for this step, [model, ...] each.
             step: the address of augmentation and dropout.
         """
 
     @abstractmethod
     def clip(self, largest: float) -> None:
-        """Scale each member's gradients down to the norm ``largest``, where it is above."""
+        """Scale each model's gradients down to the norm ``largest``, where it is above."""
 
     @abstractmethod
     def agree(self) -> None:
@@ -48,7 +48,7 @@ class Models(ABC):
 
     @abstractmethod
     def get(self, member: int) -> dict[str, Tensor]:
-        """Return a copy of one member's ``state_dict``."""
+        """Return a copy of one model's ``state_dict``."""
 
     @abstractmethod
     def put(self, member: int, state: Mapping[str, Tensor]) -> None:
@@ -57,7 +57,7 @@ class Models(ABC):
 
 @final
 class SingleModel(Models):
-    """One learner; of a process group each rank has a share of its batches."""
+    """A single learner; of a process group each rank has a share of its batches."""
 
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
@@ -101,10 +101,10 @@ class SingleModel(Models):
 
 @final
 class VmappedModels(Models):
-    """Several learners stacked along a first dimension; their losses by ``torch.func.vmap``."""
+    """A stack of several learners along a first dimension; their losses are computed by ``torch.func.vmap``."""
 
     def __init__(self, learners: Sequence[Learner], rows: Sequence[Rows]) -> None:
-        """Rows are equally many for all.
+        """Stack the learners; rows are equally many for all.
 
         Raises:
             ConfigError: the learners have dropout layers.
@@ -127,13 +127,13 @@ class VmappedModels(Models):
 
     def clip(self, largest: float) -> None:
         gradients = [p.grad for p in self.named.values() if p.grad is not None]
-        norm = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [member]
+        norm = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()  # [model]
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
 
     def agree(self) -> None:
-        """Nothing to do: no member has running statistics."""
+        """Do nothing: no model has running statistics."""
 
     def get(self, member: int) -> dict[str, Tensor]:
         stacked = self.named | self._buffers

@@ -65,7 +65,9 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConf
 def last_network(
     inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData, key: str
 ) -> tuple[NetworkSpec, Weights] | None:
-    """Return the same with the whole head, and how its outputs are read; ``key`` is that of ``early_stopping``.
+    """Return :func:`last_snapshot` with the whole head, and how its outputs are read.
+
+    ``key`` is that of ``early_stopping``.
 
     Raises:
         ConfigError: as :func:`fit_from`.

@@ -69,7 +69,10 @@ def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec:
 
 @final
 class _Whitened(nn.Module):
-    """Outputs whose squared error has the Hessian of the negative log-likelihood: Sᵀf/√2, SSᵀ = H with S held fixed."""
+    """A module of outputs whose squared error has the Hessian of the negative log-likelihood.
+
+    They are Sᵀf/√2, SSᵀ = H with S held fixed.
+    """
 
     def __init__(self, module: nn.Module, spec: NetworkSpec) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class _Whitened(nn.Module):
         return torch.cat([mean / (2 * variance).sqrt(), free * slope / 2], dim=-1)
 
     def _variance(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        """σ² and d log σ² / d output."""
+        """Return σ² and d log σ² / d output."""
         if self._spec.variance_floor is None:
             return free.exp(), torch.ones_like(free)
         variance = self._spec.variance_floor + F.softplus(free)

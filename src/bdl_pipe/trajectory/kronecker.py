@@ -35,7 +35,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class LayerPosterior:
-    """N(M, T (G ⊗ A + τI)⁻¹) for any τ and T.
+    """The posterior N(M, T (G ⊗ A + τI)⁻¹) of one layer's weights, for any τ and T.
 
     Attributes:
         mean: M.
@@ -51,7 +51,7 @@ class LayerPosterior:
     def draw(
         self, z: Float[Tensor, "fan_out fan_in"], prior_precision: float, temperature: float
     ) -> Float[Tensor, "fan_out fan_in"]:
-        """W of the standard normal numbers Z, a linear map."""
+        """Return the W of the standard normal numbers Z, a linear map."""
         scaled = z * (self.curvature + prior_precision).rsqrt()
         return self.mean + math.sqrt(temperature) * self.output_vectors @ scaled @ self.input_vectors.T
 

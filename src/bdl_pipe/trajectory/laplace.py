@@ -38,7 +38,7 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class KfacLaplaceConfig(BatchNormConfig):
-    """``methods.kfac_laplace``.
+    """The section ``methods.kfac_laplace`` of params.yaml.
 
     Attributes:
         layers: ``last``: the head; ``all``: every linear and convolutional layer.
@@ -70,7 +70,7 @@ class KfacLaplaceConfig(BatchNormConfig):
 
 
 def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, report: Report) -> State:
-    """Networks drawn around the last snapshot of the one trajectory in ``inputs``.
+    """Return networks drawn around the last snapshot of the one trajectory in ``inputs``.
 
     Raises:
         ConfigError: a layer is too large for its factors; rows depend on each other (``norm: batch_stats``); or no
@@ -141,14 +141,14 @@ def _require_factors(network: Network, layers: Mapping[str, nn.Module], config: 
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Weights [out, in], the bias as their last column."""
+    """Return a layer's weights [out, in], the bias as their last column."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     weight = layer.weight.detach().flatten(1)
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], dim=1)
 
 
 def _named(layer: str, matrix: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights [out, in] as the layer's entries of the ``state_dict``, of the shapes in ``like``."""
+    """Return weights [out, in] as the layer's entries of the ``state_dict``, of the shapes in ``like``."""
     weight = f"{layer}.weight"
     if f"{layer}.bias" not in like:
         return {weight: matrix.reshape(like[weight].shape)}

@@ -20,12 +20,12 @@ from ..seeds import Seed
 
 @final
 class LinearisedDraws:
-    """S draws of the weights, equally weighted, and the weights that the network is linearised at."""
+    """A posterior of S draws of the weights, equally weighted, and the weights that the network is linearised at."""
 
     key = "linearised_draws"
 
     def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
-        """``weights``: every entry of the network's ``state_dict``, stacked [1 + draw, ...], w* first.
+        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [1 + draw, ...], w* first.
 
         Entries that are not parameters (running statistics) are those of w*.
         """
@@ -36,12 +36,12 @@ class LinearisedDraws:
 
     @classmethod
     def of(cls, draws: NetworkDraws, center: dict[str, Tensor]) -> "LinearisedDraws":
-        """``center``: w*."""
+        """Linearise ``draws`` at ``center``, w*."""
         return cls(draws.spec, {name: torch.cat([center[name][None], drawn]) for name, drawn in draws.weights.items()})
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """``rng`` is not used: the draws are fixed."""
+        """Predict without ``rng``: the draws are fixed."""
         center = {name: value[0] for name, value in self.weights.items()}
         at = {name: center[name] for name in self._drawn}
 

@@ -28,7 +28,7 @@ LogLikelihood = Callable[[Tensor], float]
 
 @dataclass(frozen=True)
 class PcaEssConfig(SubspaceConfig):
-    """``methods.pca_ess``: also the chain.
+    """The section ``methods.pca_ess``: also the chain.
 
     Attributes:
         burn_in: steps before the first draw.
@@ -48,20 +48,20 @@ class PcaEssConfig(SubspaceConfig):
 
     @property
     def steps(self) -> int:
-        """Of the whole chain."""
+        """Return the number of steps of the whole chain."""
         return self.burn_in + self.every * self.draws
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a chain is: coordinates in float64 and their log-likelihood."""
+    """The place of a chain: coordinates in float64 and their log-likelihood."""
 
     z: Float[Tensor, " dimension"]
     log_likelihood: float
 
 
 def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, generator: torch.Generator) -> Place:
-    """One step, which leaves exp(log_likelihood(z)) N(z; 0, prior_variance I) invariant.
+    """Make one step, which leaves exp(log_likelihood(z)) N(z; 0, prior_variance I) invariant.
 
     A point whose log-likelihood is NaN counts as one of likelihood 0.
     """

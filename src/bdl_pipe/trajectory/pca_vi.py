@@ -32,7 +32,7 @@ from .subspace import SubspaceConfig, Target, fitted
 
 @dataclass(frozen=True)
 class PcaViConfig(SubspaceConfig):
-    """``methods.pca_vi``: also how q is fitted.
+    """The section ``methods.pca_vi``: also how q is fitted.
 
     Attributes:
         initial_sd: of each coordinate; its mean starts at 0, the trajectory's mean.
@@ -60,7 +60,9 @@ class PcaViConfig(SubspaceConfig):
 
 @final
 class Bound(Objective):
-    """Minus the tempered bound, in nats per row and unit of likelihood: × temperature / training rows.
+    """An objective that is minus the tempered bound.
+
+    It is in nats per row and unit of likelihood: × temperature / training rows.
 
     Attributes:
         mean: m [dimension].
@@ -76,11 +78,11 @@ class Bound(Objective):
         self._target, self._config, self._rng = target, config, rng
 
     def factor(self) -> Float[Tensor, "dimension dimension"]:
-        """L."""
+        """Return L, the factor of the covariance LLᵀ of q."""
         return self.lower.tril(-1) + self.log_scale.exp().diag()
 
     def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, "draw dimension"]:
-        """m + Lε."""
+        """Draw coordinates m + Lε, ε ~ N(0, I)."""
         noise = torch.randn(count, len(self.mean), generator=generator, dtype=torch.float64)
         return self.mean + noise @ self.factor().T
 
@@ -109,7 +111,7 @@ class Bound(Objective):
 
 
 def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report: Report) -> State:
-    """Networks drawn from q in the subspace of the one trajectory in ``inputs``.
+    """Return networks drawn from q in the subspace of the one trajectory in ``inputs``.
 
     Raises:
         ConfigError: the dimension is more than the trajectory's snapshots less one.

@@ -52,7 +52,7 @@ _PREFIX: Final = "network."  # of the learner's names
 
 @dataclass(frozen=True)
 class SgdConfig:
-    """``methods.sgd``.
+    """The section ``methods.sgd`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -101,7 +101,7 @@ class SgdConfig:
 
 @final
 class _Network(Learner):
-    """The mean negative log-likelihood of a network's outputs."""
+    """A learner whose loss is the mean negative log-likelihood of a network's outputs."""
 
     def __init__(self, spec: NetworkSpec, start: Weights | None, data: FitData, rng: Seed) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Network(Learner):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: SgdConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """A trajectory on each of ``data``, from random weights or from the last ones of its trajectory in ``inputs``.
+    """Fit a trajectory on each of ``data``, from random weights or from the last ones of its trajectory in ``inputs``.
 
     Raises:
         ConfigError: augmentation of rows that are not images, a variance of classes, more parts than steps, or a

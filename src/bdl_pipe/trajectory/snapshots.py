@@ -25,7 +25,7 @@ from ..training import snapshots
 
 @dataclass(frozen=True)
 class BatchNormConfig:
-    """What every method that makes networks of a trajectory's has in common.
+    """The config that every method that makes networks of a trajectory's has in common.
 
     Attributes:
         batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
@@ -58,7 +58,8 @@ class Snapshots:
     def __init__(
         self, trajectory: State, data: FitData, config: BatchNormConfig, rng: Seed, refresh: bool = True
     ) -> None:
-        """
+        """Read the snapshots of ``trajectory``.
+
         Args:
             config: the training rows that refresh running statistics are the same at all points.
             rng: where their choice is drawn.
@@ -87,14 +88,17 @@ class Snapshots:
 
     @torch.no_grad()
     def state_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the same, of the last snapshot with some of its weights replaced, of any floating type."""
+        """Return the last snapshot's ``state_dict`` with some of its weights replaced, of any floating type.
+
+        It is on the CPU, its running statistics refreshed.
+        """
         self.network.load_state_dict(self.last | {name: value.to(self.last[name]) for name, value in weights.items()})
         if self._rows is not None:
             refresh_batch_norm(self.network, self._rows, self._batch)
         return {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
 
     def draws(self, draw: Callable[[int], Mapping[str, Tensor]], count: int, *, report: Report) -> NetworkDraws:
-        """``count`` networks with the weights ``draw(number)``; may be resumed after any of them."""
+        """Return ``count`` networks with the weights ``draw(number)``; may be resumed after any of them."""
         saved = report.load()
         drawn = unstack(saved.tensors) if saved is not None else []
         for number in range(len(drawn), count):

@@ -42,7 +42,7 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class SubspaceConfig(BatchNormConfig):
-    """What the methods of a subspace have in common.
+    """The config that the methods of a subspace have in common.
 
     Attributes:
         dimension: K, the principal components.
@@ -69,13 +69,13 @@ class SubspaceConfig(BatchNormConfig):
 
 @dataclass(frozen=True)
 class Plane:
-    """w̄ and the scaled components p_k, in float64."""
+    """The plane of w̄ and the scaled components p_k, in float64."""
 
     mean: Float[Tensor, " weight"]
     components: Float[Tensor, "dimension weight"]
 
     def point(self, z: Float[Tensor, " dimension"]) -> Float[Tensor, " weight"]:
-        """w(z)."""
+        """Return w(z), the weights at the coordinates z."""
         return self.mean + z @ self.components
 
 
@@ -103,7 +103,7 @@ class Target:
     """
 
     def __init__(self, data: FitData, inputs: Inputs, config: SubspaceConfig, method: str, rng: Seed) -> None:
-        """Of the one trajectory in ``inputs``.
+        """Take the subspace of the one trajectory in ``inputs``.
 
         Raises:
             ConfigError: the dimension is more than snapshots less one, which have no more components.
@@ -122,13 +122,14 @@ class Target:
         self._scale, self._temperature = self.num_train / len(self), config.temperature
 
     def __len__(self) -> int:
-        """Training rows that the likelihood is summed over."""
+        """Return the number of training rows that the likelihood is summed over."""
         return len(self._inputs)
 
     def tempered(self, z: Float[Tensor, " dimension"], rows: Int[Tensor, " row"]) -> Float[Tensor, ""]:
-        """(1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows`` of those here, one batch, in float64; differentiable.
+        """Return (1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows`` of those here, one batch, in float64.
 
-        Scaled up to all training rows: summed over all rows here, its mean over their choice is that of all.
+        It is differentiable, and scaled up to all training rows: summed over all rows here, its mean over their choice
+        is that of all.
         """
         network, device = self._snapshots.network, self._inputs.device
         weights = {name: self._placed(value) for name, value in self._snapshots.named(self.plane.point(z)).items()}
@@ -140,19 +141,19 @@ class Target:
 
     @torch.no_grad()
     def total(self, z: Float[Tensor, " dimension"], batch: int) -> float:
-        """Return the same over all rows here, in order, in batches whose sizes differ by at most 1."""
+        """Return :meth:`tempered` over all rows here, in order, in batches whose sizes differ by at most 1."""
         parts = torch.arange(len(self)).tensor_split(-(-len(self) // batch))
         return sum(self.tempered(z, part).item() for part in parts)
 
     def networks(self, coordinates: Float[Tensor, "draw dimension"], report: Report) -> NetworkDraws:
-        """Return those at these coordinates; may be resumed after any of them."""
+        """Return the networks at these coordinates; may be resumed after any of them."""
         points = self._snapshots.named
         return self._snapshots.draws(
             lambda k: points(self.plane.point(coordinates[k])), len(coordinates), report=report
         )
 
     def _placed(self, weight: Tensor) -> Tensor:
-        """On the rows' device; filters in the order of memory of the images."""
+        """Move a weight to the rows' device; filters in the order of memory of the images."""
         there = weight.to(self._inputs.device)
         return there.contiguous(memory_format=self._order) if there.ndim == 4 else there
 
@@ -175,5 +176,5 @@ def fitted(
 
 
 def _exact(targets: Tensor) -> Tensor:
-    """Regression targets in float64, labels as they are."""
+    """Return regression targets in float64, labels as they are."""
     return targets.double() if targets.is_floating_point() else targets

@@ -26,12 +26,14 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class SwaConfig(BatchNormConfig):
-    """``methods.swa``: nothing more to choose."""
+    """The section ``methods.swa``, which leaves nothing more to choose."""
 
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: Report) -> State:
-    """The mean of the one trajectory in ``inputs``; data only refresh batch normalisation, with one choice of rows.
+    """Return the mean of the one trajectory in ``inputs``.
+
+    Data only refresh batch normalisation, with one choice of rows.
 
     Raises:
         ConfigError: the trajectory has neither moments nor two snapshots.

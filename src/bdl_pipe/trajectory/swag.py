@@ -32,7 +32,7 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class SwagConfig(BatchNormConfig):
-    """``methods.swag``.
+    """The section ``methods.swag`` of params.yaml.
 
     Attributes:
         rank: K, the last deviations in the low-rank part; 0: the diagonal alone.
@@ -53,7 +53,7 @@ class SwagConfig(BatchNormConfig):
 
 @dataclass(frozen=True)
 class Moments:
-    """What a trajectory says of its weights, in float64.
+    """The moments of a trajectory's weights, in float64.
 
     Attributes:
         mean: w̄.
@@ -66,7 +66,7 @@ class Moments:
     columns: Float[Tensor, "rank weight"]
 
     def draw(self, z1: Float[Tensor, " weight"], z2: Float[Tensor, " rank"], scale: float) -> Float[Tensor, " weight"]:
-        """w of the standard normal numbers z₁ and z₂, a linear map."""
+        """Return the w of the standard normal numbers z₁ and z₂, a linear map."""
         rank = len(self.columns)
         if rank == 0:
             return self.mean + math.sqrt(scale) * self.sd * z1
@@ -75,7 +75,7 @@ class Moments:
 
 
 def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
-    """Mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
+    """Return mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
     exact = past.double()
     mean = exact.mean(0)
     centred = exact - mean
@@ -103,7 +103,7 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
 
 
 def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
-    """Of the running moments and the last snapshots, or of the snapshots alone."""
+    """Return the Gaussian of the running moments and the last snapshots, or of the snapshots alone."""
     past, kept = snapshots.flat, snapshots.moments
     enough = len(past) > 1 or kept is not None
     require(enough, "methods.sgd.keep", "must leave two or more snapshots for swag", len(past))

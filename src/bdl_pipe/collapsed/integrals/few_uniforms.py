@@ -44,9 +44,9 @@ def triangular_density(
     half_widths: Float[Tensor, "*#batch d"],
     radius: float | Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch"]:
-    """E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius].
+    """Return E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius].
 
-    The density of c + ΣhU + T at y, T triangular: exactly 0 beyond |y − c| = Σh + radius, never negative, and
+    It is the density of c + ΣhU + T at y, T triangular: exactly 0 beyond |y − c| = Σh + radius, never negative, and
     integrates to one.
 
     Raises:
@@ -76,7 +76,7 @@ def triangular_cdf(
     half_widths: Float[Tensor, "*#batch d"],
     radius: float | Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch"]:
-    """P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
+    """Return P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
 
     Raises:
         DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
@@ -93,7 +93,7 @@ def triangular_cdf(
 def expect(
     piecewise: Piecewise, centre: Float[Tensor, "*#batch"], half_widths: Float[Tensor, "*#batch d"]
 ) -> Float[Tensor, "*batch"]:
-    """E[g(c + Σ_i h_iU_i)].
+    """Return E[g(c + Σ_i h_iU_i)].
 
     The pieces are integrated one by one and added: what is relative to E|g| is the rounding error of a g that takes
     both signs, and near the edge of where g is not zero it is as exact as the coefficients make g vanish there.
@@ -132,7 +132,7 @@ def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> 
 
 
 def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
-    """E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
+    """Return E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
     half_widths, unit = _kept(half_widths)
     order = coefficients.shape[1]
     box = Box((half_widths / unit).sort(0, descending=True).values, order - 1)
@@ -150,7 +150,7 @@ def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: T
 
 
 def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Pieces between two breakpoints, from 0 on, and the points whose box reaches them, or nearly."""
+    """Return the pieces between two breakpoints, from 0 on, and the points whose box reaches them, or nearly."""
     spread = half_widths.sum(0)
     spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
     within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
@@ -174,12 +174,12 @@ def _between(
 
 
 def _factorials(coefficients: Tensor) -> Tensor:
-    """Derivatives i!·c_i of a polynomial's coefficients [terms, ...]."""
+    """Return the derivatives i!·c_i of a polynomial's coefficients [terms, ...]."""
     return torch.stack([math.factorial(i) * c for i, c in enumerate(coefficients)])
 
 
 def _mirrored(derivatives: Tensor) -> Tensor:
-    """Return those of p(−u) [terms, ...]."""
+    """Return the derivatives of p(−u) [terms, ...]."""
     return torch.stack([-d if i % 2 else d for i, d in enumerate(derivatives)])
 
 
@@ -193,7 +193,10 @@ def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
 
 
 def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Widths [d, point] without what is negligible beside the widest; and the widest, or 1 where all are zero."""
+    """Return the widths [d, point] without what is negligible beside the widest, and the widest.
+
+    Where all widths are zero, the second is 1.
+    """
     unit = widths.detach().amax(0)  # of which the result does not depend
     unit = torch.where(unit > 0, unit, 1)
     # a zero stays itself, with its gradient of zero and its second derivative
@@ -201,7 +204,7 @@ def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum(*terms: Tensor) -> Tensor:
-    """The sum, as if in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1); its gradient is a sum's."""
+    """Sum as if in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1); the gradient is a sum's."""
     total, error = terms[0], torch.zeros_like(terms[0])
     for term in terms[1:]:
         new = total + term
@@ -213,5 +216,5 @@ def _sum(*terms: Tensor) -> Tensor:
 
 
 def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
-    """``compute`` on blocks of points (the last dimension), each with 2^levels leaves."""
+    """Call ``compute`` on blocks of points (the last dimension), each with 2^levels leaves."""
     return blocks(compute, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels, *parts)

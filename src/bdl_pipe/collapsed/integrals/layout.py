@@ -12,7 +12,7 @@ from ...errors import DataError
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, or in float32 where the device has nothing wider."""
+    """Return the values in float64, or in float32 where the device has nothing wider."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
@@ -22,7 +22,9 @@ def widest(*values: Tensor) -> torch.dtype:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that all broadcast to; torch's own function imports sympy when it is first called, for two seconds.
+    """Return the shape that all broadcast to.
+
+    torch's own function imports sympy when it is first called, for two seconds.
 
     Raises:
         ValueError: they do not go together.
@@ -31,12 +33,12 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def flat(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """[point], broadcast to ``batch``."""
+    """Broadcast to ``batch`` and flatten: [point]."""
     return wide(values).expand(batch).reshape(-1)
 
 
 def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """[d, point] of [*batch, d]; a view of what is the same for all points."""
+    """Return [d, point] of [*batch, d]; a view of what is the same for all points."""
     size = values.shape[-1]
     if values.ndim == 1:
         return wide(values)[:, None].expand(size, math.prod(batch))
@@ -44,13 +46,13 @@ def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
 
 
 def blocks(compute: Callable[..., Tensor], size: int, *parts: Tensor) -> Tensor:
-    """``compute`` on ``size`` points at a time (the last dimension), at least one."""
+    """Call ``compute`` on ``size`` points at a time (the last dimension), at least one."""
     split = (part.split(max(1, size), -1) for part in parts)
     return torch.cat([compute(*block) for block in zip(*split, strict=True)], -1)
 
 
 def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
-    """As a tensor on the device of ``like``.
+    """Return the radius as a tensor on the device of ``like``.
 
     Raises:
         DataError: it is not finite or not above zero.
@@ -63,7 +65,8 @@ def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
 
 
 def check(half_widths: Tensor, most: float, **values: Tensor) -> None:
-    """
+    """Refuse values and half-widths that no integral takes.
+
     Raises:
         DataError: a value is not finite, a half-width is negative, or there are more than ``most`` of them.
     """

@@ -41,7 +41,9 @@ def log_density(
     half_widths: Float[Tensor, "*#batch d"],
     radius: float | Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch"]:
-    """log E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius]; −∞ off the support.
+    """Return log E[tri(y − c − Σ_i h_iU_i)], −∞ off the support.
+
+    tri is the symmetric triangular density on [−radius, radius].
 
     The relative error of the density, also deep in the tails, is of the order of 1e-12; that of a series is certain to
     be below 1e-8, to which differences of corners add a moderate factor. Not differentiable.
@@ -59,7 +61,9 @@ def cdf(
     half_widths: Float[Tensor, "*#batch d"],
     radius: float | Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch"]:
-    """Pr(X ≤ y): below the centre with the relative error of :func:`log_density`, above it one minus the other tail.
+    """Return Pr(X ≤ y).
+
+    Below the centre it has the relative error of :func:`log_density`; above, it is one minus the other tail.
 
     Not differentiable.
 
@@ -81,7 +85,7 @@ def _over_points(
     half_widths: Tensor,
     radius: float | Tensor,
 ) -> Tensor:
-    """``compute`` of edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
+    """Call ``compute`` on edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
     reach = checked_radius(radius, y)
     check(half_widths, math.inf, y=y, centre=centre)
     batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
@@ -97,7 +101,10 @@ def _over_points(
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Over the first dimension as if in twice the precision, pairwise (Ogita, Rump and Oishi 2005, algorithm 4.1)."""
+    """Sum over the first dimension as if in twice the precision, pairwise.
+
+    Ogita, Rump and Oishi 2005, algorithm 4.1.
+    """
     error = torch.zeros_like(terms[0])
     while len(terms) > 1:
         half = len(terms) // 2
@@ -110,7 +117,9 @@ def _sum(terms: Tensor) -> Tensor:
 
 
 def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
-    """log of the convolution at ``edge`` [point] of uniforms of half-widths [n, point], and of ``endless`` [0, ∞).
+    """Return the log of a convolution at ``edge`` [point].
+
+    It is that of uniforms of half-widths [n, point], and of ``endless`` intervals [0, ∞).
 
     −∞ where edge ≤ 0; otherwise edge ≤ Σw.
     """
@@ -126,7 +135,10 @@ def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
 
 
 def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point]; the whole series would have ``terms`` [point]."""
+    """Return the log of the convolution at 1 [point], of half-widths [n, point], some of which are taken apart.
+
+    The whole series would have ``terms`` [point].
+    """
     kept = widths.clamp_max(1)  # wider than the edge distance is as good as endless
     apart = _number_apart(kept, endless, terms)
     result = torch.empty_like(terms)
@@ -138,7 +150,7 @@ def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
 
 
 def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
-    """How many intervals to take apart [point]: the least work, as estimated, in terms summed.
+    """Return how many intervals to take apart [point]: the least work, as estimated, in terms summed.
 
     A series of m intervals [0, ∞) or of like width has about 2 (exp(LOG_ERROR) m^(m/2))^(1/(m − 1)) terms, and the rest
     reaches the share of the corners that it has of the support. Widths [n, point], the widest first.
@@ -157,12 +169,12 @@ def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
 
 
 def _sums_after(values: Tensor) -> Tensor:
-    """Σ_{i>j} for j = 0 … n [n + 1, point]."""
+    """Return Σ_{i>j} for j = 0 … n [n + 1, point]."""
     return torch.cat([values.flip(0).cumsum(0).flip(0), torch.zeros_like(values[:1])])
 
 
 def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point], by differences of 2^k corners."""
+    """Return the log of the convolution at 1 [point], of half-widths [n, point], by differences of 2^k corners."""
     rest = _sums_after(widths)  # δ_j
     nodes = torch.ones_like(widths[:1])
     for width in widths[:k]:
@@ -186,7 +198,10 @@ def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
 
 
 def _polynomial(x: Tensor, widths: Tensor, j: int, endless: int) -> Tensor:
-    """E[(x + S)^q]/q!, S the sum of what comes after the j widest, q = j + endless − 1; of no meaning for q < 0."""
+    """Return E[(x + S)^q]/q!, S the sum of what comes after the j widest.
+
+    q = j + endless − 1; the value has no meaning for q < 0.
+    """
     order = j + endless - 1
     moments = [torch.ones_like(x[0])]  # E[S²ᵐ]/(2m)!
     powers = [c * widths[j:].pow(2 * m).sum(0) for m, c in enumerate(CUMULANTS[: max(order, 0) // 2], 1)]

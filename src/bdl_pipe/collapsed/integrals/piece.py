@@ -50,7 +50,7 @@ def one_piece(edge: Tensor, length: Tensor, box: Box, left: list[Tensor], right:
 
 
 def _moments(left: list[Tensor], length: Tensor, count: int) -> list[Tensor]:
-    """∫_0^L p(a + s) (L/2 − s)^r / r! ds for r = 0 … count − 1 [point] each, by a Gauss rule that is exact."""
+    """Return ∫_0^L p(a + s) (L/2 − s)^r / r! ds for r = 0 … count − 1 [point] each, by a Gauss rule that is exact."""
     nodes, weights = np.polynomial.legendre.leggauss((len(left) + count) // 2 + 1)
     total = [torch.zeros_like(length) for _ in range(count)]
     taylor: list[Tensor | None] = [a / math.factorial(i) for i, a in enumerate(left)]
@@ -63,7 +63,7 @@ def _moments(left: list[Tensor], length: Tensor, count: int) -> list[Tensor]:
 
 
 def _passed(box: Box, mass: list[Tensor], level: int) -> list[Tensor | None]:
-    """Coefficients of C_j beyond the piece, as a polynomial of x from the middle of the piece, j ≥ 1."""
+    """Return the coefficients of C_j beyond the piece, as a polynomial of x from the middle of the piece, j ≥ 1."""
     moments = box.moments[level]
     joint: list[Tensor] = []
     for order in range(level):

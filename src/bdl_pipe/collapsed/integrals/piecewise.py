@@ -44,11 +44,11 @@ class Piecewise:
             raise DataError("breakpoints and coefficients must be finite")
 
     def to(self, like: Tensor) -> "Piecewise":
-        """Return the same on the device and in the dtype of another tensor."""
+        """Return the polynomial on the device and in the dtype of another tensor."""
         return Piecewise(self.breakpoints.to(like), self.coefficients.to(like))
 
     def __call__(self, z: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-        """g(z)."""
+        """Return g(z)."""
         piece = (z[..., None] >= self.breakpoints).sum(-1)  # [...]
         shape = (*piece.shape, self.breakpoints.shape[-1])
         start = self.breakpoints.expand(shape).gather(-1, (piece - 1).clamp_min(0)[..., None])[..., 0]
@@ -62,9 +62,9 @@ class Piecewise:
 
 
 def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
-    """Cubics fitted to 1/(1 + e⁻ᶻ) on ``pieces`` equal parts of [−reach, reach]; 0 and 1 beyond; float64, on the CPU.
+    """Fit cubics to 1/(1 + e⁻ᶻ) on ``pieces`` equal parts of [−reach, reach]; 0 and 1 beyond; float64, on the CPU.
 
-    A least-squares cubic spline on a fine grid; without ``reach``, that of the smallest :func:`sigmoid_error`.
+    They are a least-squares cubic spline on a fine grid; without ``reach``, that of the smallest :func:`sigmoid_error`.
     The fit may leave [0, 1] by that error: .028 for 1 piece, which is the published form (Zeng and Van den Broeck
     2023, appendix B), .0074 for 3, .0029 for 8 and 4e-5 for 32.
 
@@ -93,7 +93,7 @@ def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
 
 
 def sigmoid_error(approximation: Piecewise) -> float:
-    """max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid inside its outer breakpoints and at the steps at them."""
+    """Return max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid inside its outer breakpoints and at the steps at them."""
     ends = approximation.breakpoints[[0, -1]]
     grid = torch.linspace(float(ends[0]), float(torch.nextafter(ends[1], ends[0])), GRID, dtype=ends.dtype)
     inside = (approximation(grid) - grid.sigmoid()).abs().max()

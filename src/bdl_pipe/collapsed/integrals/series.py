@@ -30,7 +30,7 @@ BLOCK: Final = 1 << 20  # factors of characteristic functions at a time
 @final
 @dataclass(frozen=True)
 class Series:
-    """The distribution function of each mixture, and what lies to the left of its window is 0, to the right 1.
+    """The distribution function of each mixture; it is 0 to the left of its window and 1 to the right.
 
     Attributes:
         first, period: the window's left end and length.
@@ -49,7 +49,10 @@ class Series:
         radius: Float[Tensor, "draw batch output"],
         tail: float,
     ) -> "Series | None":
-        """Of equally weighted samples, with the Gaussian's share ``tail``; None where the series is too long."""
+        """Make the series of equally weighted samples, with the Gaussian's share ``tail``.
+
+        It is None where the series is too long.
+        """
         triangle = (radius / 2)[..., None].expand(*radius.shape, 2)
         widths = torch.cat([half_widths, triangle], -1)
         variance = widths.square().sum(-1) / 3
@@ -64,7 +67,7 @@ class Series:
         return cls(first, period, torch.cat(terms))
 
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        """F, with an absolute error of the order of 1e-10."""
+        """Return F, with an absolute error of the order of 1e-10."""
         share = ((values.double() - self.first) / self.period).clamp(0, 1)
         k = torch.arange(1, len(self.terms) + 1, device=share.device, dtype=torch.float64)[:, None, None]
         angle = 2 * math.pi * k * share
@@ -75,7 +78,7 @@ class Series:
 
 
 def _cutoff(widths: Tensor) -> Tensor:
-    """t [...] from which on the bound of |φ| is below exp(−LOG_ERROR), by bisection of its logarithm."""
+    """Return the t [...] from which on the bound of |φ| is below exp(−LOG_ERROR), by bisection of its logarithm."""
     squares = widths.square() / 3
     # a single factor, of the widest, would fall to it at the upper end
     widest = widths.amax(-1)
@@ -89,7 +92,7 @@ def _cutoff(widths: Tensor) -> Tensor:
 
 
 def _terms(k: Tensor, period: Tensor, offset: Tensor, widths: Tensor, variance: Tensor, tail: float) -> Tensor:
-    """Of the numbers k [term], with the samples' centres less the window's left end ``offset``."""
+    """Return the terms of the numbers k [term], with the samples' centres less the window's left end ``offset``."""
     t = 2 * math.pi * k[:, None, None].double() / period  # [term, batch, output]
     each = t[:, None]  # over draws
     modulus = (1 - tail) * torch.sinc(each[..., None] * widths / math.pi).prod(-1)

@@ -39,6 +39,6 @@ def _least(centre: Tensor, reach: Tensor, rise: Tensor) -> Tensor:
 
 
 def _log_sinhc(half: Tensor) -> Tensor:
-    """log (sinh h)/h, 0 at 0; off by rounding of h."""
+    """Return log (sinh h)/h, 0 at 0; off by rounding of h."""
     safe = torch.where(half > 0, half, 1)
     return torch.where(half > 0, safe + torch.log(-torch.expm1(-2 * safe) / (2 * safe)), 0)

@@ -31,7 +31,7 @@ def softmax_one(
     high: float | Float[Tensor, "*#batch"],
     feature: Float[Tensor, "*#batch"],
 ) -> Float[Tensor, "*batch class"]:
-    """E[softmax(logits + e_index·w·feature)] over w uniform on [low, high]: probabilities of all classes.
+    """Return E[softmax(logits + e_index·w·feature)] over w uniform on [low, high]: probabilities of all classes.
 
     Args:
         logits: without what the weight adds: as at w = 0; or as at the weight's value, with ``low`` and ``high``
@@ -59,7 +59,7 @@ def softmax_one(
 
 
 def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """E[σ(a + hU)], h ≥ 0, to the last digits of either tail; by three forms, each where it does not cancel."""
+    """Return E[σ(a + hU)], h ≥ 0, to the last digits of either tail; by three forms, each where it does not cancel."""
     centre, half = torch.broadcast_tensors(centre, half)
     blocks = zip(centre.flatten().split(BLOCK), half.flatten().split(BLOCK), strict=True)
     return torch.cat([_mean_sigmoid(*block) for block in blocks]).reshape(centre.shape)

@@ -35,7 +35,9 @@ NEGLIGIBLE: Final = 1e-25  # of the widest: narrower is zero, so that no power o
 
 @dataclass(frozen=True)
 class Box:
-    """Half-widths [d, point], the widest first, in any unit in which the widest is 1, or all of them 0.
+    """A box for each point: half-widths [d, point], the widest first.
+
+    Their unit is any in which the widest is 1, or all of them 0.
 
     Attributes:
         orders: highest order of a polynomial before any width is removed; sets how many moments are kept.
@@ -46,17 +48,17 @@ class Box:
 
     @cached_property
     def tails(self) -> Tensor:
-        """δ_j, what is left after j of them [d + 1, point]."""
+        """Return δ_j, what is left after j of them [d + 1, point]."""
         return F.pad(self.widths.flip(0).cumsum(0).flip(0), (0, 0, 0, 1))
 
     @cached_property
     def inverses(self) -> Tensor:
-        """1/(2w_j) [d, point], and anything finite for a zero width."""
+        """Return 1/(2w_j) [d, point], and anything finite for a zero width."""
         return 0.5 / torch.where(self.widths > 0, self.widths, 1)
 
     @cached_property
     def moments(self) -> list[list[Tensor]]:
-        """moments[j][k] = E[S_j²ᵏ]/(2k)!, S_j the sum of what is left after j of them: [d] has k = 0 alone."""
+        """Return moments[j][k] = E[S_j²ᵏ]/(2k)!, S_j the sum of what is left after j of them: [d] has k = 0 alone."""
         one = torch.ones_like(self.tails[0])
         levels = [[one]]
         for j in reversed(range(len(self.widths))):
@@ -67,7 +69,10 @@ class Box:
         return levels[::-1]
 
     def nodes(self, edge: Tensor, level: int) -> Tensor:
-        """Left-edge distances of the nodes of a level [2^level, point]; those of a level j above are the first 2^j."""
+        """Return the left-edge distances of the nodes of a level [2^level, point].
+
+        Those of a level j above are the first 2^j.
+        """
         nodes = edge[None]
         for width in self.widths[:level]:
             nodes = torch.cat([nodes, nodes - 2 * width])
@@ -75,7 +80,7 @@ class Box:
 
 
 def one_sided(edge: Tensor, box: Box, terms: list[Tensor], first: int) -> list[Tensor]:
-    """G of every node of every level but the leaves: [2^j, point] for j = 0 … d − 1.
+    """Return G of every node of every level but the leaves: [2^j, point] for j = 0 … d − 1.
 
     Args:
         edge: x + δ_0, the distance of x from the left edge of the support [point].
@@ -99,7 +104,7 @@ def one_sided(edge: Tensor, box: Box, terms: list[Tensor], first: int) -> list[T
 
 
 def smooth(box: Box, terms: list[Tensor], first: int, level: int) -> list[Tensor | None]:
-    """Coefficients, ascending, of E[φ⁽⁻ʲ⁾(x + S_j)] as a polynomial of x, x ≥ δ_j; None stands for zero."""
+    """Return the coefficients, ascending, of E[φ⁽⁻ʲ⁾(x + S_j)] as a polynomial of x, x ≥ δ_j; None stands for zero."""
     moments = box.moments[level]
     top = first + len(terms) - 1 + level
     coefficients: list[Tensor | None] = []
@@ -111,7 +116,7 @@ def smooth(box: Box, terms: list[Tensor], first: int, level: int) -> list[Tensor
 
 
 def horner(coefficients: list[Tensor | None], x: Tensor) -> Tensor:
-    """Σ_r c_r x^r, by Horner's rule in x², the even and the odd powers apart."""
+    """Return Σ_r c_r x^r, by Horner's rule in x², the even and the odd powers apart."""
     square = x * x
     even, odd = _same_parity(coefficients[::2], square), _same_parity(coefficients[1::2], square)
     if odd is None:
@@ -120,7 +125,7 @@ def horner(coefficients: list[Tensor | None], x: Tensor) -> Tensor:
 
 
 def _same_parity(coefficients: list[Tensor | None], square: Tensor) -> Tensor | None:
-    """Σ_k c_k (x²)^k, None where all are."""
+    """Return Σ_k c_k (x²)^k, None where all are."""
     total: Tensor | None = None
     for c in reversed(coefficients):
         if total is None or c is None:
@@ -131,7 +136,7 @@ def _same_parity(coefficients: list[Tensor | None], square: Tensor) -> Tensor | 
 
 
 def _convolved(powers: list[Tensor], old: list[Tensor], k: int) -> Tensor:
-    """Σ_i powers[i] old[k − i], of which the first of each is one."""
+    """Return Σ_i powers[i] old[k − i], of which the first of each is one."""
     inner = [powers[i] * old[k - i] for i in range(1, k) if k - i < len(old)]
     ends = [old[k]] if 0 < k < len(old) else []
     return sum([*inner, *ends], powers[k])

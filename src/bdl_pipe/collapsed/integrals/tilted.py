@@ -35,7 +35,9 @@ CUMULANTS: Final = tuple(
 
 
 def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) -> tuple[Tensor, Tensor]:
-    """log of the convolution at 1, and its number of terms, both [point]; not summed where that is over ``longest``.
+    """Return the log of the convolution at 1 and its number of terms, both [point].
+
+    It is not summed where the number of terms is over ``longest``.
 
     Args:
         widths: half-widths [n, point], > 0.
@@ -52,7 +54,7 @@ def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) 
 
 
 def _plan(widths: Tensor, endless: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tilt θ, step in t and number of terms [point]."""
+    """Return the tilt θ, the step in t and the number of terms [point]."""
     tilt = _saddle(widths, endless)
     _, variances = _moments(widths, tilt)
     sigma = (variances.sum(0) + endless / tilt.square()).sqrt()
@@ -62,7 +64,7 @@ def _plan(widths: Tensor, endless: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the truncated exponentials [n, point]; absolute errors of 1e-16/θ and 1e-16/θ²."""
+    """Return mean and variance of the truncated exponentials [n, point]; absolute errors of 1e-16/θ and 1e-16/θ²."""
     whole = 2 * widths
     rest = whole / torch.expm1(whole * tilt)
     inverse = 1 / tilt
@@ -70,7 +72,10 @@ def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
-    """θ [point] for which the sum has mean 1: Newton's method for 1/mean, all but linear in θ, within a bracket."""
+    """Return the θ [point] for which the sum has mean 1.
+
+    Newton's method solves for 1/mean, all but linear in θ, within a bracket.
+    """
     low, high = endless.clamp_min(SMALLEST_TILT), endless + len(widths)
     tilt = (low * high).sqrt()
     for _ in range(NEWTON):
@@ -83,17 +88,20 @@ def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
 
 
 def _log_mass(widths: Tensor, tilt: Tensor) -> Tensor:
-    """log Π (1 − exp(−2wθ))/(2wθ) [point], for θ of any sign."""
+    """Return log Π (1 − exp(−2wθ))/(2wθ) [point], for θ of any sign."""
     exponents = -2 * widths * tilt
     return (torch.expm1(exponents) / exponents).log().sum(0)
 
 
 def _period(widths: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """P [point]: what lies a period from 1, on either side, is negligible."""
+    """Return P [point]: what lies a period from 1, on either side, is negligible."""
     at_tilt = _log_mass(widths, tilt)
 
     def chernoff(rate: Tensor) -> Tensor:
-        """Distance from 1, to the right for a positive rate, at which Pr is exp(−LOG_ERROR) by Chernoff's bound."""
+        """Return the distance from 1 at which Pr is exp(−LOG_ERROR) by Chernoff's bound.
+
+        It is to the right for a positive rate.
+        """
         growth = _log_mass(widths, tilt - rate) - at_tilt - rate
         growth = torch.where(endless > 0, growth - endless * torch.log1p(-rate / tilt), growth)
         return sigma + (LOG_ERROR + growth) / rate.abs()
@@ -122,7 +130,7 @@ def _cutoff(variances: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> 
 
 
 def _summed(widths: Tensor, endless: Tensor, tilt: Tensor, step: Tensor, terms: int) -> Tensor:
-    """log of the convolution at 1 [point], of half-widths [n, point] the widest first."""
+    """Return the log of the convolution at 1 [point], of half-widths [n, point] the widest first."""
     t = torch.arange(1, terms + 1, device=step.device)[:, None] * step  # [term, point]
     largest = torch.hypot(tilt, t[-1])
     several = int(((widths * largest).amax(1) >= 1).sum())
@@ -134,7 +142,10 @@ def _summed(widths: Tensor, endless: Tensor, tilt: Tensor, step: Tensor, terms: 
 
 
 def _sum_of_products(widths: Tensor, tilt: Tensor, step: Tensor, t: Tensor, common: Tensor) -> Tensor:
-    """Re Σ_t common Π_i [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/|θ + it| [point]; the angles by rotation."""
+    """Return the sum over t of products over widths [point]; the angles by rotation.
+
+    Re Σ_t common Π_i [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/|θ + it|.
+    """
     weights = 2 * tilt / torch.expm1(2 * widths * tilt)
     turn_cos, turn_sin = (widths * step).cos(), (widths * step).sin()
     cos, sin, total = turn_cos, turn_sin, torch.zeros_like(tilt)
@@ -148,7 +159,7 @@ def _sum_of_products(widths: Tensor, tilt: Tensor, step: Tensor, t: Tensor, comm
 
 
 def _log_narrow(widths: Tensor, tilt: Tensor, t: Tensor, largest: Tensor) -> Tensor:
-    """log Π E exp(−itV_i) of those with w|θ + it| < 1 [term, point], |θ + it| ≤ ``largest``."""
+    """Return log Π E exp(−itV_i) of those with w|θ + it| < 1 [term, point], |θ + it| ≤ ``largest``."""
     square = (widths * largest).square()
     power, sums = square, []
     for cumulant in CUMULANTS:
@@ -162,7 +173,7 @@ def _log_narrow(widths: Tensor, tilt: Tensor, t: Tensor, largest: Tensor) -> Ten
 
 
 def _product(real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor]:
-    """Of complex numbers over the first dimension."""
+    """Return the product of complex numbers over the first dimension."""
     while len(real) > 1:
         half = len(real) // 2
         a, b, c, d = real[:half], imaginary[:half], real[half : 2 * half], imaginary[half : 2 * half]

@@ -18,7 +18,9 @@ SQRT_6: Final = math.sqrt(6)  # Var = r²/6; the published code has 2.45
 
 @cache
 def density_matched() -> float:
-    """The radius α ≈ 2.3 whose triangular density is nearest N(0, 1) in L2 (Zeng and Van den Broeck 2023, section 3).
+    """Return the radius α ≈ 2.3 whose triangular density is nearest N(0, 1) in L2.
+
+    Zeng and Van den Broeck 2023, section 3.
 
     ∫(tri − φ)² = 2/(3r) − 4[(Φ(r) − ½)/r − (φ(0) − φ(r))/r²] + const; its derivative times r³/2 is solved for zero.
     """

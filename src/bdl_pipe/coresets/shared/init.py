@@ -17,7 +17,7 @@ from ...seeds import Seed
 
 @dataclass(frozen=True)
 class Coreset:
-    """Synthetic (or chosen) rows in the transformed space, ordered by class.
+    """A coreset: synthetic (or chosen) rows in the transformed space, ordered by class.
 
     Attributes:
         images: x̂ [n, channel, height, width] (or [n, feature]).

@@ -22,7 +22,7 @@ from .trunk import OptimisedNetwork, fresh, step_on_coreset
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """The model pool.
+    """The settings of the model pool.
 
     Attributes:
         networks: P, how many.
@@ -41,7 +41,7 @@ class PoolConfig:
 
 
 class ModelPool:
-    """P networks, their Adams, ages and generations; all of it can be stored and restored."""
+    """A pool of P networks with their Adams, ages and generations; all of it can be stored and restored."""
 
     def __init__(
         self,

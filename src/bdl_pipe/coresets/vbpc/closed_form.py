@@ -26,7 +26,7 @@ from ...predictive import Categorical, mean_field
 
 @dataclass(frozen=True)
 class HeadPosterior:
-    """q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
+    """The posterior q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
 
     Attributes:
         features: Φ [n, h] where n <= h (dual); None where n > h (primal): the factor knows all of it.

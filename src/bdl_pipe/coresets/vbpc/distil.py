@@ -36,7 +36,7 @@ from .head import HeadConfig
 
 @dataclass(frozen=True)
 class DistilConfig:
-    """How a coreset is distilled.
+    """The settings of a coreset's distillation.
 
     Attributes:
         steps: outer updates.

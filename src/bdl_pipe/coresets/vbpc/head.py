@@ -12,7 +12,7 @@ from . import closed_form
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The closed-form head and the features that it sees.
+    """The settings of the closed-form head and of the features that it sees.
 
     Attributes:
         rho: ρ, precision of the prior of the head's weights.

@@ -18,7 +18,7 @@ from .posterior import StudentConfig, fit_student
 
 @dataclass(frozen=True)
 class VbpcConfig:
-    """``methods.vbpc``.
+    """The section ``methods.vbpc`` of params.yaml.
 
     Attributes:
         ipc: coreset rows per class.
@@ -45,6 +45,7 @@ class VbpcConfig:
 
     @property
     def head(self) -> HeadConfig:
+        """Return the settings of the closed-form head."""
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 

@@ -31,7 +31,7 @@ _CHUNK = 250  # inputs per forward pass, whose activations the processor's cache
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """How the trunk is trained on the coreset.
+    """The settings of the trunk's training on the coreset.
 
     Attributes:
         steps: T', Adam steps; 0 leaves the random trunk.
@@ -50,7 +50,7 @@ class StudentConfig:
 
 @dataclass(frozen=True)
 class Spec:
-    """What rebuilds the trunk and reads the head's tensors.
+    """The description that the trunk is rebuilt from and the head's tensors are read by.
 
     Attributes:
         network, input_shape: the trunk.
@@ -66,12 +66,12 @@ class Spec:
 
 @final
 class VbpcPosterior:
-    """One trunk φ and q(W); predicts in closed form, deterministically."""
+    """A posterior of one trunk φ and q(W), which predicts in closed form, deterministically."""
 
     key = "vbpc"
 
     def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
-        """``trunk``: the ``state_dict`` of the headless network."""
+        """Take the ``state_dict`` of the headless network as ``trunk``."""
         self.spec, self.head = spec, head
         self._network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
         self._network.load_state_dict(trunk)

@@ -52,7 +52,7 @@ __all__ = ["NAMES", "SEVERITIES", "corrupt"]
 def corrupt(
     images: np.ndarray, name: str, severity: int, rng: Seed, first: int = 0
 ) -> UInt8[np.ndarray, "image channel height width"]:
-    """Corrupted copies of images of one or three channels.
+    """Return corrupted copies of images of one or three channels.
 
     Args:
         images: uint8 [image, channel, height, width].

@@ -8,17 +8,18 @@ from .streams import Streams
 
 
 def gaussian_blur(images: np.ndarray, sigma: float, streams: Streams) -> np.ndarray:
+    """Smooth by a Gaussian of deviation ``sigma``, in pixels of a 32×32 image."""
     return filters.gaussian(images, sigma * filters.scale_of(images))
 
 
 def defocus_blur(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """Convolution with a disc that is itself smoothed a little."""
+    """Convolve with a disc that is itself smoothed a little."""
     kernel = resized(disc(*strength), filters.scale_of(images))
     return scipy.ndimage.correlate(images, kernel[None, None], mode="mirror")
 
 
 def glass_blur(images: np.ndarray, strength: tuple[float, int, int], streams: Streams) -> np.ndarray:
-    """Smooth; then, for some rounds, each inner pixel takes the value of a random near one; smooth.
+    """Smooth, give each inner pixel the value of a random near one for some rounds, and smooth again.
 
     The near pixel is at −d … d − 1 in either direction. The published images are made by exchanges
     in sequence, which there come to copies from pixels not yet changed: the same thing, done at once.
@@ -38,13 +39,13 @@ def glass_blur(images: np.ndarray, strength: tuple[float, int, int], streams: St
 
 
 def motion_blur(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """A smear in a direction drawn from (−45°, 45°) off the horizontal."""
+    """Smear in a direction drawn from (−45°, 45°) off the horizontal."""
     scale = filters.scale_of(images)
     return filters.motion(images, strength[0] * scale, strength[1] * scale, streams.uniform(-45.0, 45.0))
 
 
 def zoom_blur(images: np.ndarray, zooms: int, streams: Streams) -> np.ndarray:
-    """The mean of the image and its enlargements by 1.00, 1.01, …, about the exact centre."""
+    """Average the image and its enlargements by 1.00, 1.01, …, about the exact centre."""
     total = images.copy()
     for step in range(zooms):
         total += filters.zoomed(images, 1 + step / 100)
@@ -52,7 +53,7 @@ def zoom_blur(images: np.ndarray, zooms: int, streams: Streams) -> np.ndarray:
 
 
 def disc(radius: float, sigma: float) -> np.ndarray:
-    """Pixels within ``radius``, equally weighted, smoothed by a 3×3 Gaussian; [2r + 3, 2r + 3], sum 1."""
+    """Return the pixels within ``radius``, equally weighted, smoothed by a 3×3 Gaussian; [2r + 3, 2r + 3], sum 1."""
     reach = int(np.ceil(radius)) + 1
     offsets = np.arange(-reach, reach + 1)
     inside = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(float)
@@ -63,7 +64,7 @@ def disc(radius: float, sigma: float) -> np.ndarray:
 
 
 def resized(kernel: np.ndarray, scale: float) -> np.ndarray:
-    """A kernel for images ``scale`` times larger: each weight spread over its pixel's enlarged area."""
+    """Return a kernel for images ``scale`` times larger: each weight spread over its pixel's enlarged area."""
     half = len(kernel) // 2
     reach = max(0, int(np.ceil((half + 0.5) * scale - 0.5 - 1e-9)))
     new, old = np.arange(-reach, reach + 1)[:, None], np.arange(-half, half + 1)

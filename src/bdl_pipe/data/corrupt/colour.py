@@ -11,20 +11,20 @@ from .streams import Streams
 
 
 def brightness(images: np.ndarray, amount: float, streams: Streams) -> np.ndarray:
-    """HSV value V → min(V + c, 1)."""
+    """Map the HSV value: V → min(V + c, 1)."""
     value = images.max(1, keepdims=True)
     brighter = np.minimum(value + np.float32(amount), 1)
     return np.where(value > 0, images * (brighter / np.where(value > 0, value, 1)), brighter)
 
 
 def contrast(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
-    """x → m + c (x − m), m the mean of the image's channel."""
+    """Map x → m + c (x − m), m the mean of the image's channel."""
     mean = images.reshape(*images.shape[:2], -1).mean(-1, dtype=np.float64).astype(np.float32)[..., None, None]
     return mean + np.float32(share) * (images - mean)
 
 
 def saturate(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """HSV saturation S → min(a S + b, 1); a grey pixel has the hue 0, red, as HSV has it."""
+    """Map the HSV saturation: S → min(a S + b, 1); a grey pixel has the hue 0, red, as HSV has it."""
     if images.shape[1] == 1:
         return filters.luma(saturate(np.repeat(images, 3, axis=1), strength, streams))
     value, least = images.max(1, keepdims=True), images.min(1, keepdims=True)

@@ -11,7 +11,7 @@ from .streams import Streams
 
 
 def elastic_transform(images: np.ndarray, strength: tuple[float, float, float], streams: Streams) -> np.ndarray:
-    """A random affine map, then a smooth random displacement of each pixel (Simard et al. 2003).
+    """Apply a random affine map, then a smooth random displacement of each pixel (Simard et al. 2003).
 
     Displacements are white noise, uniform in (−1, 1), smoothed and multiplied. On images of another size
     they are multiplied so that their size relative to the image is that of 32×32.
@@ -30,7 +30,7 @@ def elastic_transform(images: np.ndarray, strength: tuple[float, float, float], 
 
 
 def _affine(images: np.ndarray, reach: float, streams: Streams) -> np.ndarray:
-    """Three corners of a central square move by up to ``reach`` in x and in y; edges are mirrored."""
+    """Move three corners of a central square by up to ``reach`` in x and in y; edges are mirrored."""
     height, width = images.shape[-2:]
     arm = min(height, width) // 3
     corners = np.array([height // 2, width // 2]) + arm * np.array([[1, 1], [1, -1], [-1, -1]])  # [corner, (row, col)]
@@ -46,7 +46,7 @@ def _affine(images: np.ndarray, reach: float, streams: Streams) -> np.ndarray:
 
 
 def pixelate(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
-    """Shrunk to a share of each side by a box filter and enlarged again."""
+    """Shrink to a share of each side by a box filter and enlarge again."""
     height, width = images.shape[-2:]
     small = (int(width * share), int(height * share))
 
@@ -58,7 +58,7 @@ def pixelate(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
 
 
 def jpeg_compression(images: np.ndarray, quality: int, streams: Streams) -> np.ndarray:
-    """Written and read as a JPEG file; a one-channel image as a grey one."""
+    """Write and read as a JPEG file; a one-channel image as a grey one."""
 
     def one(image: Image.Image) -> Image.Image:
         file = BytesIO()

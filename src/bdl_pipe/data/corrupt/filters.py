@@ -8,22 +8,23 @@ LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 
 
 def scale_of(images: np.ndarray) -> float:
-    """Pixels per pixel of a 32×32 image."""
+    """Return the pixels per pixel of a 32×32 image."""
     return min(images.shape[-2:]) / 32
 
 
 def luma(images: Float32[np.ndarray, "image 3 h w"]) -> Float32[np.ndarray, "image 1 h w"]:
+    """Return the luma of images of three channels, a weighted sum of these."""
     return sum(np.float32(weight) * images[:, k : k + 1] for k, weight in enumerate(LUMA))  # type: ignore[return-value]
 
 
 def gaussian(images: np.ndarray, sigma: float, mode: str = "nearest", truncate: float = 4.0) -> np.ndarray:
-    """Gaussian smoothing over the last two axes."""
+    """Smooth by a Gaussian over the last two axes."""
     sigmas = (0,) * (images.ndim - 2) + (sigma, sigma)
     return scipy.ndimage.gaussian_filter(images, sigmas, mode=mode, truncate=truncate)
 
 
 def kept_deviation(sigma: float, truncate: float = 4.0) -> float:
-    """The standard deviation that :func:`gaussian` leaves of white noise of deviation 1, far from edges."""
+    """Return the standard deviation that :func:`gaussian` leaves of white noise of deviation 1, far from edges."""
     impulse = np.zeros(2 * int(truncate * sigma + 1) + 1)
     impulse[len(impulse) // 2] = 1
     kernel = scipy.ndimage.gaussian_filter1d(impulse, sigma, truncate=truncate) if sigma > 0 else impulse
@@ -31,26 +32,26 @@ def kept_deviation(sigma: float, truncate: float = 4.0) -> float:
 
 
 def interpolation(positions: np.ndarray, size: int) -> Float32[np.ndarray, "out size"]:
-    """The matrix that reads ``size`` samples at real positions, linearly; beyond the ends, the end value."""
+    """Return the matrix that reads ``size`` samples at real positions, linearly; beyond the ends, the end value."""
     positions = np.clip(positions, 0, size - 1)
     return np.maximum(0, 1 - np.abs(positions[:, None] - np.arange(size))).astype(np.float32)
 
 
 def zoomed(images: np.ndarray, zoom: float) -> np.ndarray:
-    """The central part, enlarged ``zoom`` times to the same size, linearly."""
+    """Return the central part, enlarged ``zoom`` times to the same size, linearly."""
     rows, columns = (interpolation((np.arange(n) - (n - 1) / 2) / zoom + (n - 1) / 2, n) for n in images.shape[-2:])
     return rows @ images @ columns.T  # a product per image: its bits do not depend on the batch
 
 
 def mirrored(positions: np.ndarray, size: int) -> np.ndarray:
-    """Positions folded into [0, size − 1] by mirrors at the centres of the end pixels."""
+    """Fold positions into [0, size − 1] by mirrors at the centres of the end pixels."""
     period = 2 * (size - 1)
     folded = positions % period
     return np.minimum(folded, period - folded)
 
 
 def reflected(positions: np.ndarray, size: int) -> np.ndarray:
-    """Positions folded by mirrors at the outer edges of the end pixels."""
+    """Fold positions by mirrors at the outer edges of the end pixels."""
     folded = (positions + 0.5) % (2 * size)
     return np.clip(np.minimum(folded, 2 * size - folded) - 0.5, 0, size - 1)
 
@@ -60,7 +61,7 @@ def sample(
     rows: Float[np.ndarray, "image i j"],
     columns: Float[np.ndarray, "image i j"],
 ) -> Float32[np.ndarray, "image c i j"]:
-    """Bilinear values at positions inside the image."""
+    """Return bilinear values at positions inside the image."""
     height, width = images.shape[-2:]
     top, left = (np.minimum(np.floor(p).astype(np.intp), n - 2) for p, n in ((rows, height), (columns, width)))
     down, right = (rows - top).astype(np.float32)[:, None], (columns - left).astype(np.float32)[:, None]
@@ -70,7 +71,7 @@ def sample(
 
 
 def take(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The pixels at whole positions [image, i, j], of all channels."""
+    """Return the pixels at whole positions [image, i, j], of all channels."""
     count, channels, _, width = images.shape
     flat = rows * width + columns
     found = np.take_along_axis(images.reshape(count, channels, -1), flat.reshape(count, 1, -1), 2)
@@ -78,7 +79,7 @@ def take(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
 
 
 def motion(images: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-    """A one-sided Gaussian smear along a direction of each image's own, by whole pixels.
+    """Smear by a one-sided Gaussian along a direction of each image's own, by whole pixels.
 
     Σ_i k_i x[p + round(i·(sin, cos))], i = 0 … 2⌈radius⌉, k_i ∝ exp(−i²/2σ²): the filter of
     ImageMagick's motion blur, which the published images went through. Edges repeat.

@@ -6,21 +6,21 @@ from .streams import Streams
 
 
 def gaussian_noise(images: np.ndarray, sigma: float, streams: Streams) -> np.ndarray:
-    """x + σ z, z ~ N(0, 1)."""
+    """Return x + σ z, z ~ N(0, 1)."""
     return images + np.float32(sigma) * streams.normal(*images.shape[1:])
 
 
 def shot_noise(images: np.ndarray, photons: int, streams: Streams) -> np.ndarray:
-    """Poisson(c x) / c: mean x, variance x / c."""
+    """Draw Poisson(c x) / c: mean x, variance x / c."""
     return streams.poisson(images.astype(np.float64) * photons) / np.float32(photons)
 
 
 def impulse_noise(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
-    """A share of values becomes 0 or 1, each as likely (salt and pepper)."""
+    """Set a share of values to 0 or 1, each as likely (salt and pepper)."""
     draw = streams.uniform(0.0, 1.0, *images.shape[1:])
     return np.where(draw < share / 2, np.float32(0), np.where(draw < share, np.float32(1), images))
 
 
 def speckle_noise(images: np.ndarray, sigma: float, streams: Streams) -> np.ndarray:
-    """x + x σ z, z ~ N(0, 1)."""
+    """Return x + x σ z, z ~ N(0, 1)."""
     return images * (1 + np.float32(sigma) * streams.normal(*images.shape[1:]))

@@ -12,7 +12,7 @@ from ...seeds import Seed
 
 @final
 class Streams:
-    """The streams of images ``numbers`` below ``rng``; every draw has the image as first dimension."""
+    """The random streams of images ``numbers`` below ``rng``; every draw has the image as first dimension."""
 
     def __init__(self, rng: Seed, numbers: Sequence[int]) -> None:
         self._rng, self._numbers = rng, numbers
@@ -22,19 +22,20 @@ class Streams:
         return [self._rng.fold(number).numpy() for number in self._numbers]
 
     def normal(self, *shape: int) -> Float32[np.ndarray, "image *shape"]:
-        """N(0, 1)."""
+        """Draw from N(0, 1)."""
         return np.stack([g.standard_normal(shape, np.float32) for g in self._generators])
 
     def uniform(self, low: float, high: float, *shape: int) -> Float32[np.ndarray, "image *shape"]:
+        """Draw uniform numbers from [low, high)."""
         unit = np.stack([g.random(shape, np.float32) for g in self._generators])
         return (low + (high - low) * unit).astype(np.float32)
 
     def integers(self, low: int, high: int, *shape: int) -> Int[np.ndarray, "image *shape"]:
-        """Whole numbers from ``low`` to ``high`` − 1."""
+        """Draw whole numbers from ``low`` to ``high`` − 1."""
         return np.stack([g.integers(low, high, shape) for g in self._generators])
 
     def poisson(self, rates: np.ndarray) -> Float32[np.ndarray, "image ..."]:
-        """Counts at the given rates [image, ...]."""
+        """Draw counts at the given rates [image, ...]."""
         return np.stack([g.poisson(rate) for g, rate in zip(self._generators, rates, strict=True)]).astype(np.float32)
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ _EMBOSS = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], np.float32)
 
 
 def snow(images: np.ndarray, strength: tuple[float, ...], streams: Streams) -> np.ndarray:
-    """Bright grains of thresholded noise, smeared as they fall, and the same turned by 180°; a paler scene."""
+    """Add bright grains of thresholded noise, smeared as they fall, and the same turned by 180°, to a paler scene."""
     mean, deviation, zoom, threshold, radius, sigma, kept = strength
     scale, (height, width) = filters.scale_of(images), images.shape[-2:]
     grains = mean + deviation * streams.normal(1, height, width)
@@ -28,7 +28,7 @@ def snow(images: np.ndarray, strength: tuple[float, ...], streams: Streams) -> n
 
 
 def frost(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """a x + b texture.
+    """Return a x + b texture.
 
     The original cuts textures out of six photographs of frost, which cannot be shipped. Ours are
     synthetic: ridged noise at three scales, in a bluish white, of mean intensity about one half.
@@ -40,7 +40,7 @@ def frost(images: np.ndarray, strength: tuple[float, float], streams: Streams) -
 
 
 def frost_texture(streams: Streams, height: int, width: int) -> np.ndarray:
-    """Grey textures [image, 1, height, width] in [0, 1]: bright ridges where smooth noise changes sign."""
+    """Return grey textures [image, 1, height, width] in [0, 1]: bright ridges where smooth noise changes sign."""
     total = np.float32(0)
     for cells, weight in ((4, 0.5), (8, 0.3), (16, 0.2)):
         nodes = streams.normal(1, cells + 1, cells + 1)
@@ -52,7 +52,7 @@ def frost_texture(streams: Streams, height: int, width: int) -> np.ndarray:
 
 
 def fog(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """(x + t·plasma)·m / (m + t), m the largest value of the image."""
+    """Return (x + t·plasma)·m / (m + t), m the largest value of the image."""
     thickness, decay = strength
     height, width = images.shape[-2:]
     plasma = plasma_fractal(streams, max(height, width), decay)[:, None, :height, :width]
@@ -61,7 +61,7 @@ def fog(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> 
 
 
 def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
-    """Diamond–square heights on a torus [image, side, side] in [0, 1], side the next power of two.
+    """Return diamond–square heights on a torus [image, side, side] in [0, 1], side the next power of two.
 
     Noise shrinks by decay² an octave: in the original the amplitude is applied twice.
     """
@@ -82,7 +82,7 @@ def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
 
 
 def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> np.ndarray:
-    """Drops of water (severities 1–3) or mud (4, 5): smoothed noise above a threshold.
+    """Add drops of water (severities 1–3) or mud (4, 5): smoothed noise above a threshold.
 
     The edges of drops, from which the light on water is computed, are the borders of the thresholded
     mask; the original finds them with Canny's detector, whose thresholds that jump exceeds.
@@ -104,7 +104,7 @@ def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> 
 
 
 def _light(liquid: np.ndarray) -> np.ndarray:
-    """Liquid × embossed distance from the edges of drops, its largest value 1; [image, 1, h, w]."""
+    """Return liquid × embossed distance from the edges of drops, its largest value 1; [image, 1, h, w]."""
     wet = liquid[:, 0] > 0
     cross = scipy.ndimage.generate_binary_structure(2, 1)[None]
     edges = wet & ~scipy.ndimage.binary_erosion(wet, cross, border_value=1)
@@ -122,7 +122,7 @@ def _boxed(images: np.ndarray) -> np.ndarray:
 
 
 def _equalised(images: np.ndarray) -> np.ndarray:
-    """Each image's histogram made flat: grey level → 255 (share at or below it), the lowest level → 0."""
+    """Make each image's histogram flat: grey level → 255 (share at or below it), the lowest level → 0."""
     count = len(images)
     place = images.reshape(count, -1).astype(np.intp)
     histogram = np.stack([np.bincount(p, minlength=256) for p in place])  # [image, level]

@@ -32,6 +32,7 @@ class File:
 
     @property
     def name(self) -> str:
+        """Return the file's name, the last part of its URL."""
         return self.url.rsplit("/", 1)[1]
 
 
@@ -96,7 +97,7 @@ def locate(archive: Archive) -> Path | None:
 
 
 def verify(path: Path, file: File) -> None:
-    """Raises DataError where ``path`` is not the published file."""
+    """Raise DataError where ``path`` is not the published file."""
     expected, mode = (file.content, "decompressed ") if file.content else (file.sha256, "")
     digest = content_sha256(path) if file.content else _sha256(path)
     if digest != expected:

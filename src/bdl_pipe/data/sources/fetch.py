@@ -55,7 +55,7 @@ def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None
 
 
 def require_reachable(archive: Archive) -> None:
-    """Raises UserError within seconds where a host of the files does not answer."""
+    """Raise UserError within seconds where a host of the files does not answer."""
     for host, port in sorted({_address(f.url) for f in archive.files}):
         try:
             socket.create_connection((host, port), timeout=_TIMEOUT).close()

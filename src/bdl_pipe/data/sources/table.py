@@ -58,7 +58,7 @@ class Table:
 
 
 def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
-    """Raises ConfigError where a column stands twice."""
+    """Raise ConfigError where a column stands twice."""
     for key, names in (("target", target), ("features", features)):
         require(len({*names}) == len(names), key, "must not name a column twice", list(names))
     both = [name for name in target if name in features]
