@@ -76,7 +76,7 @@ def main(path: str, owner: int, ahead: Sequence[str] | None = None) -> None:
 def preload() -> Iterator[None]:
     """Import what stages import, one step at a time. What cannot be imported is left to the stage, which says why."""
     from ..core.executors import cluster
-    from ..tracking import experiments
+    from ..tracking import experiments, model
 
     experiments.quiet_environment()
     cluster.prepare_environment()
@@ -86,9 +86,14 @@ def preload() -> Iterator[None]:
         with contextlib.suppress(ImportError):
             METHODS[name]
         yield
-    for module in modules(Settings.read()):
+    settings = Settings.read()
+    for module in modules(settings):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+        yield
+    if settings.tracking:
+        with contextlib.suppress(ImportError):
+            model.read_installed_packages()
         yield
     for kind in code.BODIES:
         for method in METHODS if code.has_method(kind) else (None,):

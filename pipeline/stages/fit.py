@@ -193,20 +193,20 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
     return grouped
 
 
-def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> bool:
-    """Say whether a worker would cost its start and bring nothing.
+def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> bool | None:
+    """Say whether workers would cost their start and bring nothing; None: that is to be found out.
 
     So it is with one task where no cluster is named, since a worker of this machine has no more than this process; and
-    with small tables that one task fits together.
+    with small tables that one task fits together. Several tasks of this machine may be too short for it.
     """
-    if run.stage.in_driver or len(tasks) > 1:
-        return run.stage.in_driver
-    shared_by_workers = tasks[0].data_parallel and settings.workers > 1
-    if not settings.address and not shared_by_workers:
+    if run.stage.in_driver:
         return True
-    if not isinstance(tasks[0].payload, GroupTask):
+    if settings.address:
+        group = len(tasks) == 1 and isinstance(tasks[0].payload, GroupTask)
+        return group and sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
+    if settings.workers > 1 and any(task.data_parallel for task in tasks):
         return False
-    return sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
+    return True if len(tasks) == 1 else None
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:

@@ -13,6 +13,13 @@ _SCRIPT: Final = Path(__file__).with_name("serving.py")
 _NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow")
 
 
+def read_installed_packages() -> None:
+    """Let MLflow list what is installed, so that processes forked from this one need not: it takes half a second."""
+    from mlflow.utils.requirements_utils import warn_dependency_requirement_mismatches
+
+    warn_dependency_requirement_mismatches(_requirements())
+
+
 def log(student: Path, run_id: str) -> str:
     """Log the artifact in ``student`` as a model of an MLflow run, and return the model's URI."""
     import mlflow
@@ -47,8 +54,12 @@ def _flavour(student: Path) -> dict[str, Any]:
         "python_model": str(_SCRIPT),
         "artifacts": {"student": str(student.absolute())},
         "signature": _signature(schema),
-        "pip_requirements": [f"{name}=={metadata.version(name)}" for name in _NEEDS],
+        "pip_requirements": _requirements(),
     }
+
+
+def _requirements() -> list[str]:
+    return [f"{name}=={metadata.version(name)}" for name in _NEEDS]
 
 
 def _signature(schema: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Every executor: the same results, errors as they were raised, checkpoints gone on from."""
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import psutil
 import pytest
@@ -15,10 +17,11 @@ import torch
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
-from pipeline.core.executors import Executor, Task, choose, hub
+from bdl_pipe.progress import Report
+from pipeline.core.executors import Done, Executor, Task, Work, choose, cluster, hub
 from pipeline.core.executors.cluster import check_resources, named, preflight
 from pipeline.core.executors.display import Display
-from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.inline import Inline, run_here
 from pipeline.core.executors.store import Store
 from pipeline.core.settings import Settings
 from tests.pipeline import fake_work
@@ -301,3 +304,47 @@ def test_metrics_reach_the_sink() -> None:
         display.step("0-0", 1, 2, {"loss": 3.0})
         display.step("0-0", 2, 2, {"accuracy": 0.5})
     assert told == [({"0-0/loss": 3.0, "0-0/accuracy": 0.5}, 2)]
+
+
+@dataclasses.dataclass
+class _Walk:
+    """A fit of ``steps`` steps that can be gone on with after each, and how many steps each attempt took."""
+
+    steps: int
+    attempts: list[int] = dataclasses.field(default_factory=list)
+
+    def __call__(self, payload: int, shared: object, report: Report) -> State:
+        last = report.load()
+        first = last.config["step"] if last else 0
+        self.attempts.append(0)
+        for step in range(first, self.steps):
+            self.attempts[-1] += 1
+            report(step + 1, self.steps)
+            if report.due():
+                report.save(State({"x": torch.tensor([payload])}, {"step": step + 1}))
+        return State({"x": torch.tensor([payload])}, {})
+
+
+@pytest.mark.parametrize(("seconds", "sent"), [(0.0, True), (60.0, False)])
+def test_what_takes_long_is_handed_over_with_its_checkpoint(
+    seconds: float, sent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three fits the first is tried here: given no time it leaves one step, and the workers have all three."""
+    executor, walk = choose(Settings(executor="ray", checkpoint_seconds=60.0)), _Walk(steps=3)
+    monkeypatch.setattr(cluster, "_TRIED_SECONDS", seconds)
+    tasks = [Task(str(k), k) for k in range(3)]
+    store = Store(tmp_path, "walk")
+    store.open()
+    handed = []
+
+    def run(work: Work, left: list[Task], *rest: Any) -> dict[str, Done]:
+        handed.extend(task.name for task in left)
+        return {task.name: run_here(work, task, *rest, EAGER) for task in left}
+
+    monkeypatch.setattr(executor, "_connect", lambda: None)
+    monkeypatch.setattr(executor, "_run", run)
+    with Display("try") as display:
+        made = executor.map(walk, tasks, shared={}, display=display, store=store, light=None)
+    assert [int(done.result.tensors["x"]) for done in made] == [0, 1, 2]
+    assert handed == (["0", "1", "2"] if sent else [])
+    assert walk.attempts == ([1, 2, 3, 3] if sent else [3, 3, 3])  # no step was taken twice

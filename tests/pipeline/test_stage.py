@@ -361,8 +361,10 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
     [
         (5, 1, fit_stage.FEW_ROWS, {}, True),
         (0, 1, 100, {}, True),
-        (5, 2, 100, {}, False),
-        (0, 2, 100, {}, False),
+        (5, 2, 100, {}, None),
+        (0, 2, 100, {}, None),
+        (0, 2, 100, {"workers": 2}, False),
+        (0, 2, 100, {"address": "head:6379"}, False),
         (0, 1, 100, {"workers": 2}, False),
         (5, 1, 100, {"address": "head:6379"}, True),
         (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, False),
@@ -370,7 +372,7 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
     ],
 )
 def test_a_worker_is_started_where_it_has_something_to_give(
-    seeds: int, tasks: int, rows: int, environment: dict[str, Any], here: bool
+    seeds: int, tasks: int, rows: int, environment: dict[str, Any], here: bool | None
 ) -> None:
     """A group of ``seeds`` or a single one; one task or more; on this machine alone or on a cluster."""
 

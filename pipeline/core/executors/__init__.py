@@ -72,7 +72,7 @@ class Executor(Protocol):
             display: told of every step.
             store: with it, results are States, checkpoints are kept and gone on from.
             light: the work is worth no worker's start: do it in this process, on the CPU; None: find out, by
-                trying the smallest task here.
+                trying the smallest task here, for ten seconds where it can be gone on with elsewhere.
 
         Raises:
             UserError: no node can ever run such a task, or the cluster does not answer.

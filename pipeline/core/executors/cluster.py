@@ -7,6 +7,7 @@ node needs it. A worker that is lost is replaced and its task goes on from the l
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import tempfile
@@ -25,6 +26,7 @@ from .store import Store
 
 _POLL_SECONDS: Final = 0.3
 _FEW_SECONDS: Final = 60.0  # of one core: two workers need ten to start, and each their share of the data
+_TRIED_SECONDS: Final = 10.0  # in which a task that can be gone on with shows whether it takes long
 _STORE_BYTES: Final = 2 * 1024**3  # an embedded object store's limit; it is taken only as it fills
 _QUIET: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,10 +55,7 @@ class Cluster:
         store: Store | None = None,
         light: bool | None = False,
     ) -> list[Done]:
-        if self._settings.device == "cpu" and (self._is_light(work, tasks, shared) if light is None else light):
-            from .inline import Inline
-
-            return Inline(self._settings).map(work, tasks, shared=shared, display=display, store=store)
+        from .inline import run_here
         from .worker import finished
 
         display.expect(len(tasks))
@@ -68,21 +67,32 @@ class Cluster:
                 results[task.name] = done
                 display.done(task.name)
         left = [task for task in tasks if task.name not in results]
-        if left:
+        here = self._settings.device == "cpu" and light is not False
+        if here and light is None and left:
+            first = min(left, key=lambda task: task.size)
+            tried = self._try(work, first, shared, display, store)
+            results |= {first.name: tried} if tried else {}
+            left = [task for task in left if task.name not in results]
+            here = tried is not None and tried.seconds * sum(task.size for task in left) <= _FEW_SECONDS * first.size
+        if here:
+            results |= {task.name: run_here(work, task, shared, display, store, self._settings) for task in left}
+        elif left:
             self._connect()
             results |= self._run(work, left, shared, display, store)
         return [results[task.name] for task in tasks]
 
-    def _is_light(self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any]) -> bool:
-        """Say whether all tasks in turn take less than a minute.
+    def _try(
+        self, work: Work, task: Task, shared: Mapping[str, Any], display: Display, store: Store | None
+    ) -> Done | None:
+        """Run a task here to know how long it takes; None: too long, and what it has done is in its checkpoint."""
+        from .inline import run_here
+        from .worker import HandedOver
 
-        The smallest is run to find out, and its result is thrown away.
-        """
-        from .worker import attempt
-
-        task = min(tasks, key=lambda t: t.size)
-        done = attempt(work, task, {key: shared[key] for key in task.needs}, NullChannel(), self._settings, keeps=False)
-        return done.seconds * sum(t.size for t in tasks) <= _FEW_SECONDS * task.size
+        limit = math.inf if store is None else _TRIED_SECONDS
+        try:
+            return run_here(work, task, shared, display, store, self._settings, limit)
+        except HandedOver:
+            return None
 
     def close(self) -> None:
         self._connection.close()

@@ -1,5 +1,6 @@
 """The in-process executor: one task after the other, here. Needs no Ray."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,19 +29,29 @@ class Inline:
     ) -> list[Done]:
         require_device(self._settings.device)
         display.expect(len(tasks))
-        channel, results = _LocalChannel(display, store), list[Done]()
-        for task in tasks:
-            before = store.finished(task.name) if store else None
-            done = finished(before, task.name) if before else None
-            if done is None:
-                part = {key: shared[key] for key in task.needs}
-                done = attempt(work, task, part, channel, self._settings, keeps=store is not None)
-            display.done(task.name)
-            results.append(done)
-        return results
+        return [run_here(work, task, shared, display, store, self._settings) for task in tasks]
 
     def close(self) -> None:
         pass
+
+
+def run_here(
+    work: Work,
+    task: Task,
+    shared: Mapping[str, Any],
+    display: Display,
+    store: Store | None,
+    settings: Settings,
+    limit: float = math.inf,
+) -> Done:
+    """Run a task in this process, unless it has been finished already; :func:`~.worker.attempt` says what it raises."""
+    before = store.finished(task.name) if store else None
+    done = finished(before, task.name) if before else None
+    if done is None:
+        part, channel = {key: shared[key] for key in task.needs}, _LocalChannel(display, store)
+        done = attempt(work, task, part, channel, settings, store is not None, limit)
+    display.done(task.name)
+    return done
 
 
 class _LocalChannel(CheckpointChannel):

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
 import time
@@ -30,11 +31,22 @@ class Channel(Protocol):
     def finish(self, task: str, blob: bytes) -> None: ...
 
 
+class HandedOver(Exception):
+    """A task has run for as long as it may here; what it has done is in its checkpoint."""
+
+
 class TaskReport(Report):
     """A task's report. It passes on steps twice a second, and checkpoints as bytes."""
 
-    def __init__(self, task: str, channel: Channel, every: float, keeps: bool) -> None:
-        self._task, self._channel, self._every, self._keeps = task, channel, every, keeps
+    def __init__(self, task: str, channel: Channel, every: float, keeps: bool, limit: float = math.inf) -> None:
+        """Take the task's name, and the way to the driver.
+
+        Args:
+            every: seconds from checkpoint to checkpoint.
+            keeps: there are checkpoints.
+            limit: seconds after which the next checkpoint is the last: when it is kept, HandedOver is raised.
+        """
+        self._task, self._channel, self._every, self._keeps, self._limit = task, channel, every, keeps, limit
         self._start = self._saved = time.monotonic()
         self._reported = -_REPORT_SECONDS
         self._before = 0.0
@@ -54,12 +66,14 @@ class TaskReport(Report):
             self._metrics = {}
 
     def due(self) -> bool:
-        return self._keeps and time.monotonic() - self._saved >= self._every
+        return self._keeps and (time.monotonic() - self._saved >= self._every or self._is_over())
 
     def save(self, state: State) -> None:
         if self._keeps:
             self._channel.save(self._task, to_bytes(_timed(state, self.seconds)))
             self._saved = time.monotonic()
+            if self._is_over():
+                raise HandedOver(self._task)
 
     def load(self) -> State | None:
         blob = self._channel.load(self._task) if self._keeps else None
@@ -72,18 +86,31 @@ class TaskReport(Report):
         self._before = facts["seconds"]
         return state
 
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._start >= self._limit
+
 
 def attempt(
-    work: Work, task: Task, shared: Mapping[str, Any], channel: Channel, settings: Settings, keeps: bool
+    work: Work,
+    task: Task,
+    shared: Mapping[str, Any],
+    channel: Channel,
+    settings: Settings,
+    keeps: bool,
+    limit: float = math.inf,
 ) -> Done:
-    """Run one task, and go on from its last checkpoint where there is one."""
+    """Run one task, from its last checkpoint where there is one, and return what it came to.
+
+    Raises:
+        HandedOver: it kept a checkpoint after ``limit`` seconds, from which another attempt goes on.
+    """
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 
     torch.set_num_threads(settings.threads)
     require_device(settings.device)
     keep_freed_memory()
-    report = TaskReport(task.name, channel, settings.checkpoint_seconds, keeps)
+    report = TaskReport(task.name, channel, settings.checkpoint_seconds, keeps, limit)
     with peak_bytes(settings.device) as peak:
         result = work(task.payload, shared, report)
     done = Done(result, report.seconds, peak.bytes)
