@@ -41,7 +41,7 @@ class Request:
 
     Attributes:
         datasets: by the paper's names.
-        runs: the rows to bring up to date.
+        runs: those to bring up to date.
         name: of the tree of artifacts; another number of splits has its own, so that a quick look costs no results.
     """
 

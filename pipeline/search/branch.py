@@ -156,8 +156,10 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
     prepared = places.artifact("prepare", branch.dataset)
     counts = _seeds_needed(branch)
     for run in branch.upstream:
-        lineage = [fit.facts(above, params) for above in params.lineage(run)[:-1]]
-        about = {"for": verb, "made from": lineage, **fit.facts(run, params)}
+        lineage = params.lineage(run)
+        above = [fit.facts(source, params) for source in lineage[:-1]]
+        code = [fit.code_of(source, params) for source in lineage]
+        about = {"for": verb, "made from": above, "code": code, **fit.facts(run, params)}
         store = Store(places.checkpoints(verb, f"{run.kind}-{run.key}"), fit.identity(about, settings, [prepared]))
         store.open()
         sources = {kind: made[kind, key] for kind, key in run.sources.items()}

@@ -2,8 +2,8 @@
 
 The chain is the runs from the first that the method makes to the one that predicts. The score is
 the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first run's
-method can ``peek`` into a checkpoint, the score of what it would be if it stopped there is reported
-at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
+method can read a checkpoint as a result (``from_checkpoint``), the score of what it would be if it stopped
+there is reported at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -59,7 +59,6 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     Raises:
         UserError: an input is missing or damaged, or the executor cannot run the work.
     """
-    from ..graph.sources import fit_digest
     from ..tracking.experiments import stage_run
 
     run = params.run(kind, key)
@@ -67,8 +66,9 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     shared, tasks = _plan(run, params, settings)
     deps = [str(path) for path in inputs_of(run)]
     above = records.above(run)
-    code = {"plugin_code": fit_digest(run.method.name, params)} if "plugins" in about else {}
-    store = Store(places.checkpoints(kind, key), identity({**about, **code}, settings, inputs_of(run)))
+    store = Store(
+        places.checkpoints(kind, key), identity({**about, "code": code_of(run, params)}, settings, inputs_of(run))
+    )
     store.open()
     with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
@@ -136,17 +136,21 @@ def inputs_of(run: Run) -> list[Path]:
     return [places.artifact("prepare", run.spec.dataset), *above]
 
 
+def code_of(run: Run, params: Params) -> str:
+    """Hash the code that a run's bits depend on; of a method in no file of the library or of a plugin, the stage's."""
+    from ..graph import code, sources
+
+    known = run.method.name in code.methods()
+    return sources.fit_digest(run.method.name, params) if known else code.digest_of([code.BODIES[run.kind]])
+
+
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
-    """Hash all that the bits of the work depend on: numbers, data, code, torch, device, threads."""
+    """Hash all that the bits of the work depend on: ``about`` (numbers, code), data, torch, device, threads."""
     import torch
 
-    code = hashlib.sha256()
-    for path in sorted(Path(artifacts.__file__).parent.rglob("*.py")):
-        code.update(path.read_bytes())
     facts = {
         "about": {k: v for k, v in about.items() if k != "seeds"},
         "inputs": [artifacts.sha256(path / artifacts.MANIFEST) for path in inputs],
-        "code": code.hexdigest(),
         "torch": torch.__version__,
         "machine": [settings.device, settings.threads, settings.workers],
     }

@@ -387,3 +387,22 @@ def test_a_worker_is_started_where_it_has_something_to_give(
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
     assert fit_stage._light(Run(), planned, {"data-0": Data()}, settings) is here  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None:
+    """Another family's code leaves it in place; that of the method, a number or the device does not."""
+    from pipeline.graph import sources
+
+    ours = params.load(Path(__file__).parents[2] / "params.yaml")
+    runs = {key: ours.run("student", key) for key in ("boston-vbll", "boston-gp")}
+    codes = {key: fit_stage.code_of(run, ours) for key, run in runs.items()}
+    assert codes == {key: sources.fit_digest(run.method.name, ours) for key, run in runs.items()}
+    assert codes["boston-vbll"] != codes["boston-gp"]
+    about = {"config": 1, "code": "a"}
+    identities = [
+        fit_stage.identity(about, SETTINGS, []),
+        fit_stage.identity({**about, "code": "b"}, SETTINGS, []),
+        fit_stage.identity({**about, "config": 2}, SETTINGS, []),
+        fit_stage.identity(about, dataclasses.replace(SETTINGS, threads=2), []),
+    ]
+    assert len(set(identities)) == 4 and identities[0] == fit_stage.identity(dict(about), SETTINGS, [])

@@ -62,7 +62,7 @@ class Evidence(Objective):
         return {k: v.detach().clone() for k, v in self.process.named_parameters()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        _put(self.process, state)
+        _set_hyperparameters(self.process, state)
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": float(loss)} if step % 50 == 49 else {}
@@ -79,7 +79,7 @@ class GpPosterior:
         self.inputs, self.targets, self.ard = inputs, targets, ard
         self._unit = _unit(targets)
         self.process = ExactGp(inputs, targets / self._unit, ard)
-        _put(self.process, hyperparameters)
+        _set_hyperparameters(self.process, hyperparameters)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
@@ -120,7 +120,7 @@ def _unit(targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _put(process: ExactGp, hyperparameters: Mapping[str, Tensor]) -> None:
+def _set_hyperparameters(process: ExactGp, hyperparameters: Mapping[str, Tensor]) -> None:
     own = dict(process.named_parameters())
     assert own.keys() == hyperparameters.keys(), "hyperparameters of another process"
     for name, parameter in own.items():

@@ -68,7 +68,10 @@ def posterior(
         ConfigError: a variance that is a number is not > 0.
         Diverged: the features are not finite, or s‖Φ‖²/σ² is beyond the dtype.
     """
-    prior, noise = _wide("prior_variance", prior_variance, features), _wide("noise_variance", noise_variance, features)
+    prior, noise = (
+        _as_broadcastable("prior_variance", prior_variance, features),
+        _as_broadcastable("noise_variance", noise_variance, features),
+    )
     identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     # of I + (s/σ²)ΦᵀΦ, which has no eigenvalue below 1
     try:
@@ -90,7 +93,7 @@ def log_marginal_likelihood(
     It raises what ``posterior`` does.
     """
     q = posterior(features, targets, prior_variance, noise_variance)
-    prior, noise = (_wide("variance", v, features)[..., 0, 0] for v in (prior_variance, noise_variance))
+    prior, noise = (_as_broadcastable("variance", v, features)[..., 0, 0] for v in (prior_variance, noise_variance))
     (n, h), outputs = features.shape[-2:], targets.shape[-1]
     log_det = n * noise.log() + h * prior.log() + 2 * q.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     misfit = (targets - features @ q.mean).square().sum((-2, -1)) / noise
@@ -162,12 +165,12 @@ def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> F
 
     Infinite where no feature depends on an input column: such features are not diverse.
     """
-    prior = _wide("derivative_variance", derivative_variance, jacobian.mean)  # [1, 1]
+    prior = _as_broadcastable("derivative_variance", derivative_variance, jacobian.mean)  # [1, 1]
     ratio = jacobian.variance[..., None] / prior  # [b, d, 1]
     return 0.5 * (ratio + jacobian.mean.square() / prior - 1 - ratio.log()).sum((-2, -1))
 
 
-def _wide(name: str, variance: float | Tensor, like: Tensor) -> Tensor:
+def _as_broadcastable(name: str, variance: float | Tensor, like: Tensor) -> Tensor:
     """Return a variance as [*member, 1, 1]."""
     if not isinstance(variance, Tensor):
         require(variance > 0, name, "must be > 0", variance)

@@ -62,21 +62,21 @@ def fit_epochs(
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
         else:
-            search = _Run(
+            search = _EpochRun(
                 builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=SnapshotPolicy(0), scored=True
             )
             run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
             epochs = search.best_epochs()
     carried = {"chosen": torch.tensor(epochs)}
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
-    run = _Run(builds, data, config, rngs, epochs, keep=keep, scored=False)
+    run = _EpochRun(builds, data, config, rngs, epochs, keep=keep, scored=False)
     done = run.steps if choosing else 0  # a search counts as much as what it is for
     run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
     return [FitResult(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
 
 
 @final
-class _Run(Objective):
+class _EpochRun(Objective):
     """The objective of all models' losses, with snapshots and scores at the ends of epochs."""
 
     def __init__(
@@ -95,7 +95,7 @@ class _Run(Objective):
         learners = [b(d, r.fold("weights")).to(device) for b, d, r in zip(builds, data, rngs, strict=True)]
         rows = [d.tensors("train", device) for d in data]
         count = len(rows[0][0])
-        assert all(len(x) == count for x, _ in rows), "members of one run have equally many rows"
+        assert all(len(x) == count for x, _ in rows), "models of one run have equally many rows"
         self._batch, self._count, self._device = min(config.batch, count), count, device
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
