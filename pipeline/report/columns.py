@@ -118,7 +118,13 @@ def columns(table: Table, dataset: str) -> list[Column]:
     cost = [
         Column("Parameters", Quantity("parameters", "cost"), -1, count, "numbers stored for prediction"),
         Column("Size", Quantity("bytes", "cost"), -1, size, "bytes stored for prediction"),
-        Column("Fit", Quantity("fit_seconds", "cost"), -1, seconds, "time of one fit, with all that it was made from"),
+        Column(
+            "Fit",
+            Quantity("fit_seconds", "cost"),
+            -1,
+            seconds,
+            "time of one fit, with all that it was made from; of the processor, with one thread on a CPU",
+        ),
         Column("Per 1,000", Quantity("seconds_per_1000", "cost"), -1, seconds, "time of 1,000 predictions"),
         Column("Peak memory", Quantity("peak_bytes", "cost"), -1, size, "peak memory of the fitting process"),
     ]

@@ -1,6 +1,7 @@
 """Cost: counts by hand, the file's own size, memory that a block is known to take."""
 
 import mmap
+import time
 from pathlib import Path
 
 import torch
@@ -24,6 +25,23 @@ def test_seconds_are_the_median_of_the_passes_after_the_first() -> None:
     calls = []
     assert cost.seconds(lambda: calls.append(1), repeats=5) >= 0
     assert len(calls) == 6
+
+
+def test_the_clock_of_one_thread_stands_still_while_it_waits() -> None:
+    """Sleeping is what another process's turn looks like; with two threads, or on a GPU, the wall's clock goes on."""
+    threads = torch.get_num_threads()
+    try:
+        taken = {}
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            now = cost.clock()
+            start = now()
+            time.sleep(0.3)
+            taken[count] = now() - start
+        torch.set_num_threads(1)
+        assert taken[1] < 0.2 < 0.3 <= taken[2] and cost.clock("cuda") is time.perf_counter
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_peak_holds_what_the_block_took_and_gave_back() -> None:

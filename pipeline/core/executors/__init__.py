@@ -42,7 +42,7 @@ class Done:
     """A task's result and what it cost, over all its attempts.
 
     Attributes:
-        seconds: wall-clock.
+        seconds: by ``bdl_pipe.metrics.cost.clock``: of the processor for one thread of a CPU, else of the wall.
         peak_bytes: the largest resident memory of the process that ran it, up to its end.
     """
 

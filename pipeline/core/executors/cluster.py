@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -70,10 +71,12 @@ class Cluster:
         here = self._settings.device == "cpu" and light is not False
         if here and light is None and left:
             first = min(left, key=lambda task: task.size)
+            start = time.monotonic()
             tried = self._try(work, first, shared, display, store)
+            taken = time.monotonic() - start
             results |= {first.name: tried} if tried else {}
             left = [task for task in left if task.name not in results]
-            here = tried is not None and tried.seconds * sum(task.size for task in left) <= _FEW_SECONDS * first.size
+            here = tried is not None and taken * sum(task.size for task in left) <= _FEW_SECONDS * first.size
         if here:
             results |= {task.name: run_here(work, task, shared, display, store, self._settings) for task in left}
         elif left:

@@ -6,12 +6,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.metrics.cost import peak_bytes
+from bdl_pipe.metrics.cost import clock, peak_bytes
 from bdl_pipe.progress import Report
 
 from ..settings import Settings, require_device
@@ -38,15 +38,25 @@ class HandedOver(Exception):
 class TaskReport(Report):
     """A task's report. It passes on steps twice a second, and checkpoints as bytes."""
 
-    def __init__(self, task: str, channel: Channel, every: float, keeps: bool, limit: float = math.inf) -> None:
+    def __init__(
+        self,
+        task: str,
+        channel: Channel,
+        every: float,
+        keeps: bool,
+        limit: float = math.inf,
+        cost: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Take the task's name, and the way to the driver.
 
         Args:
             every: seconds from checkpoint to checkpoint.
             keeps: there are checkpoints.
             limit: seconds after which the next checkpoint is the last: when it is kept, HandedOver is raised.
+            cost: the clock of :attr:`seconds`; the other times are by the wall's.
         """
         self._task, self._channel, self._every, self._keeps, self._limit = task, channel, every, keeps, limit
+        self._cost, self._began = cost, cost()
         self._start = self._saved = time.monotonic()
         self._reported = -_REPORT_SECONDS
         self._before = 0.0
@@ -55,7 +65,7 @@ class TaskReport(Report):
     @property
     def seconds(self) -> float:
         """Return the seconds spent on this task, in earlier attempts too (up to their last checkpoint)."""
-        return self._before + time.monotonic() - self._start
+        return self._before + self._cost() - self._began
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._metrics.update(metrics or {})
@@ -110,7 +120,7 @@ def attempt(
     torch.set_num_threads(settings.threads)
     require_device(settings.device)
     keep_freed_memory()
-    report = TaskReport(task.name, channel, settings.checkpoint_seconds, keeps, limit)
+    report = TaskReport(task.name, channel, settings.checkpoint_seconds, keeps, limit, clock(settings.device))
     with peak_bytes(settings.device) as peak:
         result = work(task.payload, shared, report)
     done = Done(result, report.seconds, peak.bytes)
