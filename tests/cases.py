@@ -85,6 +85,21 @@ VBPC = {
     },
 }
 STEADY = {"name": "adam", "lr": 1.0e-2}
+INNER = {"steps": 3, "lr": 0.05, "ahead": 1}
+BPC = {
+    "ipc": 2,
+    "start_epochs": 1,
+    "outer": {"steps": 6, "optimiser": {"name": "adam", "lr": 1.0e-2}, "augmentation": NOISE, "average": 0.9},
+}
+TRAINED_ON_CORESET = {
+    "network": HEAD["network"],
+    "steps": 6,
+    "batch": 4,
+    "optimiser": ADAM,
+    "augmentation": NOISE,
+    "logit_scale": 5.0,
+}
+CLOSED_FORM = {name: HEAD[name] for name in ("network", "rho", "gamma", "feature_scale")}
 LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "early_stopping": {"every": 2, "patience": None}}
 GAUSSIAN = {
     "covariance": "dense",
@@ -233,7 +248,49 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     },
     ("fcg_w", "regression"): {**RANDOM, "training": {**LEARN, "early_stopping": None}, "weights": {"kind": "fcg_w"}},
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
+    ("bpc_fkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "shared_noise": False},
+    ("bpc_rkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "batch": 8, "weight": 1.0},
+    ("bpc_w", "classification"): {**BPC, "inner": INNER, "lr_step": 0.01},
+    ("bpc_cd", "classification"): {
+        **BPC,
+        "chains": 2,
+        "sd": 0.01,
+        "steps": 2,
+        "step_size": 0.01,
+        "temperature": 1.0,
+        "weight": 1.0,
+        "prior_precision": 1.0,
+    },
+    ("fbpc", "classification"): {
+        **BPC,
+        "start_epochs": 1,
+        "inner": {**INNER, "ahead": 2},
+        "draws": 2,
+        "noise": 0.01,
+    },
+    ("frepo", "classification"): {"ipc": 2, "network": HEAD["network"], "ridge": 1.0e-6, "coreset": VBPC["coreset"]},
+    ("coreset_vi", "classification"): {**CLOSED_FORM, **ON_CORESET},
+    ("coreset_nn", "classification"): TRAINED_ON_CORESET,
+    ("coreset_krr", "classification"): TRAINED_ON_CORESET,
+    ("coreset_sgmcmc", "classification"): {
+        "network": HEAD["network"],
+        "kernel": {"name": "sghmc", "step_size": 0.01, "friction": 0.1},
+        "chains": 2,
+        "thinning": {"steps": 12, "burn_in": 4, "every": 2},
+        "prior_precision": 1.0,
+        "temperature": 0.01,
+        "start_sd": None,
+        "augmentation": None,
+        "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
+    },
 }
+
+# what a method made from a trajectory asks of it, beyond the smallest one
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "experts": {"keep_start": True, "network": {**CONVNET, "norm": "instance"}},
+}
+FROM_EXPERTS = ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc")
 
 # stage kind -> the method that makes it for others; a method that makes the kind itself uses its own
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
@@ -250,9 +307,14 @@ class Case:
     method: str
     kind: str
     task: str
+    variant: str = ""
 
     def __str__(self) -> str:
         return f"{self.method}-{self.kind}-{self.task}"
+
+    @property
+    def section(self) -> dict[str, Any]:
+        return {**CONFIGS[self.method, self.task], **VARIANTS[self.variant]}
 
     @property
     def stage(self) -> StageSpec:
@@ -264,7 +326,8 @@ class Case:
 
     def upstream(self, kind: str) -> "Case":
         own = kind in METHODS[self.method].stages
-        return Case(self.method if own else UPSTREAM[kind], kind, self.task)
+        variant = "experts" if self.method in FROM_EXPERTS else ""
+        return Case(self.method if own else UPSTREAM[kind], kind, self.task, variant)
 
 
 CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]

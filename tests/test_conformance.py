@@ -69,7 +69,7 @@ def data_of(task: str):
 
 def config_of(case: Case) -> object:
     method = METHODS[case.method]
-    return read(method.config, CONFIGS[case.method, case.task], f"methods.{case.method}")
+    return read(method.config, case.section, f"methods.{case.method}")
 
 
 @functools.cache

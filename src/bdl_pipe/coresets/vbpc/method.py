@@ -11,7 +11,8 @@ from ...method import Inputs, Method, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from ..shared.init import Coreset, balanced
-from .distil import DistilConfig, distil, stored
+from ..shared.pool_descent import DistilConfig, distil, stored
+from .distil import Distillation
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
 
@@ -52,17 +53,12 @@ class VbpcConfig:
 def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, report: Report) -> State:
     """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
     start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    made = distil(
-        data,
-        start,
-        config.network,
-        config.head,
-        config.beta_dataset,
-        config.coreset,
-        rng=rng.fold("distil"),
-        report=report,
+    task = Distillation(
+        data, start, config.network, config.head, config.beta_dataset, config.coreset, rng=rng.fold("distil")
     )
-    return made.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
+    images, labels = distil(task, config.coreset, report)
+    coreset = Coreset(images, labels, start.classes)
+    return coreset.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
 
 
 def from_checkpoint(checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed) -> State:

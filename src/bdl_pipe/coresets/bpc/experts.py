@@ -1,0 +1,78 @@
+"""Expert trajectories as a coreset method reads them: weights as vectors, at the start and after each epoch.
+
+The experts of Kim et al. 2022 are those of trajectory matching (Cazenave et al. 2022): networks trained on the data,
+with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and one snapshot an epoch; only the
+snapshots that are asked for are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ...artifacts import State
+from ...config import read
+from ...data.fitdata import FitData
+from ...errors import require
+from ...method import Kind
+from ...posterior import NetworkSpec
+from ...training import snapshots
+from ..shared.flat_network import FlatNetwork
+
+
+def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
+    """Refuse the config of a trajectory that has not what an expert needs, before anything is trained.
+
+    Args:
+        sources: the configs of what the coreset is made from, by stage kind.
+        epochs: how many epochs of the expert are read beyond its start.
+        key: the key of the method's config that asks for as many.
+
+    Raises:
+        ConfigError: the trajectory lacks its start or an epoch, or its network's norm looks at a batch's past.
+    """
+    expert = sources["trajectory"]
+    require(expert.keep_start, "input", "must be of a trajectory with keep_start: true", expert.keep_start)
+    whole = expert.every == 1 and expert.snapshots_per_epoch == 1 and expert.snapshots >= expert.epochs
+    require(whole, "input", "must be of a trajectory with a snapshot of every epoch (snapshots = epochs)")
+    require(epochs <= expert.epochs, key, f"must be <= the epochs of the trajectory ({expert.epochs})", epochs)
+
+
+@final
+class Experts:
+    """A set of expert trajectories of one network.
+
+    Attributes:
+        spec: how the network is built.
+        network: the network as a function of its weights.
+        epochs: of each expert, the start not counted.
+    """
+
+    def __init__(self, states: Sequence[State], data: FitData) -> None:
+        """Take trajectories, which must all have kept their start and every epoch.
+
+        Raises:
+            ConfigError: one did not; or the network is of other images or classes, or has batch normalisation with
+                running statistics, of which no vector of weights knows.
+        """
+        self._states, self._device = states, data.device
+        self.spec = read(NetworkSpec, states[0].config["spec"], "spec")
+        interface = (self.spec.input_shape, self.spec.outputs)
+        ours = (data.input_shape, data.outputs)
+        require(interface == ours, "input", f"must be of experts for images and classes of {ours}", interface)
+        self.network = FlatNetwork(self.spec, data.device, "input")
+        counts = []
+        for state in states:
+            at = snapshots.epochs(state)
+            require(at is not None, "input", "must be of a trajectory that kept its start (keep_start: true)")
+            require(at == list(range(len(at or ()))), "input", "must be of a trajectory that kept every epoch", at)
+            counts.append(len(at or ()) - 1)
+        self.epochs = min(counts)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def weights(self, expert: int, epoch: int) -> Float[Tensor, " weight"]:
+        """Return an expert's weights after ``epoch`` epochs; 0: its start."""
+        return self.network.flat(snapshots.snapshot(self._states[expert], epoch)).to(self._device)

@@ -1,0 +1,351 @@
+"""The methods ``bpc_fkl``, ``bpc_rkl``, ``bpc_w``, ``bpc_cd`` and ``fbpc``: coresets from expert trajectories.
+
+One outer step starts at an expert's weights after one of its first epochs. π_D, the data's posterior, is taken for
+N(θ_D, σ²I) with θ_D the same expert's weights some epochs on; π_S, the coreset's, for N(θ_S, σ²I) with θ_S some steps
+on the coreset from the same start (Kim et al. 2022, section 4; σ is a standard deviation). The steps of θ_S carry no
+gradient to the images, but in ``bpc_w``.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ...artifacts import State
+from ...config import to_mapping
+from ...data.augment import augment
+from ...data.fitdata import FitData
+from ...errors import require
+from ...method import Inputs, Kind, Method, StageSpec
+from ...progress import Report
+from ...seeds import Seed
+from ...training import loop
+from ..shared.flat_network import mean_log_likelihood
+from ..shared.init import Coreset, balanced
+from . import surrogates
+from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, batch, drawn_start, noisy
+from .experts import Experts, check_experts
+from .inner import Loss, descended, langevin, unrolled
+
+
+@dataclass(frozen=True)
+class BpcConfig:
+    """What all five methods have in common.
+
+    Attributes:
+        ipc: coreset rows per class.
+        start_epochs: an outer step begins after 0 … start_epochs − 1 epochs of an expert, each as likely (published for
+            CIFAR-10: 2 at ipc 1, 20 at ipc 10).
+        outer: the descent of the images.
+    """
+
+    ipc: int
+    start_epochs: int
+    outer: OuterConfig
+
+    def __post_init__(self) -> None:
+        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
+        require(self.start_epochs > 0, "start_epochs", "must be > 0", self.start_epochs)
+
+    @property
+    def last_epoch(self) -> int:
+        """Return the last epoch of an expert that is read."""
+        return self.start_epochs - 1
+
+
+@dataclass(frozen=True)
+class InnerConfig:
+    """The steps on the coreset that lead to θ_S.
+
+    Attributes:
+        steps, lr: of plain gradient descent on the mean cross-entropy (published: 50 of .01 at ipc 1, 30 of .03 at 10).
+        ahead: epochs from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc 1).
+    """
+
+    steps: int
+    lr: float
+    ahead: int
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, "steps", "must be > 0", self.steps)
+        require(self.lr > 0, "lr", "must be > 0", self.lr)
+        require(self.ahead > 0, "ahead", "must be > 0", self.ahead)
+
+
+@dataclass(frozen=True)
+class MatchedConfig(BpcConfig):
+    """A method with steps on the coreset.
+
+    Attributes:
+        inner: those steps.
+    """
+
+    inner: InnerConfig
+
+    @property
+    def last_epoch(self) -> int:
+        return self.start_epochs - 1 + self.inner.ahead
+
+
+@dataclass(frozen=True)
+class ForwardKlConfig(MatchedConfig):
+    """``methods.bpc_fkl``.
+
+    Attributes:
+        draws: of each posterior (published: 30).
+        sd: σ of the posteriors (published: .01).
+        shared_noise: both have the same noise, which lowers the variance; published: each its own.
+    """
+
+    draws: int
+    sd: float
+    shared_noise: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require(self.sd >= 0, "sd", "must be >= 0", self.sd)
+
+
+@dataclass(frozen=True)
+class ReverseKlConfig(MatchedConfig):
+    """``methods.bpc_rkl``.
+
+    Attributes:
+        draws: of the coreset's posterior, at least 2 (published: 30 at ipc 10, else 10).
+        sd: σ of the posteriors (published: .01).
+        batch: training rows that estimate the data's log-likelihood (published: 1000).
+        weight: of the coreset's likelihood, over N/n̂; 1: the coreset weighs as much as the data.
+    """
+
+    draws: int
+    sd: float
+    batch: int
+    weight: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.draws > 1, "draws", "must be > 1", self.draws)
+        require(self.sd > 0, "sd", "must be > 0", self.sd)
+        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require(self.weight > 0, "weight", "must be > 0", self.weight)
+
+
+@dataclass(frozen=True)
+class WassersteinConfig(MatchedConfig):
+    """``methods.bpc_w``; its inner rate is learned, and ``inner.lr`` is where it starts.
+
+    Attributes:
+        lr_step: the largest step of the logarithm of that rate in one outer step of Adam, or the rate of sgd
+            (published: sgd on the rate itself, 1e-5).
+    """
+
+    lr_step: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.lr_step >= 0, "lr_step", "must be >= 0", self.lr_step)
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig(BpcConfig):
+    """``methods.bpc_cd``.
+
+    Attributes:
+        chains: θ⁺ ~ N(θ_D, sd²I), θ_D an expert's weights where an outer step begins, and a chain from each.
+        sd: of θ⁺ (.01).
+        steps, step_size: K and α of Langevin's dynamics (published script: 10 noise-free steps of .01).
+        temperature: T of e^{−U/T}; 0: no noise, as in the published script.
+        weight: of the coreset's likelihood in U, over n̂: 1 is a sum over its rows.
+        prior_precision: λ of U's ½λ‖θ‖².
+    """
+
+    chains: int
+    sd: float
+    steps: int
+    step_size: float
+    temperature: float
+    weight: float
+    prior_precision: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("chains", "steps", "step_size", "weight"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        for name in ("sd", "temperature", "prior_precision"):
+            require(getattr(self, name) >= 0, name, "must be >= 0", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class FunctionConfig(MatchedConfig):
+    """``methods.fbpc``; ``inner.ahead`` is the number τ of iterates of either posterior, at least 2.
+
+    Attributes:
+        draws: of the functions.
+        noise: σ of the functions' own noise.
+    """
+
+    draws: int
+    noise: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require(self.noise >= 0, "noise", "must be >= 0", self.noise)
+        require(self.inner.ahead > 1, "inner.ahead", "must be > 1", self.inner.ahead)
+        rule = f"must be >= inner.ahead ({self.inner.ahead})"
+        require(self.inner.steps >= self.inner.ahead, "inner.steps", rule, self.inner.steps)
+
+
+class _Bpc(Surrogate):
+    """What the five surrogates read: experts, the coreset's classes, the data, and one config."""
+
+    def __init__(self, experts: Experts, start: Coreset, data: FitData, config: Any) -> None:
+        self.experts, self.data, self.config = experts, data, config
+        self.classes, self.augmentation = start.classes.to(data.device), config.outer.augmentation
+
+    def likelihood(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Compute the coreset's mean log-likelihood under each draw of the weights, [draw]."""
+        return mean_log_likelihood(self.experts.network.outputs(weights, images), self.classes)
+
+    def inner_loss(self, rng: Seed) -> Loss:
+        """Return the mean cross-entropy of the coreset, augmented anew at each step."""
+        classes, outputs = self.classes, self.experts.network.outputs
+
+        def loss(step: int, weights: Tensor, images: Tensor) -> Tensor:
+            pictures = augment(images, self.augmentation, rng.fold("inner", step))
+            return -mean_log_likelihood(outputs(weights, pictures), classes)
+
+        return loss
+
+
+@final
+class _ForwardKl(_Bpc):
+    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+        config: ForwardKlConfig = self.config
+        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
+        other = rng.fold("noise" if config.shared_noise else "noise of the coreset's")
+        data = noisy(start.target, config.draws, config.sd, rng.fold("noise"))
+        coreset = noisy(path[-1][0], config.draws, config.sd, other)
+        both = self.likelihood(torch.cat([data, coreset]), augmented(images, self.augmentation, rng))
+        return surrogates.contrast(both[: config.draws], both[config.draws :])
+
+
+@final
+class _ReverseKl(_Bpc):
+    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+        config: ReverseKlConfig = self.config
+        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
+        draws = noisy(path[-1][0], config.draws, config.sd, rng.fold("noise"))
+        with torch.no_grad():
+            rows, classes = batch(self.data, config.batch, rng.fold("batch"))
+            data = mean_log_likelihood(self.experts.network.outputs(draws, rows), classes)
+        coreset = self.likelihood(draws, augmented(images, self.augmentation, rng))
+        return surrogates.covariance(coreset, data, config.weight)
+
+
+@final
+class _Wasserstein(_Bpc):
+    def __init__(self, experts: Experts, start: Coreset, data: FitData, config: WassersteinConfig) -> None:
+        super().__init__(experts, start, data, config)
+        rate, outer = config.lr_step, config.outer.optimiser
+        # the logarithm is held in units in which one optimiser serves it and the images
+        self._unit = math.sqrt(rate / outer.lr) if outer.name == "sgd" else rate / outer.lr
+        self._moved = torch.zeros((), device=data.device, requires_grad=True)
+
+    def parameters(self) -> list[Tensor]:
+        return [self._moved]
+
+    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+        config: WassersteinConfig = self.config
+        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        rate = config.inner.lr * (self._unit * self._moved).exp()
+        end = unrolled(self.inner_loss(rng), start.weights[None], images, config.inner.steps, rate)
+        return surrogates.distance(end[0], start.target, start.weights)
+
+
+@final
+class _Contrastive(_Bpc):
+    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+        config: ContrastiveConfig = self.config
+        start = drawn_start(self.experts, config.start_epochs, 0, rng)
+        positive = noisy(start.weights, config.chains, config.sd, rng.fold("noise"))
+        mean = self.inner_loss(rng)
+
+        def energy(step: int, weights: Tensor, pictures: Tensor) -> Tensor:
+            prior = 0.5 * config.prior_precision * weights.square().sum(1)
+            return config.weight * len(pictures) * mean(step, weights, pictures) + prior
+
+        negative = langevin(energy, positive, images, config.steps, config.step_size, config.temperature, rng=rng)
+        both = self.likelihood(torch.cat([positive, negative]), augmented(images, self.augmentation, rng))
+        return surrogates.contrast(both[: config.chains], both[config.chains :])
+
+
+@final
+class _FunctionSpace(_Bpc):
+    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+        config: FunctionConfig = self.config
+        count = config.inner.ahead
+        expert = rng.fold("expert").integer() % len(self.experts)
+        epoch = rng.fold("epoch").integer() % config.start_epochs
+        data = torch.stack([self.experts.weights(expert, epoch + ahead) for ahead in range(1, count + 1)])
+        start = self.experts.weights(expert, epoch)[None]
+        path = descended(self.inner_loss(rng), start, images, config.inner.steps, config.inner.lr)
+        pictures = augmented(images, self.augmentation, rng)
+        outputs = self.experts.network.outputs(torch.cat([data, torch.cat(path[-count:])]), pictures)
+        likelihoods = [
+            mean_log_likelihood(
+                surrogates.function_draws(of, config.draws, config.noise, rng=rng.fold("functions")), self.classes
+            )
+            for of in (outputs[:count], outputs[count:])
+        ]
+        return surrogates.contrast(*likelihoods)
+
+
+def distil(
+    surrogate: type[_Bpc], name: str, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report
+) -> State:
+    """Distil a coreset from expert trajectories: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
+
+    It resumes from ``report.load()`` with the same bits.
+
+    Raises:
+        ConfigError: the experts have not what is asked of them.
+        Diverged: the surrogate or an image became NaN or infinite.
+    """
+    experts = Experts(inputs["trajectory"], data)
+    key = "start_epochs"
+    require(config.last_epoch <= experts.epochs, key, f"asks for epoch {config.last_epoch} of {experts.epochs}")
+    start = balanced(data, config.ipc, 1.0, rng=rng.fold("start"))
+    start = Coreset(start.images.to(data.device), start.labels, start.classes)
+    task = CoresetDescent(start, surrogate(experts, start, data, config), config.outer, rng=rng.fold("distil"))
+    loop.run_steps(task, config.outer.optimiser, config.outer.steps, report)
+    return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
+
+
+def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
+    check_experts(sources, config.last_epoch, "start_epochs")
+
+
+def _method(name: str, config: type, surrogate: type[_Bpc]) -> Method:
+    stage = StageSpec(partial(distil, surrogate, name), needs={"trajectory": "all"}, validate_sources=_check)
+    return Method(
+        name=name,
+        config=config,
+        tasks=("classification",),
+        stages={"coreset": stage},
+        search={"outer.optimiser.lr": (1e-4, 1e-1, "log")},
+    )
+
+
+BPC_FKL = _method("bpc_fkl", ForwardKlConfig, _ForwardKl)
+BPC_RKL = _method("bpc_rkl", ReverseKlConfig, _ReverseKl)
+BPC_W = _method("bpc_w", WassersteinConfig, _Wasserstein)
+BPC_CD = _method("bpc_cd", ContrastiveConfig, _Contrastive)
+FBPC = _method("fbpc", FunctionConfig, _FunctionSpace)

@@ -1,0 +1,58 @@
+"""A network as a function of a vector of its weights, for many vectors at once."""
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ...errors import ConfigError
+from ...posterior import NetworkSpec
+from ...seeds import Seed
+
+
+@final
+class FlatNetwork:
+    """A network whose parameters are one vector, one parameter after another.
+
+    Attributes:
+        spec: how the network is built.
+        size: of the vector.
+    """
+
+    def __init__(self, spec: NetworkSpec, device: torch.device | str, key: str) -> None:
+        """Take the spec.
+
+        Raises:
+            ConfigError: the network has running statistics, of which no vector of weights knows; under ``key``.
+        """
+        self.spec, self._network = spec, spec.build(Seed(0)).to(device)
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._network.modules()):
+            raise ConfigError(key, "must be of a network without running statistics (norm: instance, group or none)")
+        self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
+        self.size = sum(shape.numel() for shape in self._shapes.values())
+
+    def flat(self, named: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
+        """Return a ``state_dict`` as a vector."""
+        return torch.cat([named[name].flatten() for name in self._shapes])
+
+    def named(self, weights: Float[Tensor, "draw weight"]) -> dict[str, Tensor]:
+        """Return vectors as the network's parameters by name, [draw, ...] each."""
+        parts = weights.split([shape.numel() for shape in self._shapes.values()], dim=1)
+        return {name: p.reshape(-1, *shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}
+
+    def outputs(self, weights: Float[Tensor, "draw weight"], images: Tensor) -> Float[Tensor, "draw row class"]:
+        """Compute the logits of each draw's network at the images."""
+        logits: Tensor = vmap(lambda draw: functional_call(self._network, draw, (images,)))(self.named(weights))
+        return logits
+
+
+def mean_log_likelihood(
+    logits: Float[Tensor, "draw row class"], classes: Int[Tensor, " row"]
+) -> Float[Tensor, " draw"]:
+    """Compute the mean over rows of log p(class | logits), of each draw."""
+    of_rows = F.log_softmax(logits, -1).gather(-1, classes.expand(len(logits), -1)[..., None])
+    return of_rows[..., 0].mean(-1)

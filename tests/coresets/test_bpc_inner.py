@@ -1,0 +1,131 @@
+"""Short runs on a coreset against closed forms of a quadratic loss, dense differentiation, and exact moments."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.coresets.bpc import inner
+from bdl_pipe.seeds import Seed
+
+WIDTH, ROWS = 4, 3
+
+
+def normal(*shape: int, at: str) -> Tensor:
+    return torch.randn(shape, generator=Seed(0).fold(at).generator(), dtype=torch.float64)
+
+
+IMAGES, LABELS, START = normal(ROWS, WIDTH, at="images"), normal(ROWS, at="labels"), normal(1, WIDTH, at="start")
+
+
+def quadratic(step: int, weights: Tensor, images: Tensor) -> Tensor:
+    """(1/2n̂) ‖ŷ − X̂θ‖² of each chain."""
+    return 0.5 * (LABELS - weights @ images.T).square().mean(-1)
+
+
+def curved(step: int, weights: Tensor, images: Tensor) -> Tensor:
+    """A loss without a closed form, of another augmentation at each step."""
+    shifted = images + 0.1 * normal(*images.shape, at=f"augment-{step}")
+    return (torch.tanh(shifted @ weights.T) - LABELS[:, None]).pow(4).mean(0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_descent_of_a_quadratic_ends_where_algebra_says(steps: int) -> None:
+    """θ_L = θ* + (I − ηX̂ᵀX̂/n̂)^L (θ₀ − θ*), with any solution θ* of the normal equations; and its gradients."""
+    lr, target = torch.tensor(0.2, dtype=torch.float64, requires_grad=True), normal(WIDTH, at="target")
+
+    def algebra(images: Tensor, lr: Tensor) -> Tensor:
+        curvature = images.T @ images / ROWS
+        best = torch.linalg.lstsq(images, LABELS[:, None], driver="gelsd").solution[:, 0]
+        # ŷ = X̂θ* + r with X̂ᵀr = 0; here n̂ < d, so r = 0 and θ* interpolates
+        shrink = torch.linalg.matrix_power(torch.eye(WIDTH, dtype=torch.float64) - lr * curvature, steps)
+        return best + shrink @ (START[0] - best)
+
+    images = IMAGES.clone().requires_grad_()
+    found = inner.unrolled(quadratic, START, images, steps, lr)[0]
+    torch.testing.assert_close(found, algebra(IMAGES, lr), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(inner.descended(quadratic, START, IMAGES, steps, 0.2)[-1][0], found, rtol=0, atol=0)
+    if steps == 0:
+        return
+    ours = torch.autograd.grad((found - target).square().sum(), (images, lr))
+    theirs_images, theirs_lr = (
+        IMAGES.clone().requires_grad_(),
+        torch.tensor(0.2, dtype=torch.float64, requires_grad=True),
+    )
+    solved = theirs_images.T @ torch.linalg.solve(
+        theirs_images @ theirs_images.T, LABELS
+    )  # the same θ*, differentiable
+    shrink = torch.linalg.matrix_power(
+        torch.eye(WIDTH, dtype=torch.float64) - theirs_lr * theirs_images.T @ theirs_images / ROWS, steps
+    )
+    theirs = torch.autograd.grad(
+        (solved + shrink @ (START[0] - solved) - target).square().sum(), (theirs_images, theirs_lr)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_the_adjoint_recursion_is_dense_differentiation_through_all_steps(chains: int) -> None:
+    steps, start, target = 6, normal(chains, WIDTH, at="starts"), normal(chains, WIDTH, at="targets")
+
+    def dense(images: Tensor, lr: Tensor) -> Tensor:
+        weights = start.clone().requires_grad_()
+        for step in range(steps):
+            (slope,) = torch.autograd.grad(curved(step, weights, images).sum(), weights, create_graph=True)
+            weights = weights - lr * slope
+        return weights
+
+    def gradients(run: object) -> tuple[Tensor, ...]:
+        images, lr = IMAGES.clone().requires_grad_(), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        end = run(images, lr)  # type: ignore[operator]
+        return end.detach(), *torch.autograd.grad((end - target).square().sum(), (images, lr))
+
+    ours = gradients(lambda images, lr: inner.unrolled(curved, start, images, steps, lr))
+    theirs = gradients(dense)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    last = gradients(
+        lambda images, lr: inner.unrolled(lambda s, w, x: curved(steps - 1 - s, w, x), start, images, steps, lr)
+    )
+    assert not torch.allclose(last[1], theirs[1], rtol=1e-3)  # the control: augmentations in another order
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_langevin_moves_mean_and_covariance_as_a_linear_gaussian_chain(steps: int) -> None:
+    """A = I − (α/2)Λ/T′: m ← μ + A(m − μ), C ← ACAᵀ + αT I; 100,000 chains from one point, Z = 5 standard errors."""
+    chains, alpha, temperature, z = 100_000, 0.1, 0.5, 5.0
+    curvature = torch.eye(WIDTH, dtype=torch.float64) + IMAGES.T @ IMAGES
+    mode = torch.linalg.solve(curvature, IMAGES.T @ LABELS)
+
+    def energy(step: int, weights: Tensor, images: Tensor) -> Tensor:
+        return 0.5 * (LABELS - weights @ images.T).square().sum(-1) + 0.5 * weights.square().sum(-1)
+
+    start = START.expand(chains, WIDTH)
+    found = inner.langevin(energy, start, IMAGES, steps, alpha, temperature, rng=Seed(3))
+
+    def moments(drift: float, noise: float) -> tuple[Tensor, Tensor]:
+        shrink = torch.eye(WIDTH, dtype=torch.float64) - drift * curvature
+        mean, covariance = START[0], torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+        for _ in range(steps):
+            mean = mode + shrink @ (mean - mode)
+            covariance = shrink @ covariance @ shrink.T + noise * torch.eye(WIDTH, dtype=torch.float64)
+        return mean, covariance
+
+    def far(drift: float, noise: float) -> float:
+        mean, covariance = moments(drift, noise)
+        variances = covariance.diagonal()
+        of_mean = (found.mean(0) - mean).abs() / (variances / chains).sqrt()
+        error = ((variances[:, None] * variances + covariance.square()) / chains).sqrt()
+        return float(torch.cat([of_mean, ((torch.cov(found.T) - covariance).abs() / error).flatten()]).max())
+
+    if steps == 0:
+        assert torch.equal(found, start)
+        return
+    assert far(alpha / 2, alpha * temperature) < z
+    for drift, noise in ((alpha, alpha * temperature), (alpha / 2, alpha), (alpha / 2, alpha * temperature / 2)):
+        assert far(drift, noise) > 2 * z
+
+
+def test_langevin_without_temperature_is_descent_at_half_the_step() -> None:
+    ours = inner.langevin(curved, START, IMAGES, 4, 0.2, 0.0, rng=Seed(0))
+    assert torch.equal(ours, inner.descended(curved, START, IMAGES, 4, 0.1)[-1])

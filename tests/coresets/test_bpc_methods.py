@@ -1,0 +1,216 @@
+"""The five methods from expert trajectories: exact resume, what moves and what does not, and what is refused."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.coresets.bpc import methods
+from bdl_pipe.coresets.bpc.descent import OuterConfig, drawn_start
+from bdl_pipe.coresets.bpc.experts import Experts
+from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.method import Method
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training import snapshots
+from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+
+from .cases import tiny_data
+from .test_distil import Stopped, Stops
+
+EXPERTS = {
+    "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
+    "epochs": 3,
+    "snapshots": 3,
+    "batch": 20,
+    "optimiser": {"name": "sgd", "lr": 0.1},
+    "keep_start": True,
+}
+OUTER = {
+    "steps": 6,
+    "optimiser": {"name": "adam", "lr": 0.02},
+    "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "cutout": 0.25, "noise": 0.1}},
+    "average": None,
+}
+INNER = {"steps": 3, "lr": 0.05, "ahead": 1}
+COMMON = {"ipc": 2, "start_epochs": 2, "outer": OUTER}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "bpc_fkl": COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "shared_noise": True},
+    "bpc_rkl": COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "batch": 16, "weight": 1.0},
+    "bpc_w": COMMON | {"inner": INNER, "lr_step": 0.01},
+    "bpc_cd": COMMON
+    | {
+        "chains": 2,
+        "sd": 0.01,
+        "steps": 3,
+        "step_size": 0.01,
+        "temperature": 1.0,
+        "weight": 1.0,
+        "prior_precision": 1.0,
+    },
+    "fbpc": COMMON | {"inner": INNER | {"ahead": 2}, "start_epochs": 1, "draws": 3, "noise": 0.01},
+}
+METHODS = {m.name: m for m in (methods.BPC_FKL, methods.BPC_RKL, methods.BPC_W, methods.BPC_CD, methods.FBPC)}
+
+
+def experts(count: int = 2, data: Any = None, **changes: Any) -> list[State]:
+    section, data = config.read(SgdConfig, EXPERTS | changes, "methods.sgd"), data or tiny_data()
+    fit = SGD.stages["trajectory"].fit_one
+    return [fit(data, {}, section, rng=Seed(k), report=Silent()) for k in range(count)]
+
+
+@pytest.fixture(scope="module")
+def trajectories() -> list[State]:
+    return experts()
+
+
+def read(name: str, **changes: Any) -> Any:
+    return config.read(METHODS[name].config, SECTIONS[name] | changes, f"methods.{name}")
+
+
+def distilled(name: str, trajectories: list[State], report: Report | None = None, **changes: Any) -> State:
+    fit = METHODS[name].stages["coreset"].fit_one
+    inputs = {"trajectory": trajectories}
+    return fit(tiny_data(), inputs, read(name, **changes), rng=Seed(5), report=report or Silent())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("average", "rule"), [(None, "sgd"), (0.9, "adam")])
+def test_a_run_that_is_stopped_ends_with_the_same_bits(
+    name: str, average: float | None, rule: str, trajectories: list[State]
+) -> None:
+    outer = OUTER | {"average": average, "optimiser": {"name": rule, "lr": 0.02, "momentum": 0.5 * (rule == "sgd")}}
+    whole = distilled(name, trajectories, outer=outer)
+    stops = Stops(at=4, every=3)
+    with pytest.raises(Stopped):
+        distilled(name, trajectories, stops, outer=outer)
+    stops.at = -1
+    assert to_bytes(distilled(name, trajectories, stops, outer=outer)) == to_bytes(whole)
+    start = balanced(tiny_data(), 2, 1.0, rng=Seed(5).fold("start"))
+    assert not torch.equal(whole.tensors["images"], start.images)  # images move, labels and classes do not
+    assert torch.equal(whole.tensors["labels"], start.labels) and torch.equal(whole.tensors["classes"], start.classes)
+    assert whole.config["coreset"] == name and whole.config["ipc"] == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_reports_what_may_diverge(name: str, trajectories: list[State]) -> None:
+    stops = Stops(at=-1, every=100)
+    distilled(name, trajectories, stops)
+    assert {"surrogate", "gradient", "rms"} <= stops.seen[-1].keys() and len(stops.seen) == 6
+    assert all(seen["gradient"] > 0 for seen in stops.seen)
+
+
+def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[State]) -> None:
+    read_back = Experts(trajectories, tiny_data())
+    assert len(read_back) == 2 and read_back.epochs == 3
+    for epoch in range(4):
+        stored = snapshots.snapshot(trajectories[1], epoch)
+        network = read_back.spec.build(Seed(0))
+        flat = torch.cat([stored[name].flatten() for name, _ in network.named_parameters()])
+        assert torch.equal(read_back.weights(1, epoch), flat)
+    starts = {
+        (float(s.weights.sum()), float(s.target.sum()))
+        for s in (drawn_start(read_back, 3, 1, Seed(9).fold(k)) for k in range(60))
+    }
+    pairs = {
+        (float(read_back.weights(e, t).sum()), float(read_back.weights(e, t + 1).sum()))
+        for e in range(2)
+        for t in range(3)
+    }
+    assert starts == pairs  # all six are drawn, and no others
+
+
+def test_the_outputs_of_draws_are_the_networks_own(trajectories: list[State]) -> None:
+    read_back, images = Experts(trajectories, tiny_data()), torch.randn(5, 1, 8, 8, generator=Seed(0).generator())
+    weights = torch.stack([read_back.weights(e, t) for e in range(2) for t in (0, 3)])
+    found = read_back.network.outputs(weights, images)
+    for k, (expert, epoch) in enumerate([(0, 0), (0, 3), (1, 0), (1, 3)]):
+        network = read_back.spec.build(Seed(0))
+        network.load_state_dict(snapshots.snapshot(trajectories[expert], epoch))
+        torch.testing.assert_close(found[k], network(images), rtol=1e-5, atol=1e-6)
+
+
+def test_the_learned_rate_of_w_moves_as_its_own_rate_says(trajectories: list[State]) -> None:
+    """Adam's first step moves the logarithm of the inner rate by lr_step, whatever the images' rate is."""
+    data, section = tiny_data(), read("bpc_w", lr_step=0.03)
+    start = balanced(data, 2, 1.0, rng=Seed(5))
+    surrogate = methods._Wasserstein(Experts(trajectories, data), start, data, section)
+    images = start.images.clone().requires_grad_()
+    (moved,) = surrogate.parameters()
+    optimiser = torch.optim.Adam([images, moved], lr=section.outer.optimiser.lr)
+    surrogate.loss(images, Seed(1)).backward()
+    optimiser.step()
+    assert abs(float(moved.detach()) * surrogate._unit) == pytest.approx(0.03, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep_start": False}, "input must be of a trajectory that kept its start"),
+        ({"snapshots": 2}, "input must be of a trajectory that kept every epoch"),
+        ({"network": EXPERTS["network"] | {"norm": "batch"}}, "input must be of a network without running statistics"),
+    ],
+)
+def test_trajectories_that_are_no_experts_are_refused(changes: dict[str, Any], message: str) -> None:
+    """From their configs, before anything is trained, and from what is stored."""
+    with pytest.raises(ConfigError, match=message):
+        distilled("bpc_fkl", experts(1, **changes))
+    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
+    assert check is not None
+    if "network" in changes:
+        return
+    with pytest.raises(ConfigError, match=r"^input"):
+        check(read("bpc_fkl"), {"trajectory": config.read(SgdConfig, EXPERTS | changes, "s")})
+
+
+def test_experts_of_other_images_and_too_few_epochs_are_refused(trajectories: list[State]) -> None:
+    with pytest.raises(ConfigError, match="input must be of experts for images and classes"):
+        distilled("bpc_w", experts(1, data=tiny_data(classes=2)))
+    with pytest.raises(ConfigError, match="start_epochs asks for epoch 4 of 3"):
+        distilled("bpc_fkl", trajectories, start_epochs=4)
+    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
+    assert check is not None
+    check(read("bpc_fkl", start_epochs=3), {"trajectory": config.read(SgdConfig, EXPERTS, "s")})
+    with pytest.raises(ConfigError, match="start_epochs"):
+        check(read("bpc_fkl", start_epochs=4), {"trajectory": config.read(SgdConfig, EXPERTS, "s")})
+
+
+def test_more_images_than_a_class_has_are_refused(trajectories: list[State]) -> None:
+    with pytest.raises(UserError, match="ipc must be at most that"):
+        distilled("bpc_cd", trajectories, ipc=21)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bpc_fkl", {"draws": 0}),
+        ("bpc_fkl", {"sd": -0.1}),
+        ("bpc_fkl", {"ipc": 0}),
+        ("bpc_fkl", {"start_epochs": 0}),
+        ("bpc_fkl", {"inner": INNER | {"steps": 0}}),
+        ("bpc_fkl", {"inner": INNER | {"ahead": 0}}),
+        ("bpc_fkl", {"outer": OUTER | {"average": 1.0}}),
+        ("bpc_rkl", {"draws": 1}),
+        ("bpc_rkl", {"weight": 0.0}),
+        ("bpc_w", {"lr_step": -1.0}),
+        ("bpc_cd", {"temperature": -1.0}),
+        ("bpc_cd", {"step_size": 0.0}),
+        ("fbpc", {"inner": INNER}),
+        ("fbpc", {"inner": {"steps": 2, "lr": 0.1, "ahead": 3}}),
+    ],
+)
+def test_numbers_out_of_range_are_refused(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        read(name, **changes)
+
+
+def test_the_methods_are_in_the_registry() -> None:
+    from bdl_pipe.registry import METHODS as REGISTRY
+
+    for name, method in METHODS.items():
+        assert isinstance(method, Method) and REGISTRY[name] is method
+        assert dataclasses.is_dataclass(method.config) and isinstance(read(name).outer, OuterConfig)

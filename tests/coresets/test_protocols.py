@@ -1,0 +1,205 @@
+"""Protocols that judge a coreset: ridge regression against scikit-learn, chains against a known posterior."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.coresets.protocols import chains, closed_form, network
+from bdl_pipe.coresets.shared.init import Coreset, balanced
+from bdl_pipe.coresets.vbpc import closed_form as vbpc
+from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.posterior import NetworkDraws
+from bdl_pipe.predictive import Categorical
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+from .test_distil import Stopped, Stops
+
+NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"}
+TRAINED = {
+    "network": NETWORK,
+    "steps": 8,
+    "batch": 4,
+    "optimiser": {"name": "adam", "lr": 3.0e-3, "schedule": "one_cycle"},
+    "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "noise": 0.1}},
+    "logit_scale": 4.0,
+}
+CHAINS = {
+    "network": NETWORK,
+    "kernel": {"name": "sghmc", "step_size": 0.01, "friction": 0.1},
+    "chains": 3,
+    "thinning": {"steps": 12, "burn_in": 4, "every": 2},
+    "prior_precision": 1.0,
+    "temperature": 0.01,
+    "start_sd": 0.1,
+    "augmentation": None,
+    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100},
+}
+HMC = {"kernel": {"name": "hmc", "step_size": 0.002, "leapfrogs": 3}}
+
+
+def coreset() -> State:
+    return balanced(tiny_data(), 2, 1.0, rng=Seed(0)).state(tiny_data(), {"coreset": "random_coreset", "ipc": 2})
+
+
+def fitted(name: str, report: Report | None = None, **changes: Any) -> State:
+    methods = {"nn": network.CORESET_NN, "krr": network.CORESET_KRR, "sgmcmc": chains.CORESET_SGMCMC}
+    section = (CHAINS if name == "sgmcmc" else TRAINED) | ({"ridge": 1e-3} if name == "krr" else {}) | changes
+    read = config.read(methods[name].config, section, f"methods.coreset_{name}")
+    fit = methods[name].stages["student"].fit_one
+    return fit(tiny_data(), {"coreset": [coreset()]}, read, rng=Seed(3), report=report or Silent())
+
+
+def predicted(state: State) -> Categorical:
+    inputs, _ = tiny_data().tensors("validation")
+    found = NetworkDraws.from_state(state).predict(inputs)
+    assert isinstance(found, Categorical)
+    return found
+
+
+@pytest.mark.parametrize(("rows", "width"), [(6, 20), (30, 5)])
+def test_the_ridge_head_is_scikit_learns(rows: int, width: int) -> None:
+    """And VBPC's posterior mean at λ = ρβ/γ."""
+    features = torch.randn(rows, width, generator=Seed(0).generator())
+    labels, ridge = torch.randn(rows, 3, generator=Seed(1).generator()), 0.1
+    penalty = ridge * float(features.double().square().sum(1).mean())
+    theirs = Ridge(alpha=penalty, fit_intercept=False, solver="svd", tol=1e-12)
+    theirs.fit(features.double().numpy(), labels.double().numpy())
+    found = network.ridge_head(features, labels, ridge)
+    np.testing.assert_allclose(found.numpy().T, theirs.coef_, rtol=1e-8, atol=1e-10)
+    mean = vbpc.solve(features.double(), labels.double(), rho=penalty, gamma=1.0, beta=1.0).mean
+    torch.testing.assert_close(found, mean, rtol=1e-9, atol=1e-11)
+    assert not np.allclose(network.ridge_head(features, labels, 2 * ridge).numpy().T, theirs.coef_, rtol=1e-3)
+
+
+def test_without_ridge_the_labels_are_interpolated() -> None:
+    features = torch.randn(5, 30, generator=Seed(0).generator())
+    labels = torch.randn(5, 3, generator=Seed(1).generator())
+    found = features.double() @ network.ridge_head(features, labels, 1e-12)
+    torch.testing.assert_close(found, labels.double(), rtol=1e-8, atol=1e-9)
+    with pytest.raises(Diverged):
+        network.ridge_head(torch.full((3, 4), torch.nan), torch.zeros(3, 2), 0.1)
+
+
+def test_krr_puts_the_ridge_solution_in_place_of_the_trained_head() -> None:
+    state, trained = fitted("krr"), fitted("nn", logit_scale=1.0)
+    draws = NetworkDraws.from_state(trained)
+    stored = Coreset.from_state(coreset())
+    skeleton = draws.spec.build(Seed(0)).eval()
+    skeleton.load_state_dict({name: value[0] for name, value in draws.weights.items()})
+    with torch.no_grad():
+        weight = 4.0 * network.ridge_head(skeleton.trunk(stored.images), stored.labels, 1e-3).T
+    torch.testing.assert_close(state.tensors["head.weight"][0].double(), weight, rtol=1e-4, atol=1e-5)
+    assert float(state.tensors["head.bias"].abs().max()) == 0
+    trunk = [name for name in state.tensors if name.startswith("trunk.")]
+    assert trunk and all(torch.equal(state.tensors[name], trained.tensors[name]) for name in trunk)
+
+
+def test_the_logit_scale_moves_no_class_and_sharpens() -> None:
+    soft, sharp = (predicted(fitted("nn", logit_scale=scale)) for scale in (1.0, 8.0))
+    assert torch.equal(soft.mean.argmax(1), sharp.mean.argmax(1))
+    assert float(sharp.mean.max(1).values.mean()) > float(soft.mean.max(1).values.mean()) + 0.05
+
+
+def test_training_on_the_coreset_descends() -> None:
+    stops = Stops(at=-1, every=1000)
+    fitted("nn", stops, steps=60, batch=6, augmentation=None)
+    assert stops.seen[-1]["loss"] < 0.5 * stops.seen[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("nn", {}), ("krr", {}), ("sgmcmc", {"augmentation": TRAINED["augmentation"]}), ("sgmcmc", HMC)],
+)
+def test_a_fit_that_is_stopped_ends_with_the_same_bits(name: str, changes: dict[str, Any]) -> None:
+    whole, stops = fitted(name, **changes), Stops(at=6, every=5)
+    with pytest.raises(Stopped):
+        fitted(name, stops, **changes)
+    stops.at = -1
+    assert to_bytes(fitted(name, stops, **changes)) == to_bytes(whole)
+
+
+@pytest.mark.parametrize("changes", [{}, HMC, {"start_sd": None}])
+def test_draws_are_of_all_chains_one_after_another(changes: dict[str, Any]) -> None:
+    state = fitted("sgmcmc", **changes)
+    assert all(len(value) == 12 for value in state.tensors.values())  # 3 chains of (12 - 4) / 2
+    weights = torch.cat([value.flatten(1) for value in state.tensors.values()], 1).reshape(3, 4, -1)
+    within = (weights[:, 1:] - weights[:, :-1]).norm(dim=-1).mean()
+    between = (weights[1:] - weights[:-1]).norm(dim=-1).mean()
+    assert between > 3 * within  # neighbours in a chain are nearer than chains are to each other
+    metrics, _ = chains.summarise([state], tiny_data(), config.read(chains.ChainsConfig, CHAINS | changes, "m"))
+    assert "rhat_prediction" in metrics
+    torch.testing.assert_close(predicted(state).mean.sum(1), torch.ones(60), rtol=1e-5, atol=1e-5)
+
+
+def test_the_share_of_accepted_proposals_is_told() -> None:
+    shares = []
+    for step_size in (0.002, 0.2):
+        stops = Stops(at=-1, every=1000)
+        fitted("sgmcmc", stops, kernel={"name": "hmc", "step_size": step_size, "leapfrogs": 3}, prior_precision=100.0)
+        shares.append(stops.seen[-1]["acceptance"])
+    assert shares[0] > 0.9 and shares[1] < 0.5
+
+
+@pytest.mark.parametrize("kernel", ["sghmc", "hmc"])
+def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
+    """λ = 1e4 and a coreset of six rows: weights are N(0, T/λ) but for a thousandth of it; 4 chains, ~1,000 weights.
+
+    The variance over weights of the last draws is within 10 % (Z > 4 with 2,000 effective numbers); T/λ of twice the
+    temperature is not.
+    """
+    precision, temperature = 1e4, 0.5
+    sd = (temperature / precision) ** 0.5
+    kernels = {
+        "sghmc": {"name": "sghmc", "step_size": 1e-3, "friction": 0.1},
+        "hmc": {"name": "hmc", "step_size": 1e-3, "leapfrogs": 10},
+    }
+    state = fitted(
+        "sgmcmc",
+        kernel=kernels[kernel],
+        chains=4,
+        prior_precision=precision,
+        temperature=temperature,
+        start_sd=3 * sd,
+        thinning={"steps": 600 if kernel == "sghmc" else 40, "burn_in": 0, "every": 600 if kernel == "sghmc" else 40},
+    )
+    weights = torch.cat([value.flatten() for value in state.tensors.values()]).double()
+    assert abs(float(weights.square().mean()) / sd**2 - 1) < 0.1
+    assert abs(float(weights.square().mean()) / (2 * sd**2) - 1) > 0.1
+
+
+def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
+    section = {k: v for k, v in tiny_vbpc().items() if k in ("network", "rho", "gamma", "feature_scale", "student")}
+    read = config.read(closed_form.ClosedFormConfig, section, "methods.coreset_vi")
+    fit = closed_form.CORESET_VI.stages["student"].fit_one
+    state = fit(tiny_data(), {"coreset": [coreset()]}, read, rng=Seed(3), report=Silent())
+    assert state.config["posterior"] == "vbpc" and "head.mean" in state.tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("sgmcmc", {"network": NETWORK | {"norm": "batch"}}, "network.norm must be of a network without running"),
+        ("sgmcmc", HMC | {"augmentation": TRAINED["augmentation"]}, "augmentation must be null for the kernel hmc"),
+        ("sgmcmc", {"chains": 0}, "chains must be > 0"),
+        ("sgmcmc", {"temperature": 0.0}, "temperature must be > 0"),
+        ("sgmcmc", {"start_sd": 0.0}, "start_sd must be > 0 or null"),
+        ("nn", {"logit_scale": 0.0}, "logit_scale must be > 0"),
+        ("nn", {"batch": 0}, "batch must be > 0"),
+        ("krr", {"ridge": 0.0}, "ridge must be > 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fitted(name, **changes)
+
+
+def test_a_chain_that_leaves_the_numbers_is_told() -> None:
+    with pytest.raises(Diverged, match=r"lower kernel\.step_size"):
+        fitted("sgmcmc", kernel={"name": "sghmc", "step_size": 1e6, "friction": 0.1}, prior_precision=1e6)
