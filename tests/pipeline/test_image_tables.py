@@ -25,10 +25,10 @@ from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"depth": 10, "widen": 1, "epochs": 1, "batch": 16, "members": 1, "validation": 10, "features": 16, "draws": 2}
+SMALL = {"depth": 10, "widen": 1, "epochs": 1, "batch": 16, "seeds": 1, "validation": 10, "features": 16, "draws": 2}
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 CORRUPTED = 3  # images under each corruption
-FEW = {"rows": 4, "cols": 4, "members": 2, "start": 0, "end": 1, "corrupted_images": CORRUPTED}
+FEW = {"rows": 4, "cols": 4, "seeds": 2, "members": 2, "start": 0, "end": 1, "corrupted_images": CORRUPTED}
 AVERAGED = {"epochs": 2, "snapshots": 2, "every": 1, "count": 2, "rank": 2, "steps": 4, "burn_in": 2, "rows": 4}
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have no small form
 TABLES = {"table1": "cifar10", "table4": "cifar100"}
