@@ -104,7 +104,9 @@ def test_half_way_it_is_the_coreset_of_the_checkpoint() -> None:
         distilled(stops)
     checkpoint = stops.load()
     assert checkpoint is not None
-    state = frepo.from_checkpoint(checkpoint, tiny_data(), {}, read(), rng=Seed(2))
+    half_way = frepo.FREPO.stages["coreset"].from_checkpoint
+    assert half_way is not None
+    state = half_way(checkpoint, tiny_data(), {}, read(), rng=Seed(2))
     assert torch.equal(state.tensors["images"], checkpoint.tensors["task.images"])
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.minibatches import distinct
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
@@ -147,7 +148,7 @@ class Ldgbll(Gbll):
         count = self.config.derivative_rows
         if count is None or count >= batch:
             return {}
-        return {"rows": torch.stack([torch.randperm(batch, generator=generator)[:count] for _ in range(steps)])}
+        return {"rows": torch.stack([distinct(batch, count, generator) for _ in range(steps)])}
 
 
 def fit(

@@ -12,6 +12,7 @@ stacking of mirrored images, which the published settings of MNIST and Fashion-M
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -29,7 +30,7 @@ from ..progress import Report
 from ..seeds import Seed
 from .protocols.network import ridge_head
 from .shared.init import Coreset, balanced
-from .shared.pool_descent import DistilConfig, PoolDescent, distil, stored
+from .shared.pool_descent import DistilConfig, PoolDescent, distil, from_checkpoint
 from .shared.trunk import features
 
 
@@ -97,17 +98,10 @@ def distil_coreset(data: FitData, inputs: Inputs, config: FrepoConfig, *, rng: S
     return coreset.state(data, {"coreset": "frepo", "ipc": config.ipc, "config": to_mapping(config)})
 
 
-def from_checkpoint(checkpoint: State, data: FitData, inputs: Inputs, config: FrepoConfig, *, rng: Seed) -> State:
-    """Read the coreset as it stands in a checkpoint of :func:`distil_coreset`: a search judges it half-way."""
-    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    images, labels = stored(checkpoint, config.coreset)
-    return Coreset(images, labels, start.classes).state(data, {"coreset": "frepo", "ipc": config.ipc})
-
-
 FREPO = Method(
     name="frepo",
     config=FrepoConfig,
     tasks=("classification",),
-    stages={"coreset": StageSpec(distil_coreset, from_checkpoint=from_checkpoint)},
+    stages={"coreset": StageSpec(distil_coreset, from_checkpoint=partial(from_checkpoint, "frepo"))},
     search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
 )

@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from ..artifacts import State, under, unstack
 from ..data.fitdata import FitData
+from ..data.minibatches import Minibatches
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig, dropout_masks
@@ -30,7 +31,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..sgmcmc.chains import TargetConfig, average, teacher_spec
 from ..sgmcmc.joint import NetworkJoint
-from ..sgmcmc.sgld import Minibatches, Position, chain
+from ..sgmcmc.sgld import Position, chain
 from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..seeds import Seed
+from .minibatches import distinct, with_replacement
 from .transform import Transform
 
 
@@ -97,6 +98,12 @@ class FitData:
 
     def drawn(self, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
         """Give ``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""
-        chosen = torch.randperm(len(self.train), generator=rng.generator())[:rows].numpy()
+        chosen = distinct(len(self.train), rows, rng.generator()).numpy()
         some = replace(self, train=Examples(self.train.inputs[chosen], self.train.targets[chosen]), search=None)
         return some.tensors("train", self.device)
+
+    def batch(self, size: int, rng: Seed) -> tuple[Tensor, Tensor]:
+        """Draw ``size`` training rows with replacement at ``rng``; they are transformed, on ``device``."""
+        chosen = with_replacement(len(self.train), size, rng.generator()).numpy()
+        inputs = self.transform.inputs(self.train.inputs[chosen], self.device)
+        return inputs, self.transform.targets(self.train.targets[chosen], self.device)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..config import LATER, read
 from ..data.fitdata import FitData
+from ..data.minibatches import Minibatches
 from ..errors import ConfigError, require
 from ..method import Inputs, Method, StageSpec
 from ..networks import NetworkConfig
@@ -24,7 +25,7 @@ from ..progress import Report
 from ..seeds import Seed
 from . import diagnostics
 from .joint import NetworkJoint, factorises
-from .sgld import Minibatches, StepSize, Thinning, chain
+from .sgld import StepSize, Thinning, chain
 
 REPORT_EVERY = 50  # steps; progress and checkpoints, which change no result
 

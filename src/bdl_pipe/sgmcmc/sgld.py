@@ -13,12 +13,12 @@ Draws are equally weighted also under a decreasing step (Welling & Teh weight th
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
+from ..data.minibatches import Minibatches
 from ..errors import Diverged, require
 from ..seeds import Seed
 
@@ -121,27 +121,6 @@ def gradient(
     leaves = {name: theta.detach().requires_grad_() for name, theta in position.items()}
     joint = log_prior(leaves) + total / len(batch[0]) * log_likelihood(leaves, *batch)
     return dict(zip(leaves, torch.autograd.grad(joint, list(leaves.values())), strict=True))
-
-
-@final
-class Minibatches:
-    """The minibatches of a chain: M of N rows at step t, from a fresh permutation of all rows in each epoch.
-
-    A pure function of the seed and t; an epoch has N // M batches, and what does not fill one is left
-    for other epochs, so that every batch has M rows and every row the same chance.
-    """
-
-    def __init__(self, rows: int, size: int, rng: Seed, device: torch.device | str = "cpu") -> None:
-        self.rows, self.size, self.rng, self.device = rows, min(size, rows), rng, device
-        self.per_epoch = rows // self.size
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-
-    def __call__(self, step: int) -> Int[Tensor, " row"]:
-        epoch, place = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            order = torch.randperm(self.rows, generator=self.rng.fold("epoch", epoch).generator())
-            self._epoch, self._order = epoch, order.to(self.device)
-        return self._order[place * self.size : (place + 1) * self.size]
 
 
 def chain(

@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import distributed
 from ..artifacts import stack, under, unstack
 from ..data.fitdata import FitData
+from ..data.minibatches import epoch_order
 from ..progress import Phase, Report
 from ..seeds import Seed
 from .learner import FitResult, Learner, NoisyLearner, TrainingConfig
@@ -186,7 +187,7 @@ class _EpochRun(Objective):
         if self._epoch == epoch:
             return
         self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
-        orders = [torch.randperm(self._count, generator=r.fold("epoch", epoch).generator()) for r in self._rngs]
+        orders = [epoch_order(self._count, epoch, r) for r in self._rngs]
         self._orders, self._block = torch.stack(orders).to(self._device), -1
         done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
         scheduled = self._probe.scheduled(done) if isinstance(self._probe, NoisyLearner) else {}

@@ -22,6 +22,7 @@ from torch.distributions import MultivariateNormal, Normal
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.minibatches import distinct
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
 from ..progress import Report
@@ -88,7 +89,7 @@ class Bound(Objective):
 
     def loss(self, step: int) -> Tensor:
         generator, rows = self._rng.fold("step", step).generator(), len(self._target)
-        chosen = torch.randperm(rows, generator=generator)[: self._config.batch]
+        chosen = distinct(rows, self._config.batch, generator)
         z = self.draw(self._config.samples, generator)
         likelihood = torch.stack([self._target.tempered(one, chosen) for one in z]) * (rows / len(chosen))
         prior = Normal(0.0, self._config.prior_variance**0.5).log_prob(z).sum(1)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...data.augment import AugmentConfig, augment
-from ...data.fitdata import FitData
 from ...errors import require
 from ...seeds import Seed
 from ...training import loop
@@ -123,10 +122,3 @@ def noisy(weights: Tensor, draws: int, sd: float, rng: Seed) -> Tensor:
 def augmented(images: Tensor, config: AugmentConfig, rng: Seed) -> Tensor:
     """Augment the coreset's own images by one draw."""
     return augment(images, config, rng.fold("augment"))
-
-
-def batch(data: FitData, rows: int, rng: Seed) -> tuple[Tensor, Tensor]:
-    """Draw transformed training rows with replacement, and their classes."""
-    index = torch.randint(len(data.train), (min(rows, len(data.train)),), generator=rng.generator()).numpy()
-    inputs = data.transform.inputs(data.train.inputs[index], data.device)
-    return inputs, data.transform.targets(data.train.targets[index], data.device)

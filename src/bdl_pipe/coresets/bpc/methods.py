@@ -27,7 +27,7 @@ from ...training import loop
 from ..shared.flat_network import mean_log_likelihood
 from ..shared.init import Coreset, balanced
 from . import surrogates
-from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, batch, drawn_start, noisy
+from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, drawn_start, noisy
 from .experts import Experts, check_experts
 from .inner import Loss, descended, langevin, unrolled
 
@@ -244,7 +244,7 @@ class _ReverseKl(_Bpc):
         path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
         draws = noisy(path[-1][0], config.draws, config.sd, rng.fold("noise"))
         with torch.no_grad():
-            rows, classes = batch(self.data, config.batch, rng.fold("batch"))
+            rows, classes = self.data.batch(config.batch, rng.fold("batch"))
             data = mean_log_likelihood(self.experts.network.outputs(draws, rows), classes)
         coreset = self.likelihood(draws, augmented(images, self.augmentation, rng))
         return surrogates.covariance(coreset, data, config.weight)

@@ -22,6 +22,7 @@ from ...artifacts import State
 from ...config import LATER
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
+from ...data.minibatches import distinct
 from ...errors import Diverged, require
 from ...method import Inputs, Method, StageSpec
 from ...posterior import NetworkDraws, NetworkSpec
@@ -86,7 +87,7 @@ class _Regression(loop.Objective):
         address, count = self._rng.fold("step", step), len(self._coreset.images)
         images, labels = self._coreset.images, self._coreset.labels
         if self._config.batch < count:
-            rows = torch.randperm(count, generator=address.fold("rows").generator())[: self._config.batch]
+            rows = distinct(count, self._config.batch, address.fold("rows").generator())
             images, labels = images[rows.to(images.device)], labels[rows.to(images.device)]
         if self._config.augmentation is not None:
             images = augment(images, self._config.augmentation, address.fold("augment"))

@@ -8,6 +8,7 @@ coreset through that network's features; one Adam step of images and labels, one
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from ...artifacts import State, under
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
+from ...method import Inputs
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
-from .init import Coreset
+from .init import Coreset, balanced
 from .pool import ModelPool, PoolConfig
 
 
@@ -131,10 +133,7 @@ class PoolDescent(loop.Objective):
 
     def _batch(self, address: Seed) -> tuple[Tensor, Tensor]:
         """Draw augmented training rows with replacement, and their classes."""
-        size = (min(self._config.batch, len(self._data.train)),)
-        index = torch.randint(len(self._data.train), size, generator=address.fold("batch").generator()).numpy()
-        images = self._data.transform.inputs(self._data.train.inputs[index], self._data.device)
-        classes = self._data.transform.targets(self._data.train.targets[index], self._data.device)
+        images, classes = self._data.batch(self._config.batch, address.fold("batch"))
         return augment(images, self._config.augmentation, address.fold("augment")), classes
 
 
@@ -146,3 +145,15 @@ def distil(task: PoolDescent, config: DistilConfig, report: Report) -> tuple[Ten
     """
     loop.run_steps(task, loop.OptimiserConfig("adam", config.lr, "cosine"), config.steps, report)
     return task.coreset()
+
+
+def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
+    """Read the coreset as it stands in a checkpoint of a method's fit: a search judges it half-way.
+
+    Args:
+        name: the method's.
+        config: a method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
+    """
+    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
+    images, labels = stored(checkpoint, config.coreset)
+    return Coreset(images, labels, start.classes).state(data, {"coreset": name, "ipc": config.ipc})

@@ -1,6 +1,7 @@
 """The method ``vbpc``: a distilled coreset, and students of the closed form on it (Lee et al. 2025)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from ... import networks
 from ...artifacts import State
@@ -11,7 +12,7 @@ from ...method import Inputs, Method, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from ..shared.init import Coreset, balanced
-from ..shared.pool_descent import DistilConfig, distil, stored
+from ..shared.pool_descent import DistilConfig, distil, from_checkpoint
 from .distil import Distillation
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
@@ -61,19 +62,12 @@ def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Se
     return coreset.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
 
 
-def from_checkpoint(checkpoint: State, data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed) -> State:
-    """Read the coreset as it stands in a checkpoint of :func:`distil_coreset`: a search judges it half-way."""
-    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    images, labels = stored(checkpoint, config.coreset)
-    return Coreset(images, labels, start.classes).state(data, {"coreset": "vbpc", "ipc": config.ipc})
-
-
 VBPC = Method(
     name="vbpc",
     config=VbpcConfig,
     tasks=("classification",),
     stages={
-        "coreset": StageSpec(distil_coreset, from_checkpoint=from_checkpoint),
+        "coreset": StageSpec(distil_coreset, from_checkpoint=partial(from_checkpoint, "vbpc")),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

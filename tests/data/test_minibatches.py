@@ -1,0 +1,50 @@
+"""The laws by which rows are drawn; counts are within 5 standard errors (a false alarm in 1e-5 of runs)."""
+
+import pytest
+import torch
+
+from bdl_pipe.data.minibatches import Minibatches, distinct, epoch_order, with_replacement
+from bdl_pipe.seeds import Seed
+
+Z = 5.0
+
+
+def test_an_epoch_visits_each_row_once_in_an_order_of_its_own() -> None:
+    orders = [epoch_order(12, epoch, Seed(0)) for epoch in range(3)]
+    assert all(sorted(order.tolist()) == list(range(12)) for order in orders)
+    assert not torch.equal(orders[0], orders[1]) and not torch.equal(epoch_order(12, 0, Seed(1)), orders[0])
+    assert torch.equal(epoch_order(12, 2, Seed(0)), orders[2])
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (10, 10), (99, 10), (None, 10)])
+def test_distinct_rows_are_distinct_and_at_most_all(size: int | None, count: int) -> None:
+    chosen = distinct(10, size, Seed(0).generator())
+    assert len(set(chosen.tolist())) == len(chosen) == count
+
+
+@pytest.mark.parametrize(("draw", "repeats"), [(distinct, False), (with_replacement, True)])
+def test_each_row_has_the_same_chance(draw: object, repeats: bool) -> None:
+    """8 rows, 20,000 draws of 4: a row is hit 10,000 times; a law that never drew the last row would be seen."""
+    rows, size, times = 8, 4, 20_000
+    generator = Seed(0).generator()
+    drawn = torch.stack([draw(rows, size, generator) for _ in range(times)])  # type: ignore[operator]
+    counts = torch.bincount(drawn.flatten(), minlength=rows).double()
+    expected = times * size / rows
+    # of one draw: at most once with probability 1/2, or binomial with 4 trials of 1/8
+    variance = times * (0.25 if not repeats else size * (1 / 8) * (7 / 8))
+    assert float((counts - expected).abs().max()) < Z * variance**0.5
+    assert abs(times * size / (rows - 1) - expected) > 2 * Z * variance**0.5
+    some_twice = any(len(set(row.tolist())) < size for row in drawn)
+    assert some_twice is repeats
+
+
+def test_at_most_as_many_are_drawn_with_replacement_as_there_are() -> None:
+    assert len(with_replacement(5, 9, Seed(0).generator())) == 5
+
+
+def test_minibatches_cut_the_epochs_order() -> None:
+    batches = Minibatches(10, 3, Seed(4))
+    for epoch in range(2):
+        order = epoch_order(10, epoch, Seed(4))
+        for place in range(3):
+            assert torch.equal(batches(3 * epoch + place), order[3 * place : 3 * place + 3])
