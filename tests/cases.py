@@ -271,7 +271,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("frepo", "classification"): {"ipc": 2, "network": HEAD["network"], "ridge": 1.0e-6, "coreset": VBPC["coreset"]},
     ("coreset_vi", "classification"): {**CLOSED_FORM, **ON_CORESET},
     ("coreset_nn", "classification"): TRAINED_ON_CORESET,
-    ("coreset_krr", "classification"): TRAINED_ON_CORESET,
+    ("coreset_krr", "classification"): {**TRAINED_ON_CORESET, "ridge": 1.0e-3},
     ("coreset_sgmcmc", "classification"): {
         "network": HEAD["network"],
         "kernel": {"name": "sghmc", "step_size": 0.01, "friction": 0.1},

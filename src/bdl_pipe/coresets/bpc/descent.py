@@ -106,10 +106,14 @@ class Start:
     target: Tensor
 
 
+def drawn_epoch(experts: Experts, epochs: int, rng: Seed) -> tuple[int, int]:
+    """Draw an expert, and one of its first ``epochs`` epochs."""
+    return rng.fold("expert").integer() % len(experts), rng.fold("epoch").integer() % epochs
+
+
 def drawn_start(experts: Experts, epochs: int, ahead: int, rng: Seed) -> Start:
     """Draw an expert and one of its first ``epochs`` epochs to start from; the target lies ``ahead`` epochs on."""
-    expert = rng.fold("expert").integer() % len(experts)
-    epoch = rng.fold("epoch").integer() % epochs
+    expert, epoch = drawn_epoch(experts, epochs, rng)
     return Start(experts.weights(expert, epoch), experts.weights(expert, epoch + ahead))
 
 

@@ -27,7 +27,7 @@ from ...training import loop
 from ..shared.flat_network import mean_log_likelihood
 from ..shared.init import Coreset, balanced
 from . import surrogates
-from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, drawn_start, noisy
+from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, drawn_epoch, drawn_start, noisy
 from .experts import Experts, check_experts
 from .inner import Loss, descended, langevin, unrolled
 
@@ -274,8 +274,8 @@ class _Wasserstein(_Bpc):
 class _Contrastive(_Bpc):
     def loss(self, images: Tensor, rng: Seed) -> Tensor:
         config: ContrastiveConfig = self.config
-        start = drawn_start(self.experts, config.start_epochs, 0, rng)
-        positive = noisy(start.weights, config.chains, config.sd, rng.fold("noise"))
+        start = self.experts.weights(*drawn_epoch(self.experts, config.start_epochs, rng))
+        positive = noisy(start, config.chains, config.sd, rng.fold("noise"))
         mean = self.inner_loss(rng)
 
         def energy(step: int, weights: Tensor, pictures: Tensor) -> Tensor:
@@ -292,8 +292,7 @@ class _FunctionSpace(_Bpc):
     def loss(self, images: Tensor, rng: Seed) -> Tensor:
         config: FunctionConfig = self.config
         count = config.inner.ahead
-        expert = rng.fold("expert").integer() % len(self.experts)
-        epoch = rng.fold("epoch").integer() % config.start_epochs
+        expert, epoch = drawn_epoch(self.experts, config.start_epochs, rng)
         data = torch.stack([self.experts.weights(expert, epoch + ahead) for ahead in range(1, count + 1)])
         start = self.experts.weights(expert, epoch)[None]
         path = descended(self.inner_loss(rng), start, images, config.inner.steps, config.inner.lr)

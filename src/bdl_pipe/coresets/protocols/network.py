@@ -11,7 +11,7 @@ theirs to a hundredth.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ... import networks
 from ...artifacts import State
-from ...config import LATER
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...data.minibatches import distinct
@@ -63,10 +62,10 @@ class RidgeConfig(TrainedOnCoresetConfig):
     """``methods.coreset_krr``.
 
     Attributes:
-        ridge: λ over the mean of the Gram matrix's diagonal.
+        ridge: λ over the mean of the Gram matrix's diagonal (1e-6).
     """
 
-    ridge: float = field(default=1e-6, metadata=LATER)
+    ridge: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
