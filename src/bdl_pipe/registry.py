@@ -67,6 +67,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "bpc_cd": "coresets.bpc.methods:BPC_CD",
         "fbpc": "coresets.bpc.methods:FBPC",
         "frepo": "coresets.frepo:FREPO",
+        "rcig": "coresets.rcig.method:RCIG",
         "coreset_vi": "coresets.protocols.closed_form:CORESET_VI",
         "coreset_nn": "coresets.protocols.network:CORESET_NN",
         "coreset_krr": "coresets.protocols.network:CORESET_KRR",

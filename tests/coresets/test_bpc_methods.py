@@ -142,7 +142,7 @@ def test_the_learned_rate_of_w_moves_as_its_own_rate_says(trajectories: list[Sta
     images = start.images.clone().requires_grad_()
     (moved,) = surrogate.parameters()
     optimiser = torch.optim.Adam([images, moved], lr=section.outer.optimiser.lr)
-    surrogate.loss(images, Seed(1)).backward()
+    surrogate.surrogate(images, Seed(1)).backward()
     optimiser.step()
     assert abs(float(moved.detach()) * surrogate._unit) == pytest.approx(0.03, rel=1e-3)
 

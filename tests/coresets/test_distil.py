@@ -20,6 +20,8 @@ from bdl_pipe.seeds import Seed
 
 from .cases import tiny_data, tiny_vbpc
 
+distil_coreset = method.VBPC.stages["coreset"].fit_one
+
 
 class Stopped(Exception):
     """The run was killed."""
@@ -61,30 +63,30 @@ def same_bits(first: State, second: State) -> bool:
 def test_a_resumed_coreset_has_the_same_bits(stop: int, every: int, norm: str) -> None:
     network = {"name": "convnet", "width": 4, "blocks": 2, "norm": norm}
     settings, data, rng = read(network=network), tiny_data(), Seed(0).fold("coreset")
-    undisturbed = method.distil_coreset(data, {}, settings, rng=rng, report=Silent())
+    undisturbed = distil_coreset(data, {}, settings, rng=rng, report=Silent())
     report = Stops(stop, every)
     with pytest.raises(Stopped):
-        method.distil_coreset(data, {}, settings, rng=rng, report=report)
+        distil_coreset(data, {}, settings, rng=rng, report=report)
     report.at = -1
-    resumed = method.distil_coreset(data, {}, settings, rng=rng, report=report)
+    resumed = distil_coreset(data, {}, settings, rng=rng, report=report)
     assert same_bits(undisturbed, resumed)
 
 
 def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
     """Negative control of the test above: without the optimisers' tensors the bits differ."""
     settings, data, rng = read(), tiny_data(), Seed(0).fold("coreset")
-    undisturbed = method.distil_coreset(data, {}, settings, rng=rng, report=Silent())
+    undisturbed = distil_coreset(data, {}, settings, rng=rng, report=Silent())
     report = Stops(7, 3)
     with pytest.raises(Stopped):
-        method.distil_coreset(data, {}, settings, rng=rng, report=report)
+        distil_coreset(data, {}, settings, rng=rng, report=report)
     whole = from_bytes(report.blob)
     report.blob = to_bytes(State({k: v for k, v in whole.tensors.items() if ".adam." not in k}, whole.config))
     report.at = -1
-    assert not same_bits(undisturbed, method.distil_coreset(data, {}, settings, rng=rng, report=report))
+    assert not same_bits(undisturbed, distil_coreset(data, {}, settings, rng=rng, report=report))
 
 
 def test_other_addresses_give_other_coresets() -> None:
-    one, two = (method.distil_coreset(tiny_data(), {}, read(), rng=Seed(s), report=Silent()) for s in (0, 1))
+    one, two = (distil_coreset(tiny_data(), {}, read(), rng=Seed(s), report=Silent()) for s in (0, 1))
     assert not same_bits(one, two)
 
 
@@ -93,7 +95,7 @@ def test_distillation_descends_and_reports() -> None:
     plain = tiny_vbpc()["network"] | {"norm": "none"}
     pool = {"networks": 1, "steps": 1000, "lr": 1.0e-6}  # one network that stands still
     base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "accuracy_every": 20, "pool": pool}
-    made = method.distil_coreset(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
+    made = distil_coreset(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
     losses = [m["loss"] for m in report.seen if m]
     assert len(losses) == 6
     assert losses[-1] < 0.7 * losses[0], losses
@@ -107,7 +109,7 @@ def test_the_label_rate_moves_the_labels_alone() -> None:
     base = tiny_vbpc()["coreset"]
     settings = read(coreset=base | {"steps": 1, "lr": 1.0e-3, "label_lr": 1.0e-1})
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
-    made = method.distil_coreset(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
+    made = distil_coreset(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
     assert float((made.tensors["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)
     assert float((made.tensors["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
 

@@ -28,7 +28,9 @@ def read(**changes: Any) -> frepo.FrepoConfig:
 
 
 def distilled(report: Report | None = None, **changes: Any) -> State:
-    return frepo.distil_coreset(tiny_data(), {}, read(**changes), rng=Seed(2), report=report or Silent())
+    return frepo.FREPO.stages["coreset"].fit_one(
+        tiny_data(), {}, read(**changes), rng=Seed(2), report=report or Silent()
+    )
 
 
 def normal(*shape: int, at: str) -> Tensor:
@@ -37,7 +39,7 @@ def normal(*shape: int, at: str) -> Tensor:
 
 def test_the_margin_is_of_the_two_largest_labels_whichever_they_are() -> None:
     labels = torch.tensor([[0.5, 0.4, -0.9], [-0.3, 0.9, 0.1], [0.2, 0.2, 0.2]])
-    assert float(frepo.label_margin(labels)) == pytest.approx((0.1 + 1 / 3 + 0.0) / 3)
+    assert float(frepo.label_margin(labels, 1 / 3)) == pytest.approx((0.1 + 1 / 3 + 0.0) / 3)
 
 
 def test_the_loss_is_that_of_numpy_and_of_vbpcs_mean() -> None:

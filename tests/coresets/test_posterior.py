@@ -9,12 +9,12 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import read_state, write_state
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc import method
-from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior
+from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior, fit_student
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
 from .cases import tiny_data, tiny_vbpc
-from .test_distil import Stopped, Stops, same_bits
+from .test_distil import Stopped, Stops, distil_coreset, same_bits
 
 DATA = tiny_data()
 SETTINGS = config.read(method.VbpcConfig, tiny_vbpc(), "methods.vbpc")
@@ -22,11 +22,11 @@ SETTINGS = config.read(method.VbpcConfig, tiny_vbpc(), "methods.vbpc")
 
 @pytest.fixture(scope="module")
 def coreset() -> dict[str, list]:
-    return {"coreset": [method.distil_coreset(DATA, {}, SETTINGS, rng=Seed(0), report=Silent())]}
+    return {"coreset": [distil_coreset(DATA, {}, SETTINGS, rng=Seed(0), report=Silent())]}
 
 
 def test_round_trip(coreset: dict[str, list], tmp_path: Path) -> None:
-    state = method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
+    state = fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
     write_state(tmp_path / "0-0", state)
     inputs, _ = DATA.tensors("validation")
     fitted, again = VbpcPosterior.from_state(state), VbpcPosterior.from_state(read_state(tmp_path / "0-0"))
@@ -38,7 +38,7 @@ def test_round_trip(coreset: dict[str, list], tmp_path: Path) -> None:
 
 def test_it_keeps_no_square_of_the_width(coreset: dict[str, list]) -> None:
     """Φ is 6×32 here: the factor is 6×6, and no tensor is 32×32."""
-    tensors = method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()).tensors
+    tensors = fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()).tensors
     assert tensors["head.factor"].shape == (6, 6)
     assert tensors["head.features"].shape == (6, 32)
     assert not any(t.shape == (32, 32) for t in tensors.values())
@@ -49,7 +49,7 @@ def test_the_head_keeps_what_a_prediction_reads(ipc: int, stored: set[str]) -> N
     """3·ipc rows of 32 features; where there are more rows than features, Φ is in the factor."""
     settings = config.read(method.VbpcConfig, config.merge(tiny_vbpc(), {"ipc": ipc}), "methods.vbpc")
     chosen = balanced(DATA, ipc, 1.0, rng=Seed(0)).state(DATA, {})
-    state = method.fit_student(DATA, {"coreset": [chosen]}, settings, rng=Seed(1), report=Silent())
+    state = fit_student(DATA, {"coreset": [chosen]}, settings, rng=Seed(1), report=Silent())
     assert {k.removeprefix("head.") for k in state.tensors if k.startswith("head.")} == stored
     inputs, _ = DATA.tensors("validation")
     again = VbpcPosterior.from_state(state)
@@ -60,23 +60,23 @@ def test_the_head_keeps_what_a_prediction_reads(ipc: int, stored: set[str]) -> N
 
 
 def test_one_row_alone_is_predicted_as_in_a_batch(coreset: dict[str, list]) -> None:
-    fitted = VbpcPosterior.from_state(method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()))
+    fitted = VbpcPosterior.from_state(fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()))
     inputs, _ = DATA.tensors("validation")
     alone = torch.cat([fitted.predict(row[None]).log_probs for row in inputs[:5]])
     torch.testing.assert_close(alone, fitted.predict(inputs).log_probs[:5], rtol=1e-4, atol=1e-5)
 
 
 def test_a_resumed_fit_has_the_same_bits(coreset: dict[str, list]) -> None:
-    undisturbed = method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
+    undisturbed = fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent())
     report = Stops(4, 2)
     with pytest.raises(Stopped):
-        method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=report)
+        fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=report)
     report.at = -1
-    assert same_bits(undisturbed, method.fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=report))
+    assert same_bits(undisturbed, fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=report))
 
 
 def test_members_are_fresh_networks(coreset: dict[str, list]) -> None:
-    one, two = (method.fit_student(DATA, coreset, SETTINGS, rng=Seed(s), report=Silent()) for s in (1, 2))
+    one, two = (fit_student(DATA, coreset, SETTINGS, rng=Seed(s), report=Silent()) for s in (1, 2))
     assert not torch.equal(one.tensors["head.features"], two.tensors["head.features"])
 
 
@@ -86,7 +86,7 @@ def test_a_distilled_coreset_teaches(coreset: dict[str, list]) -> None:
     longer = config.merge(base, {"coreset": {"steps": 150}, "network": {"norm": "none"}})
     longer["coreset"]["augmentation"] = longer["student"]["augmentation"] = {"choose": "all", "operations": {}}
     settings = config.read(method.VbpcConfig, longer, "methods.vbpc")
-    made = {"coreset": [method.distil_coreset(DATA, {}, settings, rng=Seed(0), report=Silent())]}
-    fitted = VbpcPosterior.from_state(method.fit_student(DATA, made, settings, rng=Seed(1), report=Silent()))
+    made = {"coreset": [distil_coreset(DATA, {}, settings, rng=Seed(0), report=Silent())]}
+    fitted = VbpcPosterior.from_state(fit_student(DATA, made, settings, rng=Seed(1), report=Silent()))
     inputs, targets = DATA.tensors("validation")
     assert float((fitted.predict(inputs).mean.argmax(1) == targets).float().mean()) > 0.8

@@ -21,16 +21,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import networks
-from ..artifacts import State
-from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
-from ..progress import Report
+from ..method import Method, StageSpec
 from ..seeds import Seed
 from .protocols.network import ridge_head
-from .shared.init import Coreset, balanced
-from .shared.pool_descent import DistilConfig, PoolDescent, distil, from_checkpoint
+from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint
 from .shared.trunk import features
 
 
@@ -55,10 +51,10 @@ class FrepoConfig:
         require(self.ridge > 0, "ridge", "must be > 0", self.ridge)
 
 
-def label_margin(labels: Float[Tensor, "n k"]) -> Float[Tensor, ""]:
-    """Return the mean over rows of min(top1 − top2, 1/k) of a row's labels."""
+def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]:
+    """Return the mean over rows of min(top1 − top2, most) of a row's labels."""
     top = labels.topk(2, dim=1).values
-    return (top[:, 0] - top[:, 1]).clamp(max=1 / labels.shape[1]).mean()
+    return (top[:, 0] - top[:, 1]).clamp(max=most).mean()
 
 
 def ridge_loss(
@@ -67,13 +63,15 @@ def ridge_loss(
     """Return the loss of the predictions P of a batch, less the margin of the coreset's labels."""
     outputs = labels.shape[1]
     targets = F.one_hot(classes, outputs).to(predictions.dtype) - 1 / outputs
-    return 0.5 * (predictions - targets).square().sum(1).mean() - label_margin(labels)
+    return 0.5 * (predictions - targets).square().sum(1).mean() - label_margin(labels, 1 / outputs)
 
 
 @final
-class _Descent(PoolDescent):
-    def __init__(self, data: FitData, start: Coreset, config: FrepoConfig, *, rng: Seed) -> None:
-        super().__init__(data, start, config.network, config.coreset, rng=rng)
+class _RidgeLoss(PoolSurrogate):
+    """The loss of a batch under ridge regression on the coreset's features."""
+
+    def __init__(self, data: FitData, config: FrepoConfig, rng: Seed) -> None:
+        super().__init__(data, config.network, config.coreset, rng=rng)
         self._ridge = config.ridge
 
     def outer_loss(
@@ -86,22 +84,12 @@ class _Descent(PoolDescent):
         return ridge_loss(predictions, classes, labels), predictions
 
 
-def distil_coreset(data: FitData, inputs: Inputs, config: FrepoConfig, *, rng: Seed, report: Report) -> State:
-    """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
-
-    Raises:
-        Diverged: the loss or the features became NaN or infinite.
-    """
-    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    images, labels = distil(_Descent(data, start, config, rng=rng.fold("distil")), config.coreset, report)
-    coreset = Coreset(images, labels, start.classes)
-    return coreset.state(data, {"coreset": "frepo", "ipc": config.ipc, "config": to_mapping(config)})
-
-
 FREPO = Method(
     name="frepo",
     config=FrepoConfig,
     tasks=("classification",),
-    stages={"coreset": StageSpec(distil_coreset, from_checkpoint=partial(from_checkpoint, "frepo"))},
+    stages={
+        "coreset": StageSpec(partial(distil, _RidgeLoss, "frepo"), from_checkpoint=partial(from_checkpoint, "frepo"))
+    },
     search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
 )

@@ -48,7 +48,7 @@ class RandomCoresetConfig:
 
 
 def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
-    """Select a random class-balanced coreset, in the form of :func:`~bdl_pipe.coresets.vbpc.method.distil_coreset`."""
+    """Select a random class-balanced coreset, in the form of a distilled one."""
     made = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
     report(1, 1)
     return made.state(data, {"coreset": "random_coreset", "ipc": config.ipc, "config": to_mapping(config)})

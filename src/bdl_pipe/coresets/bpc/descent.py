@@ -1,12 +1,8 @@
-"""The descent of a coreset's images along the surrogate of a divergence.
+"""Where an outer step begins: an expert, an epoch to start from and one draw of the augmentation, by its address.
 
-One outer step: an expert, an epoch to start from and one draw of the augmentation, all by the step's address; the
-surrogate's gradient; one step of the optimiser. Labels are the classes of the rows that the coreset started from, and
-stay (as in the published code of Kim et al. 2022). An exponential average of the images may be what is kept.
+Labels are the classes of the rows that the coreset started from, and stay, as in the published code of Kim et al. 2022.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +12,7 @@ from ...data.augment import AugmentConfig, augment
 from ...errors import require
 from ...seeds import Seed
 from ...training import loop
-from ..shared.init import Coreset
+from ..shared.descent import check_average
 from .experts import Experts
 
 
@@ -38,64 +34,7 @@ class OuterConfig:
 
     def __post_init__(self) -> None:
         require(self.steps > 0, "steps", "must be > 0", self.steps)
-        fits = self.average is None or 0 < self.average < 1
-        require(fits, "average", "must be in (0, 1) or null", self.average)
-
-
-class Surrogate(ABC):
-    """A loss of the images whose gradient is that of a divergence, up to a positive factor."""
-
-    @abstractmethod
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
-        """Return the surrogate [] at the images, with its graph; ``rng`` is the step's address."""
-
-    def parameters(self) -> list[Tensor]:
-        """Return what is learned beside the images."""
-        return []
-
-
-class CoresetDescent(loop.Objective):
-    """The descent of the images, with an average of them."""
-
-    def __init__(self, start: Coreset, surrogate: Surrogate, config: OuterConfig, *, rng: Seed) -> None:
-        self._images = start.images.clone().requires_grad_()
-        self._classes, self._labels = start.classes, start.labels
-        self._surrogate, self._config, self._rng = surrogate, config, rng
-        self._average, self._taken = torch.zeros_like(start.images), 0
-
-    def coreset(self) -> Coreset:
-        """Return the coreset as it stands: its average, where there is one."""
-        images = self._images.detach()
-        if self._config.average is not None and self._taken > 0:
-            images = self._average / (1 - self._config.average**self._taken)
-        return Coreset(images.clone(), self._labels, self._classes)
-
-    def parameters(self) -> list[Tensor]:
-        return [self._images, *self._surrogate.parameters()]
-
-    def loss(self, step: int) -> Tensor:
-        return self._surrogate.loss(self._images, self._rng.fold("step", step))
-
-    def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        if self._config.average is not None:
-            self._average.lerp_(self._images.detach(), 1 - self._config.average)
-            self._taken += 1
-        slope = self._images.grad
-        metrics = {"surrogate": float(loss), "rms": float(self._images.detach().square().mean().sqrt())}
-        return metrics | ({} if slope is None else {"gradient": float(slope.norm())})
-
-    def state(self) -> dict[str, Tensor]:
-        learned = {f"learned.{i}": p.detach().clone() for i, p in enumerate(self._surrogate.parameters())}
-        taken = torch.tensor(self._taken)
-        return {"images": self._images.detach().clone(), "average": self._average.clone(), "taken": taken} | learned
-
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._images.copy_(state["images"])
-        self._average.copy_(state["average"])
-        self._taken = int(state["taken"])
-        for i, parameter in enumerate(self._surrogate.parameters()):
-            parameter.copy_(state[f"learned.{i}"])
+        check_average(self.average)
 
 
 @dataclass(frozen=True)

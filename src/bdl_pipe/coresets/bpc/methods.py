@@ -7,6 +7,7 @@ gradient to the images, but in ``bpc_w``.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ...artifacts import State
+from ...artifacts import State, under
 from ...config import to_mapping
 from ...data.augment import augment
 from ...data.fitdata import FitData
@@ -24,10 +25,11 @@ from ...method import Inputs, Kind, Method, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
+from ..shared.descent import CoresetDescent, Surrogate, kept
 from ..shared.flat_network import mean_log_likelihood
 from ..shared.init import Coreset, balanced
 from . import surrogates
-from .descent import CoresetDescent, OuterConfig, Surrogate, augmented, drawn_epoch, drawn_start, noisy
+from .descent import OuterConfig, augmented, drawn_epoch, drawn_start, noisy
 from .experts import Experts, check_experts
 from .inner import Loss, descended, langevin, unrolled
 
@@ -206,7 +208,18 @@ class _Bpc(Surrogate):
 
     def __init__(self, experts: Experts, start: Coreset, data: FitData, config: Any) -> None:
         self.experts, self.data, self.config = experts, data, config
-        self.classes, self.augmentation = start.classes.to(data.device), config.outer.augmentation
+        self.classes, self.augmentation = start.classes, config.outer.augmentation
+
+    @abstractmethod
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
+        """Return the surrogate [] at the images, with its graph; ``rng`` is the step's address."""
+
+    def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
+        return self.surrogate(images, rng)
+
+    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
+        metrics = {"surrogate": float(loss), "rms": float(images.detach().square().mean().sqrt())}
+        return metrics | ({} if images.grad is None else {"gradient": float(images.grad.norm())})
 
     def likelihood(self, weights: Tensor, images: Tensor) -> Tensor:
         """Compute the coreset's mean log-likelihood under each draw of the weights, [draw]."""
@@ -225,7 +238,7 @@ class _Bpc(Surrogate):
 
 @final
 class _ForwardKl(_Bpc):
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ForwardKlConfig = self.config
         start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
         path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
@@ -238,7 +251,7 @@ class _ForwardKl(_Bpc):
 
 @final
 class _ReverseKl(_Bpc):
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ReverseKlConfig = self.config
         start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
         path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
@@ -262,7 +275,7 @@ class _Wasserstein(_Bpc):
     def parameters(self) -> list[Tensor]:
         return [self._moved]
 
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: WassersteinConfig = self.config
         start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
         rate = config.inner.lr * (self._unit * self._moved).exp()
@@ -272,7 +285,7 @@ class _Wasserstein(_Bpc):
 
 @final
 class _Contrastive(_Bpc):
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ContrastiveConfig = self.config
         start = self.experts.weights(*drawn_epoch(self.experts, config.start_epochs, rng))
         positive = noisy(start, config.chains, config.sd, rng.fold("noise"))
@@ -289,7 +302,7 @@ class _Contrastive(_Bpc):
 
 @final
 class _FunctionSpace(_Bpc):
-    def loss(self, images: Tensor, rng: Seed) -> Tensor:
+    def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: FunctionConfig = self.config
         count = config.inner.ahead
         expert, epoch = drawn_epoch(self.experts, config.start_epochs, rng)
@@ -321,11 +334,22 @@ def distil(
     experts = Experts(inputs["trajectory"], data)
     key = "start_epochs"
     require(config.last_epoch <= experts.epochs, key, f"asks for epoch {config.last_epoch} of {experts.epochs}")
-    start = balanced(data, config.ipc, 1.0, rng=rng.fold("start"))
-    start = Coreset(start.images.to(data.device), start.labels, start.classes)
-    task = CoresetDescent(start, surrogate(experts, start, data, config), config.outer, rng=rng.fold("distil"))
-    loop.run_steps(task, config.outer.optimiser, config.outer.steps, report)
+    start, outer = _start(data, config, rng), config.outer
+    made = surrogate(experts, start, data, config)
+    task = CoresetDescent(start, made, label_unit=None, average=outer.average, rng=rng.fold("distil"))
+    loop.run_steps(task, outer.optimiser, outer.steps, report)
     return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
+
+
+def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
+    """Read the coreset as it stands in a checkpoint of :func:`distil`: a search judges it half-way."""
+    tensors = under("task.", checkpoint.tensors)
+    coreset = kept(tensors, _start(data, config, rng), None, config.outer.average)
+    return coreset.state(data, {"coreset": name, "ipc": config.ipc})
+
+
+def _start(data: FitData, config: BpcConfig, rng: Seed) -> Coreset:
+    return balanced(data, config.ipc, 1.0, rng=rng.fold("start")).to(data.device)
 
 
 def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
@@ -333,7 +357,12 @@ def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
 
 
 def _method(name: str, config: type, surrogate: type[_Bpc]) -> Method:
-    stage = StageSpec(partial(distil, surrogate, name), needs={"trajectory": "all"}, validate_sources=_check)
+    stage = StageSpec(
+        partial(distil, surrogate, name),
+        needs={"trajectory": "all"},
+        validate_sources=_check,
+        from_checkpoint=partial(from_checkpoint, name),
+    )
     return Method(
         name=name,
         config=config,

@@ -29,6 +29,9 @@ class Coreset:
     labels: Float[Tensor, "n k"]
     classes: Int[Tensor, " n"]
 
+    def to(self, device: torch.device | str) -> "Coreset":
+        return Coreset(self.images.to(device), self.labels.to(device), self.classes.to(device))
+
     def state(self, data: FitData, about: dict[str, object]) -> State:
         """Return the artifact's state; ``raw`` are inputs before the transform (intensities in [0, 1], unclipped)."""
         tensors = {
@@ -42,7 +45,7 @@ class Coreset:
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Coreset":
         t = state.tensors
-        return cls(t["images"].to(device), t["labels"].to(device), t["classes"].to(device))
+        return cls(t["images"], t["labels"], t["classes"]).to(device)
 
 
 def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float = 1.0) -> Float[Tensor, "n k"]:

@@ -19,21 +19,19 @@ from torch import Tensor
 from ... import networks
 from ...data.fitdata import FitData
 from ...seeds import Seed
-from ..shared.init import Coreset
-from ..shared.pool_descent import DistilConfig, PoolDescent
+from ..shared.pool_surrogate import DistilConfig, PoolSurrogate
 from ..shared.trunk import features
 from . import closed_form
 from .head import HeadConfig
 
 
 @final
-class Distillation(PoolDescent):
-    """The descent of eq. 27 in (images, labels)."""
+class DatasetLoss(PoolSurrogate):
+    """Eq. 27 of a batch, in (images, labels)."""
 
     def __init__(
         self,
         data: FitData,
-        start: Coreset,
         network: networks.NetworkConfig,
         head: HeadConfig,
         beta_dataset: float,
@@ -41,8 +39,8 @@ class Distillation(PoolDescent):
         *,
         rng: Seed,
     ) -> None:
-        super().__init__(data, start, network, config, rng=rng)
-        self._head, self._beta = head, beta_dataset
+        super().__init__(data, network, config, rng=rng)
+        self._rows, self._head, self._beta = len(data.train), head, beta_dataset
 
     def outer_loss(
         self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
@@ -50,8 +48,8 @@ class Distillation(PoolDescent):
         q = self._head.solve(network, coreset, labels)
         with torch.no_grad():
             phi = features(network, images, self._head.feature_scale)
-        loss = closed_form.dataset_loss(q, phi, classes, len(self._data.train), self._beta)
+        loss = closed_form.dataset_loss(q, phi, classes, self._rows, self._beta)
         return loss, phi @ q.mean.detach()
 
     def reported(self, loss: float) -> float:
-        return loss / len(self._data.train)  # eq. 27 is a sum over all of them
+        return loss / self._rows  # eq. 27 is a sum over all of them

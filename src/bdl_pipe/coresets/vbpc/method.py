@@ -4,16 +4,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ... import networks
-from ...artifacts import State
-from ...config import to_mapping
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs, Method, StageSpec
-from ...progress import Report
+from ...method import Method, StageSpec
 from ...seeds import Seed
-from ..shared.init import Coreset, balanced
-from ..shared.pool_descent import DistilConfig, distil, from_checkpoint
-from .distil import Distillation
+from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
+from .distil import DatasetLoss
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
 
@@ -51,15 +47,8 @@ class VbpcConfig:
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 
-def distil_coreset(data: FitData, inputs: Inputs, config: VbpcConfig, *, rng: Seed, report: Report) -> State:
-    """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``."""
-    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    task = Distillation(
-        data, start, config.network, config.head, config.beta_dataset, config.coreset, rng=rng.fold("distil")
-    )
-    images, labels = distil(task, config.coreset, report)
-    coreset = Coreset(images, labels, start.classes)
-    return coreset.state(data, {"coreset": "vbpc", "ipc": config.ipc, "config": to_mapping(config)})
+def _surrogate(data: FitData, config: VbpcConfig, rng: Seed) -> DatasetLoss:
+    return DatasetLoss(data, config.network, config.head, config.beta_dataset, config.coreset, rng=rng)
 
 
 VBPC = Method(
@@ -67,7 +56,7 @@ VBPC = Method(
     config=VbpcConfig,
     tasks=("classification",),
     stages={
-        "coreset": StageSpec(distil_coreset, from_checkpoint=partial(from_checkpoint, "vbpc")),
+        "coreset": StageSpec(partial(distil, _surrogate, "vbpc"), from_checkpoint=partial(from_checkpoint, "vbpc")),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

@@ -1,20 +1,20 @@
-"""The descent of a coreset through a pool of networks: what VBPC and FRePo have in common.
+"""Surrogates through a pool of networks: what VBPC, FRePo and RCIG have in common.
 
 A batch B of training rows, a network of the model pool, the coreset augmented by one draw; the loss of B given the
-coreset through that network's features; one Adam step of images and labels, one step of that network on the coreset
-(Zhou et al. 2022; Lee et al. 2025, algorithm 1). Only the coreset's features carry a graph; the batch's do not.
+coreset through that network's features; one Adam step of images and labels, then of that network on the coreset
+(Zhou et al. 2022; Lee et al. 2025, algorithm 1).
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ... import networks
 from ...artifacts import State, under
+from ...config import to_mapping
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
@@ -22,6 +22,7 @@ from ...method import Inputs
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
+from .descent import CoresetDescent, Surrogate, check_average, kept
 from .init import Coreset, balanced
 from .pool import ModelPool, PoolConfig
 
@@ -38,6 +39,7 @@ class DistilConfig:
         pool: the model pool.
         augmentation: of the coreset, of the batch and of the networks' own steps.
         accuracy_every: steps between reports of the batch accuracy.
+        average: decay of an exponential average of images and labels, without bias, which is kept; null: the last are.
     """
 
     steps: int
@@ -48,34 +50,21 @@ class DistilConfig:
     pool: PoolConfig
     augmentation: AugmentConfig
     accuracy_every: int = 20
+    average: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "lr", "label_lr", "label_scale", "accuracy_every"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        check_average(self.average)
 
 
-def stored(checkpoint: State, config: DistilConfig) -> tuple[Tensor, Tensor]:
-    """Read images and labels from a checkpoint of :func:`distil`."""
-    tensors = checkpoint.tensors
-    return tensors["task.images"], tensors["task.labels"] * config.label_lr / config.lr
+class PoolSurrogate(Surrogate):
+    """A loss of a batch given the coreset, through one network of a pool."""
 
-
-class PoolDescent(loop.Objective):
-    """The descent in (images, labels).
-
-    The labels are held as Ŷ·lr/label_lr, so that one rate serves both: Adam's step does not depend on the scale of a
-    gradient.
-    """
-
-    def __init__(
-        self, data: FitData, start: Coreset, network: networks.NetworkConfig, config: DistilConfig, *, rng: Seed
-    ) -> None:
-        self._data, self._config = data, config
-        self._rng, self._unit, device = rng, config.label_lr / config.lr, data.device
-        self._images = start.images.to(device, copy=True).requires_grad_()
-        self._labels = (start.labels.to(device, copy=True) / self._unit).requires_grad_()
+    def __init__(self, data: FitData, network: networks.NetworkConfig, config: DistilConfig, *, rng: Seed) -> None:
+        self._data, self._config, self._rng = data, config, rng
         shape, outputs = data.input_shape, data.outputs
-        self._pool = ModelPool(config.pool, network, shape, outputs, rng=rng.fold("pool"), device=device)
+        self._pool = ModelPool(config.pool, network, shape, outputs, rng=rng.fold("pool"), device=data.device)
         self._slot, self._accuracy = 0, 0.0
 
     @abstractmethod
@@ -94,38 +83,30 @@ class PoolDescent(loop.Objective):
         """Return the loss as progress shows it: per training row."""
         return loss
 
-    def coreset(self) -> tuple[Tensor, Tensor]:
-        """Return images and labels as they stand, detached."""
-        return self._images.detach(), self._unit * self._labels.detach()
+    def network_steps(self, step: int) -> int:
+        """Return how many steps the network of outer step ``step`` takes on the coreset."""
+        return 1
 
-    def parameters(self) -> list[Tensor]:
-        return [self._images, self._labels]
-
-    def loss(self, step: int) -> Tensor:
-        address = self._rng.fold("step", step)
+    def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
-        images, classes = self._batch(address)
-        coreset = augment(self._images, self._config.augmentation, address.fold("coreset"))
-        loss, outputs = self.outer_loss(network, coreset, self._unit * self._labels, images, classes)
+        rows, classes = self._batch(rng)
+        coreset = augment(images, self._config.augmentation, rng.fold("coreset"))
+        loss, outputs = self.outer_loss(network, coreset, labels, rows, classes)
         if self._reports(step):
             self._accuracy = float((outputs.detach().argmax(1) == classes).float().mean())
         return loss
 
-    def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        images, labels = self.coreset()
-        fit = self._pool.advance(self._slot, images, labels, self._config.augmentation)
+    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
+        for _ in range(self.network_steps(step)):
+            fit = self._pool.advance(self._slot, images.detach(), labels, self._config.augmentation)
         if not self._reports(step):
             return {}
         return {"loss": self.reported(float(loss)), "batch_accuracy": self._accuracy, "pool_loss": fit}
 
     def state(self) -> dict[str, Tensor]:
-        own = {"images": self._images.detach().clone(), "labels": self._labels.detach().clone()}
-        return own | {f"pool.{k}": v for k, v in self._pool.state().items()}
+        return {f"pool.{k}": v for k, v in self._pool.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            self._images.copy_(state["images"])
-            self._labels.copy_(state["labels"])
         self._pool.restore(under("pool.", state))
 
     def _reports(self, step: int) -> bool:
@@ -137,23 +118,43 @@ class PoolDescent(loop.Objective):
         return augment(images, self._config.augmentation, address.fold("augment")), classes
 
 
-def distil(task: PoolDescent, config: DistilConfig, report: Report) -> tuple[Tensor, Tensor]:
-    """Run the descent, from ``report.load()`` with the same bits where it was stopped; return images and labels.
+def distil(
+    surrogate: Callable[[FitData, Any, Seed], PoolSurrogate],
+    name: str,
+    data: FitData,
+    inputs: Inputs,
+    config: Any,
+    *,
+    rng: Seed,
+    report: Report,
+) -> State:
+    """Distil a coreset through a pool: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
+
+    It resumes from ``report.load()`` with the same bits.
+
+    Args:
+        surrogate: makes the method's from data, config and address.
+        name: the method's.
+        config: the method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
 
     Raises:
-        Diverged: the loss became NaN or infinite.
+        Diverged: the loss or an image became NaN or infinite.
     """
-    loop.run_steps(task, loop.OptimiserConfig("adam", config.lr, "cosine"), config.steps, report)
-    return task.coreset()
+    outer: DistilConfig = config.coreset
+    start, address = _start(data, config, rng), rng.fold("distil")
+    made = surrogate(data, config, address)
+    task = CoresetDescent(start, made, label_unit=outer.label_lr / outer.lr, average=outer.average, rng=address)
+    loop.run_steps(task, loop.OptimiserConfig("adam", outer.lr, "cosine"), outer.steps, report)
+    return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
 
 
 def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Read the coreset as it stands in a checkpoint of a method's fit: a search judges it half-way.
+    """Read the coreset as it stands in a checkpoint of :func:`distil`: a search judges it half-way."""
+    outer: DistilConfig = config.coreset
+    tensors = under("task.", checkpoint.tensors)
+    coreset = kept(tensors, _start(data, config, rng), outer.label_lr / outer.lr, outer.average)
+    return coreset.state(data, {"coreset": name, "ipc": config.ipc})
 
-    Args:
-        name: the method's.
-        config: a method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
-    """
-    start = balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start"))
-    images, labels = stored(checkpoint, config.coreset)
-    return Coreset(images, labels, start.classes).state(data, {"coreset": name, "ipc": config.ipc})
+
+def _start(data: FitData, config: Any, rng: Seed) -> Coreset:
+    return balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start")).to(data.device)

@@ -1,0 +1,1 @@
+"""Coresets by the implicit gradients of a network's linearisation (Loo et al. 2023)."""

@@ -1,0 +1,281 @@
+"""A network linearised in its weights, trained by ridge regression on a coreset, and the gradient through that.
+
+Around weights θ₀ the model is g(x) = J(x)τ + H(x)W: H(x) the features [h], J(x) the derivative of the network's output
+in the trunk's weights and the head's bias, W the head's weights beside θ₀'s. On a coreset (x̂, ŷ) of n̂ rows both are
+penalised by λ. With K = H_S H_Sᵀ, A = (K + λI)⁻¹ and R = Ŷ − J_Sτ, W is H_Sᵀ A R, and what is left to τ is
+
+    L_S(τ) = λ/(2n̂k) [tr Rᵀ A R + ‖τ‖²],      ∇L_S = λ/(n̂k) [τ − J_Sᵀ A R],
+    ∇²L_S = λ/(n̂k) [J_Sᵀ (A ⊗ I_k) J_S + I].
+
+For an outer loss L_t(τ, S) the gradient in S is ∂L_t/∂S − ∂/∂S [vᵀ∇L_S] with v = (∇²L_S)⁻¹ ∂L_t/∂τ held fixed
+(Loo et al. 2023). Where L_S is at its least the model is kernel ridge regression with the network's tangent kernel.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float
+from scipy.sparse.linalg import LinearOperator, cg
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, jvp, vjp, vmap
+
+from ... import networks
+from ...errors import ConfigError, Diverged, require
+
+Tangent = Float[Tensor, " weight"]
+
+
+@dataclass(frozen=True)
+class ExactConfig:
+    """Both linear problems by one factor of the dual matrix [n̂k, n̂k]: for few rows."""
+
+    name: Literal["exact"]
+
+
+@dataclass(frozen=True)
+class ConjugateGradientConfig:
+    """Both linear problems by conjugate gradients: one product with J and one with its transpose an iteration.
+
+    Attributes:
+        iterations: at most.
+        tolerance: of the residual's norm, over that of the right side.
+    """
+
+    name: Literal["cg"]
+    iterations: int
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        require(self.iterations > 0, "iterations", "must be > 0", self.iterations)
+        require(self.tolerance > 0, "tolerance", "must be > 0", self.tolerance)
+
+
+@dataclass(frozen=True)
+class AdamConfig:
+    """Both quadratic problems by a few steps of Adam from 0, as published; neither is solved.
+
+    Attributes:
+        steps: of each (20).
+        lr, adjoint_lr: rates of τ and v (the published code finds its own, from 1e-5 and 5e-5).
+    """
+
+    name: Literal["adam"]
+    steps: int
+    lr: float
+    adjoint_lr: float
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "lr", "adjoint_lr"):
+            require(getattr(self, key) > 0, key, "must be > 0", getattr(self, key))
+
+
+SolverConfig = ExactConfig | ConjugateGradientConfig | AdamConfig
+
+
+@final
+class Linearisation:
+    """Features and tangents of networks of one architecture, with a softplus in place of each ReLU.
+
+    Piecewise linear, a ReLU has no second derivative, which the gradient in the images needs.
+    """
+
+    def __init__(self, network: networks.Network, softplus: float) -> None:
+        """Take any network of the architecture; it becomes this object's own.
+
+        Args:
+            softplus: β of log(1 + e^{βx})/β.
+
+        Raises:
+            ConfigError: there is no ReLU to replace.
+        """
+        relus = [name for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
+        if not relus:
+            raise ConfigError("network", "must have layers ReLU, in whose place a softplus is put")
+        for name in relus:
+            network.set_submodule(name, nn.Softplus(beta=softplus))
+        self._trunk = network.trunk.eval()
+        self._shapes = {name: p.shape for name, p in self._trunk.named_parameters()}
+
+    def at(self, network: networks.Network) -> "Model":
+        """Return the model around the weights of ``network``, which carry no gradient."""
+        weights = {name: p.detach() for name, p in network.trunk.named_parameters()}
+        buffers = {name: b.detach() for name, b in network.trunk.named_buffers()}
+        head = network.head
+        assert isinstance(head, nn.Linear)
+        return Model(self._trunk, self._shapes, weights, buffers, head.weight.detach())
+
+
+@final
+class Model:
+    """The linearised model around one network's weights."""
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        shapes: dict[str, torch.Size],
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        head: Float[Tensor, "class feature"],
+    ) -> None:
+        self._trunk, self._shapes, self._weights, self._buffers = trunk, shapes, weights, buffers
+        self._head = head
+
+    @property
+    def size(self) -> int:
+        """Return the size of τ."""
+        return sum(shape.numel() for shape in self._shapes.values()) + len(self._head)
+
+    def features(self, images: Tensor) -> Float[Tensor, "row feature"]:
+        """Compute H."""
+        return self._call(self._weights, images)
+
+    def both(self, images: Tensor, tangent: Tangent) -> tuple[Float[Tensor, "row feature"], Float[Tensor, "row class"]]:
+        """Compute H and Jτ; both can be differentiated in the images, Jτ in τ as well."""
+        along, bias = self._named(tangent)
+        features, moved = jvp(partial(self._call, images=images), (self._weights,), (along,))[:2]
+        return features, moved @ self._head.T + bias
+
+    def transposed(self, images: Tensor, outputs: Float[Tensor, "row class"]) -> Tangent:
+        """Compute Jᵀ of a value for each row and class."""
+        pull = vjp(partial(self._call, images=images), self._weights)[1]
+        (named,) = pull(outputs @ self._head)
+        return torch.cat([*(named[name].flatten() for name in self._shapes), outputs.sum(0)])
+
+    def jacobian(self, images: Tensor) -> Float[Tensor, "output weight"]:
+        """Compute J of all rows and classes, a row's classes side by side."""
+
+        def outputs(weights: dict[str, Tensor], image: Tensor) -> Tensor:
+            return (self._call(weights, image[None]) @ self._head.T)[0]
+
+        named = vmap(jacrev(outputs), (None, 0))(self._weights, images)
+        parts = [named[name].flatten(2) for name in self._shapes]
+        bias = torch.eye(len(self._head), dtype=parts[0].dtype, device=parts[0].device).expand(len(images), -1, -1)
+        return torch.cat([*parts, bias], 2).flatten(0, 1)
+
+    def _call(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
+        features: Tensor = functional_call(self._trunk, weights | self._buffers, (images,))
+        return features
+
+    def _named(self, tangent: Tangent) -> tuple[dict[str, Tensor], Float[Tensor, " class"]]:
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        *parts, bias = tangent.split([*sizes, len(self._head)])
+        return {name: p.view(shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}, bias
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The model on a coreset: what depends on τ and can be differentiated in the coreset and in τ.
+
+    Attributes:
+        features: H_S.
+        moved: J_S τ.
+        dual: A R, in float64; the head is H_Sᵀ A R.
+        factor: the Cholesky factor of K + λI, in float64.
+    """
+
+    features: Float[Tensor, "row feature"]
+    moved: Float[Tensor, "row class"]
+    dual: Float[Tensor, "row class"]
+    factor: Float[Tensor, "row row"]
+
+
+def fitted(model: Model, images: Tensor, labels: Tensor, tangent: Tangent, penalty: float) -> Fitted:
+    """Fit the head on the coreset given τ.
+
+    Raises:
+        Diverged: the features are not finite.
+    """
+    features, moved = model.both(images, tangent)
+    factor = gram_factor(features, penalty)
+    return Fitted(features, moved, torch.cholesky_solve((labels - moved).double(), factor), factor)
+
+
+def gram_factor(features: Float[Tensor, "row feature"], penalty: float) -> Float[Tensor, "row row"]:
+    """Return the Cholesky factor of H Hᵀ + λI, in float64.
+
+    Raises:
+        Diverged: the features are not finite.
+    """
+    wide = features.double()
+    factor, failed = torch.linalg.cholesky_ex(wide @ wide.T + penalty * torch.eye(len(wide)).to(wide))
+    if bool(failed) or not bool(factor.isfinite().all()):
+        raise Diverged("the coreset's features became NaN or infinite: lower the learning rate")
+    return factor
+
+
+@final
+class InnerProblem:
+    """L_S of one model and coreset, its solution and its adjoint, without any graph."""
+
+    def __init__(self, model: Model, images: Tensor, labels: Tensor, penalty: float, solver: SolverConfig) -> None:
+        self._model, self._images, self._labels = model, images.detach(), labels.detach()
+        self._penalty, self._solver, self._size = penalty, solver, labels.numel()
+        self._factor = gram_factor(model.features(self._images), penalty)
+        if isinstance(solver, ExactConfig):
+            self._jacobian = model.jacobian(self._images)
+            wide = self._jacobian.double()
+            gram = self._factor @ self._factor.T  # K + λI, the same for all classes
+            self._dual = torch.linalg.cholesky(wide @ wide.T + torch.kron(gram, torch.eye(labels.shape[1]).to(gram)))
+
+    def solution(self) -> Tangent:
+        """Return τ, where L_S is at its least, or where the solver ended."""
+        target = torch.cholesky_solve(self._labels.double(), self._factor).to(self._labels.dtype)
+        if isinstance(self._solver, ExactConfig):
+            dual = torch.cholesky_solve(self._labels.double().flatten()[:, None], self._dual)
+            return self._jacobian.T @ dual[:, 0].to(self._jacobian.dtype)
+        right = self._model.transposed(self._images, target)
+        if isinstance(self._solver, ConjugateGradientConfig):
+            return self._conjugate(right, self._solver)
+        return self._adam(right, self._solver.steps, self._solver.lr)
+
+    def adjoint(self, slope: Tangent) -> Tangent:
+        """Return v = (∇²L_S)⁻¹ ``slope``."""
+        right = slope * (self._size / self._penalty)
+        if isinstance(self._solver, ExactConfig):
+            inner = torch.cholesky_solve((self._jacobian @ right).double()[:, None], self._dual)
+            return right - self._jacobian.T @ inner[:, 0].to(self._jacobian.dtype)
+        if isinstance(self._solver, ConjugateGradientConfig):
+            return self._conjugate(right, self._solver)
+        return self._adam(right, self._solver.steps, self._solver.adjoint_lr)
+
+    def _product(self, tangent: Tangent) -> Tangent:
+        """Return (JᵀAJ + I)τ."""
+        _, moved = self._model.both(self._images, tangent)
+        solved = torch.cholesky_solve(moved.double(), self._factor).to(moved.dtype)
+        return self._model.transposed(self._images, solved) + tangent
+
+    def _conjugate(self, right: Tangent, solver: ConjugateGradientConfig) -> Tangent:
+        kind = right.cpu().numpy().dtype
+
+        def product(vector: object) -> object:
+            return self._product(torch.as_tensor(vector).to(right)).cpu().numpy()
+
+        operator = LinearOperator((len(right), len(right)), matvec=product, dtype=kind)
+        solved, _ = cg(operator, right.cpu().numpy(), rtol=solver.tolerance, maxiter=solver.iterations)
+        return torch.as_tensor(solved).to(right)
+
+    def _adam(self, right: Tangent, steps: int, lr: float) -> Tangent:
+        """Descend λ/(n̂k) [½ vᵀ(JᵀAJ + I)v − rightᵀv] from 0."""
+        at = torch.zeros_like(right).requires_grad_()
+        optimiser = torch.optim.Adam([at], lr=lr)
+        for _ in range(steps):
+            with torch.no_grad():
+                at.grad = (self._penalty / self._size) * (self._product(at.detach()) - right)
+            optimiser.step()
+        return at.detach()
+
+
+def slope_along(
+    model: Model, images: Tensor, labels: Tensor, fit: Fitted, tangent: Tangent, along: Tangent, penalty: float
+) -> Float[Tensor, ""]:
+    """Compute vᵀ∇L_S(τ), which can be differentiated in the coreset.
+
+    Args:
+        fit: of :func:`fitted` at ``tangent``.
+        tangent: τ.
+        along: v.
+    """
+    _, moved = model.both(images, along)
+    return penalty / labels.numel() * ((tangent * along).sum() - (moved.double() * fit.dual).sum())

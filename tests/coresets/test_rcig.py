@@ -1,0 +1,254 @@
+"""RCIG: its parts and gradients against a dense bilevel problem in float64, its limits, exact resume."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from bdl_pipe import config, networks
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.coresets.rcig import linearised
+from bdl_pipe.coresets.rcig.method import RCIG, RcigConfig, clipped, outer_gradient
+from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks.convnet import ConvNetConfig
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+from .test_distil import Stopped, Stops
+
+EXACT = linearised.ExactConfig("exact")
+CG = linearised.ConjugateGradientConfig("cg", 2000, 1e-13)
+ADAM = linearised.AdamConfig("adam", 20, 1e-2, 1e-2)
+PENALTY, CLASSES = 0.3, 3
+SECTION = {
+    "ipc": 2,
+    "network": tiny_vbpc()["network"],
+    "ridge": 5e-4,
+    "softplus": 60.0,
+    "solver": {"name": "exact"},
+    "scale_lr": 0.03,
+    "network_steps": 3,
+    "coreset": tiny_vbpc()["coreset"] | {"average": 0.9},
+}
+NETWORK = ConvNetConfig("convnet", 2, blocks=2, norm="none")
+
+
+def normal(*shape: int, at: str) -> Tensor:
+    return torch.randn(shape, generator=Seed(0).fold(at).generator(), dtype=torch.float64)
+
+
+def network(seed: int = 3) -> networks.Network:
+    return networks.build(NETWORK, (1, 4, 4), CLASSES, rng=Seed(seed)).double()
+
+
+@pytest.fixture
+def model() -> linearised.Model:
+    return linearised.Linearisation(network(0), 5.0).at(network())
+
+
+@pytest.fixture
+def case() -> tuple[Tensor, ...]:
+    """Coreset images and labels, ℓ, batch and classes."""
+    images, labels = normal(4, 1, 4, 4, at="x"), normal(4, CLASSES, at="y")
+    return (
+        images,
+        labels,
+        torch.tensor(0.2, dtype=torch.float64),
+        normal(5, 1, 4, 4, at="b"),
+        torch.tensor([0, 2, 1, 1, 0]),
+    )
+
+
+def smooth() -> networks.Network:
+    """The same network with softplus, by hand."""
+    made = network()
+    for index, module in enumerate(made.trunk):  # type: ignore[arg-type]
+        if isinstance(module, torch.nn.ReLU):
+            made.trunk[index] = torch.nn.Softplus(beta=5.0)  # type: ignore[index, operator]
+    return made
+
+
+def dense(images: Tensor) -> tuple[Tensor, Tensor]:
+    """H [n, h] and J [n·k, p] by reverse mode over all outputs; p: the trunk's parameters and the head's bias."""
+    made = smooth()
+    named = dict(made.named_parameters())
+    moving = [name for name in named if name != "head.weight"]
+
+    def outputs(*values: Tensor) -> Tensor:
+        out: Tensor = functional_call(made, named | dict(zip(moving, values, strict=True)), (images,))
+        return out
+
+    parts = torch.autograd.functional.jacobian(outputs, tuple(named[n].detach() for n in moving), create_graph=True)
+    return made.trunk(images), torch.cat([p.flatten(2) for p in parts], 2).flatten(0, 1)
+
+
+def bilevel(
+    images: Tensor, labels: Tensor, log_scale: Tensor, batch: Tensor, classes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L_t where τ and W together solve ridge regression: (loss, outputs, τ), by one dense system of both."""
+    (h, j), (h_batch, j_batch) = dense(images), dense(batch)
+    identity = torch.eye(CLASSES, dtype=h.dtype)
+    design = torch.cat([j, torch.kron(h, identity)], 1)  # of (τ, W), a row's classes side by side
+    normal_matrix = design.T @ design + PENALTY * torch.eye(design.shape[1], dtype=h.dtype)
+    solved = torch.linalg.solve(normal_matrix, design.T @ labels.flatten())
+    outputs = (torch.cat([j_batch, torch.kron(h_batch, identity)], 1) @ solved).unflatten(0, (-1, CLASSES))
+    top = labels.sort(1, descending=True).values
+    margin = (top[:, 0] - top[:, 1]).clamp(max=0.5 / CLASSES).mean()
+    return F.cross_entropy(log_scale.exp() * outputs, classes) - margin, outputs, solved[: j.shape[1]]
+
+
+def finite_differences(loss: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    found = torch.empty_like(at)
+    for index in range(at.numel()):
+        moved = [at.clone(), at.clone()]
+        for each, sign in zip(moved, (1, -1), strict=True):
+            each.view(-1)[index] += sign * step
+        found.view(-1)[index] = (loss(moved[0]) - loss(moved[1])).detach() / (2 * step)
+    return found
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())
+
+
+def test_features_and_tangents_are_those_of_a_dense_jacobian(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
+    images, labels = case[:2]
+    h, j = dense(images)
+    tangent = normal(model.size, at="t")
+    features, moved = model.both(images, tangent)
+    torch.testing.assert_close(features, h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(moved.flatten(), j @ tangent, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.jacobian(images), j, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.transposed(images, labels), j.T @ labels.flatten(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
+def test_the_solution_is_that_of_ridge_regression_with_the_tangent_kernel(
+    solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
+    images, labels, _, batch, _ = case
+    _, outputs, expected = bilevel(*case)
+    problem = linearised.InnerProblem(model, images, labels, PENALTY, solver)
+    found = problem.solution()
+    assert relative(found, expected) < 1e-10
+    fit = linearised.fitted(model, images, labels, found, PENALTY)
+    zero = linearised.slope_along(model, images, labels, fit, found, normal(model.size, at="v"), PENALTY)
+    assert abs(float(zero)) < 1e-10
+    (h, j), (h_batch, j_batch) = dense(images), dense(batch)
+    classes = torch.eye(CLASSES, dtype=h.dtype)
+    kernel = j @ j.T + torch.kron(h @ h.T, classes)
+    crossed = j_batch @ j.T + torch.kron(h_batch @ h.T, classes)
+    kernel_ridge = crossed @ torch.linalg.solve(
+        kernel + PENALTY * torch.eye(len(kernel), dtype=h.dtype), labels.flatten()
+    )
+    assert relative(outputs.flatten(), kernel_ridge) < 1e-10
+    gradient = outer_gradient(model, *case, PENALTY, solver)
+    assert relative(gradient.outputs.flatten(), kernel_ridge) < 1e-9
+
+
+@pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
+def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
+    solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
+    """Either part alone, the implicit one with its sign turned, or with the loss's factor forgotten, is not."""
+    images, labels, log_scale, batch, classes = case
+    found = outer_gradient(model, *case, PENALTY, solver)
+    assert float(found.loss) == pytest.approx(float(bilevel(*case)[0].detach()), rel=1e-10)
+    of_images = finite_differences(lambda x: bilevel(x, labels, log_scale, batch, classes)[0], images)
+    of_labels = finite_differences(lambda y: bilevel(images, y, log_scale, batch, classes)[0], labels)
+    of_scale = finite_differences(lambda s: bilevel(images, labels, s, batch, classes)[0], log_scale)
+    assert relative(found.direct[2], of_scale) < 1e-7
+    for direct, implicit, expected in zip(found.direct, found.implicit, (of_images, of_labels), strict=False):
+        assert relative(direct + implicit, expected) < 1e-6
+        for wrong in (direct, implicit, direct - implicit, direct + PENALTY / labels.numel() * implicit):
+            assert relative(wrong, expected) > 1e-3
+
+
+def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
+    """They are on the way to the solutions, where many more end."""
+    images, labels = case[:2]
+    slope = normal(model.size, at="slope")
+
+    def ends(solver: linearised.SolverConfig) -> tuple[Tensor, Tensor]:
+        problem = linearised.InnerProblem(model, images, labels, PENALTY, solver)
+        return problem.solution(), problem.adjoint(slope)
+
+    few, many = ends(ADAM), ends(linearised.AdamConfig("adam", 300, 1e-2, 1.0))
+    for after_few, after_many, exact in zip(few, many, ends(EXACT), strict=True):
+        assert 0.1 < relative(after_few, exact) < 1
+        assert relative(after_many, exact) < 0.05
+
+
+def test_the_implicit_part_is_never_the_longer_one() -> None:
+    direct, implicit = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0])
+    torch.testing.assert_close(clipped(implicit, direct), torch.tensor([0.0, 5.0]))
+    assert clipped(implicit / 10, direct) is not None
+    torch.testing.assert_close(clipped(implicit / 10, direct), implicit / 10)
+
+
+def test_a_network_without_relu_is_refused() -> None:
+    plain = networks.build(networks.MlpConfig("mlp", (4,), activation="tanh"), (2,), 2, rng=Seed(0))
+    with pytest.raises(ConfigError, match="ReLU"):
+        linearised.Linearisation(plain, 60.0)
+
+
+def read(**changes: Any) -> RcigConfig:
+    return config.read(RcigConfig, SECTION | changes, "methods.rcig")
+
+
+def distilled(report: Report | None = None, **changes: Any) -> State:
+    return RCIG.stages["coreset"].fit_one(tiny_data(), {}, read(**changes), rng=Seed(2), report=report or Silent())
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        {"name": "exact"},
+        {"name": "cg", "iterations": 5, "tolerance": 1e-3},
+        {"name": "adam", "steps": 3, "lr": 1e-3, "adjoint_lr": 1e-3},
+    ],
+    ids=["exact", "cg", "adam"],
+)
+def test_a_run_that_is_stopped_ends_with_the_same_bits(solver: dict[str, Any]) -> None:
+    whole, stops = distilled(solver=solver), Stops(at=7, every=3)
+    with pytest.raises(Stopped):
+        distilled(stops, solver=solver)
+    stops.at = -1
+    assert to_bytes(distilled(stops, solver=solver)) == to_bytes(whole)
+    start = balanced(tiny_data(), 2, 1.0, rng=Seed(2).fold("start"))
+    for name in ("images", "labels"):
+        assert not torch.equal(whole.tensors[name], getattr(start, name))
+
+
+def test_the_average_is_that_of_all_steps() -> None:
+    """Its checkpoint after step 6 holds Σ .1·.9^(6−i) x_i, and what is read from it is that over 1 − .9⁶."""
+    images: list[Tensor] = []
+
+    class Seen(Stops):
+        def save(self, state: State) -> None:
+            images.append(state.tensors["task.images"].clone())
+            super().save(state)
+
+    stops = Seen(at=7, every=1)
+    with pytest.raises(Stopped):
+        distilled(stops)
+    checkpoint, half_way = stops.load(), RCIG.stages["coreset"].from_checkpoint
+    assert checkpoint is not None and half_way is not None and len(images) == 6
+    weights = 0.1 * 0.9 ** np.arange(5, -1, -1)
+    expected = sum(w * x.double() for w, x in zip(weights, images, strict=True)) / weights.sum()
+    found = half_way(checkpoint, tiny_data(), {}, read(), rng=Seed(2)).tensors["images"]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    assert relative(found.double(), images[-1].double()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ipc", "ridge", "softplus", "scale_lr", "network_steps"])
+def test_numbers_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be > 0"):
+        read(**{name: 0})
