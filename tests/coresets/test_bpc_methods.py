@@ -151,7 +151,7 @@ def test_the_learned_rate_of_w_moves_as_its_own_rate_says(trajectories: list[Sta
     ("changes", "message"),
     [
         ({"keep_start": False}, "input must be of a trajectory that kept its start"),
-        ({"snapshots": 2}, "input must be of a trajectory that kept every epoch"),
+        ({"snapshots": 2}, "input must be of a trajectory that kept every epoch, or every part of one"),
         ({"network": EXPERTS["network"] | {"norm": "batch"}}, "input must be of a network without running statistics"),
     ],
 )

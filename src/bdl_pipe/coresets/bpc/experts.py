@@ -1,8 +1,9 @@
 """Expert trajectories as a coreset method reads them: weights as vectors, at the start and after each epoch.
 
 The experts of Kim et al. 2022 are those of trajectory matching (Cazenave et al. 2022): networks trained on the data,
-with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and one snapshot an epoch; only the
-snapshots that are asked for are read.
+with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and a snapshot of every epoch, or,
+with ``snapshots_per_epoch``, of every part of one: an epoch of 60,000 rows is long for so small a coreset, and what these
+methods count as epochs are then parts. Only the snapshots that are asked for are read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +35,11 @@ def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
     """
     expert = sources["trajectory"]
     require(expert.keep_start, "input", "must be of a trajectory with keep_start: true", expert.keep_start)
-    whole = expert.every == 1 and expert.snapshots_per_epoch == 1 and expert.snapshots >= expert.epochs
-    require(whole, "input", "must be of a trajectory with a snapshot of every epoch (snapshots = epochs)")
-    require(epochs <= expert.epochs, key, f"must be <= the epochs of the trajectory ({expert.epochs})", epochs)
+    parts = expert.epochs * expert.snapshots_per_epoch
+    whole = expert.every == 1 and expert.snapshots >= parts
+    rule = "must be of a trajectory with a snapshot of every epoch or part of one (snapshots = epochs · snapshots_per_epoch"
+    require(whole, "input", f"{rule} = {parts})", expert.snapshots)
+    require(epochs <= parts, key, f"must be <= the epochs, or parts of them, of the trajectory ({parts})", epochs)
 
 
 @final
@@ -46,7 +49,7 @@ class Experts:
     Attributes:
         spec: how the network is built.
         network: the network as a function of its weights.
-        epochs: of each expert, the start not counted.
+        epochs: of each expert, or parts of them; the start is not counted.
     """
 
     def __init__(self, states: Sequence[State], data: FitData) -> None:
@@ -64,15 +67,16 @@ class Experts:
         self.network = FlatNetwork(self.spec, data.device, "input")
         counts = []
         for state in states:
-            at = snapshots.epochs(state)
-            require(at is not None, "input", "must be of a trajectory that kept its start (keep_start: true)")
-            require(at == list(range(len(at or ()))), "input", "must be of a trajectory that kept every epoch", at)
-            counts.append(len(at or ()) - 1)
+            at = snapshots.epochs(state) or []
+            require(len(at) > 1, "input", "must be of a trajectory that kept its start (keep_start: true)")
+            evenly = at == [part * at[-1] / (len(at) - 1) for part in range(len(at))]
+            require(evenly, "input", "must be of a trajectory that kept every epoch, or every part of one", at)
+            counts.append(len(at) - 1)
         self.epochs = min(counts)
 
     def __len__(self) -> int:
         return len(self._states)
 
     def weights(self, expert: int, epoch: int) -> Float[Tensor, " weight"]:
-        """Return an expert's weights after ``epoch`` epochs; 0: its start."""
+        """Return an expert's weights after ``epoch`` epochs, or parts of them; 0: its start."""
         return self.network.flat(snapshots.snapshot(self._states[expert], epoch)).to(self._device)

@@ -40,8 +40,8 @@ class BpcConfig:
 
     Attributes:
         ipc: coreset rows per class.
-        start_epochs: an outer step begins after 0 … start_epochs − 1 epochs of an expert, each as likely (published for
-            CIFAR-10: 2 at ipc 1, 20 at ipc 10).
+        start_epochs: an outer step begins after 0 … start_epochs − 1 epochs of an expert, or parts of them, each as
+            likely (published for CIFAR-10: 2 at ipc 1, 20 at ipc 10).
         outer: the descent of the images.
     """
 
@@ -65,7 +65,7 @@ class InnerConfig:
 
     Attributes:
         steps, lr: of plain gradient descent on the mean cross-entropy (published: 50 of .01 at ipc 1, 30 of .03 at 10).
-        ahead: epochs from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc 1).
+        ahead: epochs, or parts of them, from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc 1).
     """
 
     steps: int

@@ -7,14 +7,14 @@ coreset through that network's features; one Adam step of images and labels, the
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from ... import networks
 from ...artifacts import State, under
-from ...config import to_mapping
+from ...config import LATER, to_mapping
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
@@ -50,7 +50,7 @@ class DistilConfig:
     pool: PoolConfig
     augmentation: AugmentConfig
     accuracy_every: int = 20
-    average: float | None = None
+    average: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "lr", "label_lr", "label_scale", "accuracy_every"):
