@@ -74,7 +74,7 @@ def features(weights: Sequence[Tensor], images: Tensor) -> Tensor:
 
 
 def forward(vector: Tensor, images: Tensor) -> Tensor:
-    """The network by hand, from one vector of its 53 weights."""
+    """The network by hand, from one vector of its 47 weights."""
     kernel, bias, head, head_bias = vector.split([18, 2, 8 * CLASSES, CLASSES])
     return features((kernel.reshape(2, 1, 3, 3), bias), images) @ head.reshape(CLASSES, 8).T + head_bias
 

@@ -179,10 +179,9 @@ def contrasts(positive: Tensor, negative: Tensor) -> Tensor:
     return CORESET_ROWS * each(lambda images: of_each(likelihood(positive, images), likelihood(negative, images)))
 
 
-def covariances(weights: Tensor) -> Tensor:
+def covariances(weights: Tensor, ratio: float = CORESET_ROWS / ROWS) -> Tensor:
     """The production covariance's gradient of each repeat, as that of the divergence at w = 1: times n̂N."""
     of_each, data = torch.func.vmap(surrogates.covariance, in_dims=(0, 0, None)), data_likelihood(weights)
-    ratio = CORESET_ROWS / ROWS
     return CORESET_ROWS * ROWS * each(lambda images: of_each(likelihood(weights, images), data, ratio))
 
 
@@ -214,16 +213,21 @@ def test_contrast_of_exact_draws_has_the_mean_of_forward_kls_gradient(shared: bo
 
 
 def test_covariance_of_exact_draws_has_the_mean_of_reverse_kls_gradient() -> None:
-    """With the divisor M it has (M − 1)/M of it: seen as such, and told apart from the whole."""
+    """With the divisor M it has (M − 1)/M of it: seen as such, and told apart from the whole.
+
+    Nor is it the gradient of two means, which is w = N/n̂, nor the expectation of ∂(f − f̃)/∂x̂ = −h̃.
+    """
     gap, curvature_gap = DATA_CURVATURE @ (DATA_MEAN - CORESET_MEAN), DATA_CURVATURE - CORESET_CURVATURE
     expected = stand_in(gap, curvature_gap, CORESET_MEAN, CORESET_COVARIANCE)
-    found = covariances(drawn(CORESET_MEAN, CORESET_COVARIANCE, "s"))
+    draws = drawn(CORESET_MEAN, CORESET_COVARIANCE, "s")
+    found = covariances(draws)
     share = (DRAWS - 1) / DRAWS
     assert far(found, expected) < Z
     assert far(share * found, share * expected) < Z and far(share * found, expected) > 2 * Z
     squared = CORESET_MEAN + normal(REPEATS, DRAWS, WIDTH, at="s") @ CORESET_COVARIANCE
-    for wrong in (-found, found / CORESET_ROWS, found / ROWS, covariances(squared)):
+    for wrong in (-found, found / CORESET_ROWS, found / ROWS, covariances(squared), covariances(draws, 1.0)):
         assert far(wrong, expected) > 2 * Z
+    assert relative(-mean_slope(CORESET_MEAN, CORESET_COVARIANCE), expected) > 0.5
 
 
 def stand_in(gap: Tensor, curvature_gap: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
