@@ -1,0 +1,297 @@
+"""The gradients of the methods' own surrogates against central differences of the same values written by hand.
+
+A softplus network of width 2 on images of 4×4 pixels, in float64. Each reference is written draw by draw and step by
+step, with its own forward pass. What a method stops is made once, at the images of the base point: the steps to θ_S
+(not in ``bpc_w``), the chains, the centred likelihoods of ``bpc_rkl``. Both sides have the draw of the augmentation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets import frepo
+from bdl_pipe.coresets.bpc import methods
+from bdl_pipe.coresets.bpc.experts import Experts
+from bdl_pipe.coresets.shared.init import Coreset, balanced
+from bdl_pipe.data.augment import AugmentConfig, augment
+from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_vbpc
+from .test_bpc_methods import OUTER, experts, read
+
+NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
+OPERATIONS = {"colour": 0.25, "crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25, "noise": 0.1}
+AUGMENTATION = {"choose": "all", "operations": OPERATIONS}
+PLAIN, AUGMENTED = AugmentConfig("all", {}), AugmentConfig("all", OPERATIONS)
+CLASSES, SIDE, BETA = 3, 4, 2.0
+HERE = Seed(8)
+SURROGATES: dict[str, type] = {
+    "bpc_fkl": methods._ForwardKl,
+    "bpc_rkl": methods._ReverseKl,
+    "bpc_w": methods._Wasserstein,
+    "bpc_cd": methods._Contrastive,
+    "fbpc": methods._FunctionSpace,
+}
+
+
+class DoubleData(FitData):
+    """A fit's data, whose batches are float64."""
+
+    def batch(self, size: int, rng: Seed) -> tuple[Tensor, Tensor]:
+        inputs, classes = super().batch(size, rng)
+        return inputs.double(), classes
+
+
+def data() -> DoubleData:
+    generator = np.random.default_rng(0)
+    labels = np.arange(30) % CLASSES
+    images = generator.integers(0, 120, (30, 1, SIDE, SIDE)) + 50 * labels[:, None, None, None]
+    split = Examples(images.astype(np.uint8), labels)
+    transform = Transform("image", torch.tensor([0.4]), torch.tensor([0.25]))
+    return DoubleData("classification", split, split, transform, ("a", "b", "c"))
+
+
+def smoothed(network: nn.Module) -> None:
+    """Put a softplus in place of each ReLU."""
+    for name in [name for name, module in network.named_modules() if isinstance(module, nn.ReLU)]:
+        network.set_submodule(name, nn.Softplus(beta=BETA))
+
+
+def features(weights: Sequence[Tensor], images: Tensor) -> Tensor:
+    kernel, bias = weights[:2]
+    return F.avg_pool2d(F.softplus(F.conv2d(images, kernel, bias, padding=1), beta=BETA), 2).flatten(1)
+
+
+def forward(vector: Tensor, images: Tensor) -> Tensor:
+    """The network by hand, from one vector of its 47 weights."""
+    kernel, bias, head, head_bias = vector.split([18, 2, 8 * CLASSES, CLASSES])
+    return features((kernel.reshape(2, 1, 3, 3), bias), images) @ head.reshape(CLASSES, 8).T + head_bias
+
+
+def drawn(*shape: int, at: Seed) -> Tensor:
+    return torch.randn(shape, generator=at.generator(), dtype=torch.float64)
+
+
+class Reference:
+    """The surrogates' values at the address ``HERE``, by hand."""
+
+    def __init__(self, name: str, read_experts: Experts, start: Coreset, section: Any) -> None:
+        self.name, self.section, self.classes = name, section, start.classes
+        self.augmentation = section.outer.augmentation
+        self.expert = HERE.fold("expert").integer() % len(read_experts)
+        self.epoch = HERE.fold("epoch").integer() % section.start_epochs
+        self.weights = [read_experts.weights(self.expert, t) for t in range(read_experts.epochs + 1)]
+        self.data = data()
+
+    def likelihood(self, logits: Tensor) -> Tensor:
+        return torch.stack([row.log_softmax(0)[c] for row, c in zip(logits, self.classes, strict=True)]).mean()
+
+    def slope(self, step: int, weights: Tensor, images: Tensor) -> Tensor:
+        """The gradient of the mean cross-entropy in the weights."""
+        pictures = augment(images, self.augmentation, HERE.fold("inner", step))
+        leaf = weights.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(-self.likelihood(forward(leaf, pictures)), leaf)
+        return slope
+
+    def path(self, images: Tensor, rate: float) -> list[Tensor]:
+        path = [self.weights[self.epoch]]
+        for step in range(self.section.inner.steps):
+            path.append(path[-1] - rate * self.slope(step, path[-1], images))
+        return path
+
+    def chain(self, start: Tensor, images: Tensor) -> Tensor:
+        """All chains; their noise is drawn together, [chain, weight]."""
+        c, ends = self.section, start.clone()
+        for step in range(c.steps):
+            noise = drawn(*start.shape, at=HERE.fold("langevin", step))
+            for k in range(len(start)):
+                slope = c.weight * len(images) * self.slope(step, ends[k], images)
+                drift = slope + c.prior_precision * ends[k]
+                ends[k] = ends[k] - c.step_size / 2 * drift + (c.step_size * c.temperature) ** 0.5 * noise[k]
+        return ends
+
+    def at(self, held: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the surrogate as a function of the images, with what the method stops made at ``held``."""
+        c, path = self.section, [] if self.name == "bpc_cd" else self.path(held, self.section.inner.lr)
+        if self.name == "bpc_w":
+            return lambda images: self.distance(images, c.inner.lr)
+        if self.name == "fbpc":
+            iterates = (path[-c.inner.ahead :], self.weights[self.epoch + 1 : self.epoch + 1 + c.inner.ahead])
+            return lambda images: self.difference(*(self.functions(i, self.pictures(images)) for i in iterates))
+        count = c.chains if self.name == "bpc_cd" else c.draws
+        noise = c.sd * drawn(count, len(self.weights[0]), at=HERE.fold("noise"))
+        if self.name == "bpc_cd":
+            positive = self.weights[self.epoch] + noise
+            negative = self.chain(positive, held)
+        elif self.name == "bpc_fkl":
+            positive, negative = self.weights[self.epoch + c.inner.ahead] + noise, path[-1] + noise
+        else:
+            return self.covariance(path[-1] + noise, held)
+        return lambda images: self.difference(*(self.outputs(draws, images) for draws in (negative, positive)))
+
+    def pictures(self, images: Tensor) -> Tensor:
+        return augment(images, self.augmentation, HERE.fold("augment"))
+
+    def outputs(self, draws: Sequence[Tensor] | Tensor, images: Tensor) -> list[Tensor]:
+        pictures = self.pictures(images)
+        return [forward(w, pictures) for w in draws]
+
+    def difference(self, negative: Sequence[Tensor], positive: Sequence[Tensor]) -> Tensor:
+        first, second = ([self.likelihood(logits) for logits in each] for each in (negative, positive))
+        return sum(first) / len(first) - sum(second) / len(second)  # type: ignore[return-value]
+
+    def distance(self, images: Tensor, rate: float) -> Tensor:
+        end, start = self.path(images, rate)[-1], self.weights[self.epoch]
+        target = self.weights[self.epoch + self.section.inner.ahead]
+        return (end - target).square().sum() / (start - target).square().sum()
+
+    def covariance(self, draws: Tensor, held: Tensor) -> Callable[[Tensor], Tensor]:
+        c = self.section
+        rows, classes = self.data.batch(c.batch, HERE.fold("batch"))
+
+        def coreset(images: Tensor) -> list[Tensor]:
+            return [self.likelihood(logits) for logits in self.outputs(draws, images)]
+
+        of_rows = [forward(w, rows).log_softmax(1)[torch.arange(c.batch), classes].mean() for w in draws]
+        differences = [f - c.weight * s for f, s in zip(of_rows, coreset(held), strict=True)]
+        middle = sum(differences) / len(draws)
+        return lambda images: (
+            -sum((d - middle) * s for d, s in zip(differences, coreset(images), strict=True)) / (len(draws) - 1)
+        )
+
+    def functions(self, iterates: Sequence[Tensor], pictures: Tensor) -> list[Tensor]:
+        values = [forward(w, pictures) for w in iterates]
+        generator, count, c = HERE.fold("functions").generator(), len(values), self.section
+        z = torch.randn(c.draws, count, generator=generator, dtype=torch.float64)
+        epsilon = torch.randn((c.draws, *values[0].shape), generator=generator, dtype=torch.float64)
+        middle = sum(values) / count
+        return [
+            values[-1]
+            + sum(float(z[m, t]) * (values[t] - middle) for t in range(count)) / (count - 1) ** 0.5
+            + c.noise * epsilon[m]
+            for m in range(c.draws)
+        ]
+
+
+def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    """Derivatives of a scalar along the rows of :func:`directions`, by central differences."""
+    found = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
+    return torch.stack(found)
+
+
+def directions(at: Tensor, count: int = 8) -> Tensor:
+    """Random directions, which a wrong gradient almost surely does not survive."""
+    return drawn(count, *at.shape, at=Seed(1).fold("directions"))
+
+
+def projected(gradient: Tensor) -> Tensor:
+    """A gradient along the same directions."""
+    return torch.stack([(d * gradient).sum() for d in directions(gradient)])
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.fixture(scope="module")
+def double_experts() -> Experts:
+    made = experts(2, data(), network=NETWORK)
+    wide = [
+        State({k: v.double() if v.is_floating_point() else v for k, v in s.tensors.items()}, s.config) for s in made
+    ]
+    read_back = Experts(wide, data())
+    smoothed(read_back.network._network)
+    return read_back
+
+
+def case(name: str, read_experts: Experts) -> tuple[Any, Reference, Tensor]:
+    """The production surrogate, its reference, and the images."""
+    changes = {"ipc": 1, "outer": OUTER | {"augmentation": AUGMENTATION}}
+    section = read(name, **changes)
+    if hasattr(section, "sd"):
+        section = replace(section, sd=0.1)
+    start = balanced(data(), 1, 1.0, rng=Seed(5))
+    made: Any = SURROGATES[name](read_experts, start, data(), section)
+    if name == "bpc_w":
+        made._moved = made._moved.detach().double().requires_grad_()
+    return made, Reference(name, read_experts, start, section), start.images.double()
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_the_gradient_of_every_surrogate_is_that_of_central_differences(name: str, double_experts: Experts) -> None:
+    """It is not that without the augmentation, with another draw of all, or of what the method stops as well."""
+    made, reference, images = case(name, double_experts)
+    leaf = images.clone().requires_grad_()
+    value = made.surrogate(leaf, HERE)
+    (found,) = torch.autograd.grad(value, leaf)
+    held = reference.at(images)
+    assert float(value.detach()) == pytest.approx(float(held(images)), rel=1e-11)
+    assert relative(projected(found), central(held, images)) < 1e-8
+    made.augmentation = PLAIN
+    for changed, address in ((AUGMENTED, HERE.fold("another")), (PLAIN, HERE)):
+        made.augmentation = changed
+        (wrong,) = torch.autograd.grad(made.surrogate(leaf, address), leaf)
+        assert relative(wrong, found) > 1e-2
+    if name != "bpc_w":
+        assert relative(central(lambda x: reference.at(x)(x), images), projected(found)) > 1e-2
+
+
+def test_the_gradient_of_the_learned_rate_is_that_of_central_differences(double_experts: Experts) -> None:
+    """It is learned as a logarithm, in units in which the images' rate serves it; without the unit it is another."""
+    made, reference, images = case("bpc_w", double_experts)
+    (moved,) = made.parameters()
+    (found,) = torch.autograd.grad(made.surrogate(images, HERE), moved)
+    rate, unit = reference.section.inner.lr, reference.section.lr_step / reference.section.outer.optimiser.lr
+    ahead, behind = (reference.distance(images, rate * math.exp(unit * step)) for step in (1e-5, -1e-5))
+    expected = float(ahead - behind) / 2e-5
+    assert float(found) == pytest.approx(expected, rel=1e-7)
+    assert float(found) != pytest.approx(expected / unit, rel=1e-2)
+
+
+def test_the_gradients_of_frepo_are_those_of_central_differences() -> None:
+    """In images and labels, through the ridge, which depends on the images; a ridge that is held is another."""
+    outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
+    section = {"ipc": 1, "network": NETWORK, "ridge": 0.1, "coreset": outer}
+    surrogate = frepo._RidgeLoss(data(), config.read(frepo.FrepoConfig, section, "methods.frepo"), Seed(2))
+    for member in surrogate._pool._members:
+        smoothed(member.network.double())
+    start = balanced(data(), 1, 1.0, rng=Seed(5))
+    images, small = start.images.double(), torch.tensor([[0.1], [0.15], [1.0]])  # a margin is or is not at its largest
+    labels = small * start.labels.double() + 0.01 * drawn(CLASSES, CLASSES, at=HERE)
+    rows, classes = data().batch(outer["batch"], HERE.fold("batch"))
+    batch, weights = augment(rows, AUGMENTED, HERE.fold("augment")), list(surrogate._pool.draw(3)[1].parameters())[:2]
+
+    def gram(images: Tensor) -> tuple[Tensor, Tensor]:
+        phi = features(weights, augment(images, AUGMENTED, HERE.fold("coreset"))).detach()
+        return phi, phi @ phi.T
+
+    def value(images: Tensor, labels: Tensor, held: Tensor | None = None) -> Tensor:
+        phi, kernel = gram(images)
+        penalty = 0.1 * (kernel if held is None else gram(held)[1]).trace() / len(labels)
+        inverse = torch.linalg.inv(kernel + penalty * torch.eye(len(labels), dtype=kernel.dtype))
+        error = features(weights, batch).detach() @ phi.T @ inverse @ labels - F.one_hot(classes, CLASSES) + 1 / CLASSES
+        top = labels.sort(1, descending=True).values
+        margins = (top[:, 0] - top[:, 1]).clamp(max=1 / CLASSES)
+        return 0.5 * error.square().sum(1).mean() - margins.mean()
+
+    leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
+    loss = surrogate.loss(*leaves, 3, HERE)
+    of_images, of_labels = torch.autograd.grad(loss, leaves)
+    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-11)
+    for gradient, expected in (
+        (of_images, central(lambda x: value(x, labels), images)),
+        (of_labels, central(lambda y: value(images, y), labels)),
+    ):
+        assert relative(projected(gradient), expected) < 1e-8
+    assert relative(central(lambda x: value(x, labels, images), images), projected(of_images)) > 1e-2

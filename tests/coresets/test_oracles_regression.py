@@ -1,0 +1,283 @@
+"""The divergences of Bayesian linear regression, in closed form, and the production estimators against them.
+
+The prior is N(0, I/ρ), the targets of data and coreset are Gaussian around Xθ: both posteriors are Gaussian, and so is
+every state of a Langevin chain. Sampled tests ask for Z = 4 standard errors in each of the 12 entries of a gradient:
+the false-alarm rate of one comparison is at most 12 · 6.3e-5 = 7.6e-4 (two-sided Gaussian tails, Bonferroni). All
+seeds are fixed. A wrong variant must be at least 2 Z away.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.coresets.bpc import inner, surrogates
+from bdl_pipe.coresets.bpc.descent import noisy
+from bdl_pipe.seeds import Seed
+
+from .test_bpc_surrogates import (
+    CORESET_PRECISION,
+    CORESET_ROWS,
+    DATA_PRECISION,
+    FORWARD,
+    IMAGES,
+    LABELS,
+    PRIOR,
+    ROWS,
+    WIDTH,
+    X,
+    Y,
+    data_likelihood,
+    kl,
+    normal,
+    posterior,
+)
+
+Z, REPEATS, DRAWS = 4.0, 20_000, 4
+IDENTITY = torch.eye(WIDTH, dtype=torch.float64)
+DATA_MEAN, DATA_CURVATURE = posterior(X, Y, DATA_PRECISION)
+CORESET_MEAN, CORESET_CURVATURE = posterior(IMAGES, LABELS, CORESET_PRECISION)
+DATA_COVARIANCE, CORESET_COVARIANCE = torch.linalg.inv(DATA_CURVATURE), torch.linalg.inv(CORESET_CURVATURE)
+
+
+def mean_slope(mean: Tensor, covariance: Tensor) -> Tensor:
+    """E[h̃] under N(mean, covariance): γ(ŷmᵀ − X̂(mmᵀ + C))."""
+    return CORESET_PRECISION * (LABELS[:, None] * mean - IMAGES @ (torch.outer(mean, mean) + covariance))
+
+
+def chained(steps: int, alpha: float, drift: float = 0.5, noise: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of Langevin's chain on the coreset that starts from the data's posterior."""
+    shrink = IDENTITY - drift * alpha * CORESET_CURVATURE
+    mean, covariance = DATA_MEAN, DATA_COVARIANCE
+    for _ in range(steps):
+        mean = CORESET_MEAN + shrink @ (mean - CORESET_MEAN)
+        covariance = shrink @ covariance @ shrink.T + noise * alpha * IDENTITY
+    return mean, covariance
+
+
+def contrastive(steps: int, alpha: float, **changes: float) -> Tensor:
+    """The gradient of contrastive divergence by exact moments."""
+    return mean_slope(*chained(steps, alpha, **changes)) - mean_slope(DATA_MEAN, DATA_COVARIANCE)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_the_gradients_in_the_labels_are_those_of_the_theory() -> None:
+    """∂/∂ŷ of forward KL: γ X̂(μ_S − μ_D); of reverse KL: −γ X̂ Σ_S Λ_D (μ_D − μ_S). Each is not the other's."""
+    labels = LABELS.clone().requires_grad_()
+    data, coreset = (DATA_MEAN, DATA_CURVATURE), posterior(IMAGES, labels, CORESET_PRECISION)
+    (forward,) = torch.autograd.grad(kl(data, coreset), labels, retain_graph=True)
+    (reverse,) = torch.autograd.grad(kl(coreset, data), labels)
+    gap = CORESET_MEAN - DATA_MEAN
+    ours = CORESET_PRECISION * IMAGES @ gap
+    theirs = CORESET_PRECISION * IMAGES @ CORESET_COVARIANCE @ DATA_CURVATURE @ gap
+    assert relative(ours, forward) < 1e-9 and relative(theirs, reverse) < 1e-9
+    assert relative(-ours, forward) > 1 and relative(ours, reverse) > 0.1 and relative(theirs, forward) > 0.1
+
+
+def squared_wasserstein(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """W₂² of two Gaussians by mean and covariance: ‖m − n‖² + tr(A + B − 2 (A^½ B A^½)^½)."""
+    (m, a), (n, b) = first, second
+    values, vectors = torch.linalg.eigh(a)
+    root = vectors @ values.sqrt().diag() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ b @ root).sqrt().sum()
+    return (m - n).square().sum() + a.trace() + b.trace() - 2 * cross
+
+
+def test_distance_is_the_wasserstein_distance_where_covariances_are_equal() -> None:
+    start = normal(WIDTH, at="start")
+    isotropic, scale = 1e-4 * IDENTITY, (start - DATA_MEAN).square().sum()
+    whole = squared_wasserstein((CORESET_MEAN, isotropic), (DATA_MEAN, isotropic))
+    found = surrogates.distance(CORESET_MEAN, DATA_MEAN, start) * scale
+    assert relative(found, whole) < 1e-12
+    others = squared_wasserstein((CORESET_MEAN, CORESET_COVARIANCE), (DATA_MEAN, DATA_COVARIANCE))
+    assert relative(found, others) > 0.01 and float(others) > float(found)  # the control: covariances that differ
+
+
+def pushed(mean: Tensor, covariance: Tensor, rows: Tensor) -> torch.distributions.MultivariateNormal:
+    """The law of the function's values at ``rows``."""
+    return torch.distributions.MultivariateNormal(rows @ mean, rows @ covariance @ rows.T)
+
+
+def test_function_space_has_the_divergence_of_weight_space_where_rows_tell_the_weights() -> None:
+    """As many rows as weights: the same divergence; one fewer: less, and never more with fewer still."""
+    rows, exact = normal(WIDTH, WIDTH, at="u"), kl((DATA_MEAN, DATA_CURVATURE), (CORESET_MEAN, CORESET_CURVATURE))
+    values = []
+    for count in range(WIDTH, 0, -1):
+        pair = (
+            pushed(m, c, rows[:count]) for m, c in ((DATA_MEAN, DATA_COVARIANCE), (CORESET_MEAN, CORESET_COVARIANCE))
+        )
+        values.append(torch.distributions.kl_divergence(*pair))
+    assert relative(values[0], exact) < 1e-11
+    for fewer, more in zip(values[1:], values[:-1], strict=True):
+        assert float(fewer) < float(more) - 1e-6 * float(exact)
+
+
+@pytest.mark.parametrize("alpha", [1e-1, 1e-2, 1e-3])
+def test_a_long_chain_gives_forward_kl_with_a_bias_linear_in_the_step(alpha: float) -> None:
+    """The chain's law is N(μ_S, Σ_S (I − αΛ_S/4)⁻¹), so the bias is −γ X̂ (α/4) (I − αΛ_S/4)⁻¹, exactly."""
+    shrink, damping = IDENTITY - alpha / 2 * CORESET_CURVATURE, IDENTITY - alpha / 4 * CORESET_CURVATURE
+    covariance = torch.linalg.solve(damping, CORESET_COVARIANCE)
+    torch.testing.assert_close(shrink @ covariance @ shrink.T + alpha * IDENTITY, covariance, rtol=1e-12, atol=1e-13)
+    bias = mean_slope(CORESET_MEAN, covariance) - mean_slope(DATA_MEAN, DATA_COVARIANCE) - FORWARD
+    first_order = -CORESET_PRECISION * alpha / 4 * IMAGES
+    assert relative(bias, first_order @ torch.linalg.inv(damping)) < 1e-8
+    assert relative(bias, first_order) < 10 * alpha
+    assert relative(bias, 2 * first_order) > 0.15  # the control: a bias of α/2
+    if alpha == 1e-1:  # the limit itself
+        assert relative(contrastive(1_000, alpha), FORWARD + bias) < 1e-9
+
+
+def score_matching() -> Tensor:
+    """∂/∂x̂ ½ E_D ‖∇ log π_D − ∇ log π_S‖² = ½ [tr (Λ_S − Λ_D) Σ_D (Λ_S − Λ_D) + ‖Λ_S (μ_D − μ_S)‖²]."""
+    images = IMAGES.clone().requires_grad_()
+    mean, curvature = posterior(images, LABELS, CORESET_PRECISION)
+    gap = curvature - DATA_CURVATURE
+    value = 0.5 * ((gap @ DATA_COVARIANCE @ gap).trace() + (curvature @ (DATA_MEAN - mean)).square().sum())
+    (slope,) = torch.autograd.grad(value, images)
+    return slope
+
+
+def test_one_short_step_gives_score_matching_and_none_gives_nothing() -> None:
+    """Over α/2, with a gap linear in α; over α, with noise of half the variance or a drift of all of it, it is not."""
+    gaps = [relative(contrastive(1, alpha) / (alpha / 2), score_matching()) for alpha in (1e-3, 1e-4, 1e-5)]
+    assert gaps[-1] < 1e-4
+    assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-3) and gaps[1] / gaps[2] == pytest.approx(10, rel=1e-3)
+    short = 1e-5
+    wrong = (
+        contrastive(1, short) / short,
+        contrastive(1, short, noise=0.5) / (short / 2),
+        contrastive(1, short, drift=1.0) / (short / 2),
+    )
+    assert min(relative(gradient, score_matching()) for gradient in wrong) > 0.1
+    assert torch.equal(contrastive(0, short), torch.zeros_like(IMAGES))
+
+
+def drawn(mean: Tensor, covariance: Tensor, at: str, draws: int = DRAWS) -> Tensor:
+    """Exact draws [repeat, draw, weight]."""
+    return mean + normal(REPEATS, draws, WIDTH, at=at) @ torch.linalg.cholesky(covariance).T
+
+
+def each(surrogate: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient of each repeat's surrogate, [repeat, row, weight]; images are given once a repeat."""
+    images = IMAGES.expand(REPEATS, *IMAGES.shape).clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(surrogate(images).sum(), images)
+    return slopes
+
+
+def likelihood(weights: Tensor, images: Tensor) -> Tensor:
+    """The coreset's mean log-likelihood but for constants, [repeat, draw], with images of each repeat's own."""
+    return -0.5 * CORESET_PRECISION * (LABELS - torch.einsum("rdw,rnw->rdn", weights, images)).square().mean(-1)
+
+
+def contrasts(positive: Tensor, negative: Tensor) -> Tensor:
+    """The production contrast's gradient of each repeat, as that of the divergence: times n̂."""
+    of_each = torch.func.vmap(surrogates.contrast)
+    return CORESET_ROWS * each(lambda images: of_each(likelihood(positive, images), likelihood(negative, images)))
+
+
+def covariances(weights: Tensor, ratio: float = CORESET_ROWS / ROWS) -> Tensor:
+    """The production covariance's gradient of each repeat, as that of the divergence at w = 1: times n̂N."""
+    of_each, data = torch.func.vmap(surrogates.covariance, in_dims=(0, 0, None)), data_likelihood(weights)
+    return CORESET_ROWS * ROWS * each(lambda images: of_each(likelihood(weights, images), data, ratio))
+
+
+def far(estimates: Tensor, expected: Tensor) -> float:
+    """The largest distance of the estimates' mean from what is expected, in standard errors."""
+    return float(((estimates.mean(0) - expected).abs() / (estimates.std(0) / len(estimates) ** 0.5)).max())
+
+
+def moved(start: Tensor, steps: int, alpha: float, *, scale: float = 1.0, noise: float = 1.0) -> Tensor:
+    """The production chain on the coreset's energy, Σ over rows and the prior; ``scale`` is a fault of the energy."""
+
+    def energy(step: int, weights: Tensor, images: Tensor) -> Tensor:
+        mean = 0.5 * CORESET_PRECISION * (LABELS - weights @ images.T).square().mean(-1)
+        return scale * len(images) * mean + 0.5 * PRIOR * weights.square().sum(-1)
+
+    flat = inner.langevin(energy, start.flatten(0, 1), IMAGES, steps, alpha, noise, rng=Seed(4))
+    return flat.unflatten(0, start.shape[:2])
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own noise", "shared noise"])
+def test_contrast_of_exact_draws_has_the_mean_of_forward_kls_gradient(shared: bool) -> None:
+    data = drawn(DATA_MEAN, DATA_COVARIANCE, "d")
+    coreset = drawn(CORESET_MEAN, CORESET_COVARIANCE, "d" if shared else "s")
+    found = contrasts(data, coreset)
+    assert far(found, FORWARD) < Z
+    squared = CORESET_MEAN + normal(REPEATS, DRAWS, WIDTH, at="s") @ CORESET_COVARIANCE  # σ² in place of σ
+    for wrong in (contrasts(coreset, data), found / CORESET_ROWS, contrasts(data, squared)):
+        assert far(wrong, FORWARD) > 2 * Z
+
+
+def test_covariance_of_exact_draws_has_the_mean_of_reverse_kls_gradient() -> None:
+    """With the divisor M it has (M − 1)/M of it: seen as such, and told apart from the whole.
+
+    Nor is it the gradient of two means, which is w = N/n̂, nor the expectation of ∂(f − f̃)/∂x̂ = −h̃.
+    """
+    gap, curvature_gap = DATA_CURVATURE @ (DATA_MEAN - CORESET_MEAN), DATA_CURVATURE - CORESET_CURVATURE
+    expected = stand_in(gap, curvature_gap, CORESET_MEAN, CORESET_COVARIANCE)
+    draws = drawn(CORESET_MEAN, CORESET_COVARIANCE, "s")
+    found = covariances(draws)
+    share = (DRAWS - 1) / DRAWS
+    assert far(found, expected) < Z
+    assert far(share * found, share * expected) < Z and far(share * found, expected) > 2 * Z
+    squared = CORESET_MEAN + normal(REPEATS, DRAWS, WIDTH, at="s") @ CORESET_COVARIANCE
+    for wrong in (-found, found / CORESET_ROWS, found / ROWS, covariances(squared), covariances(draws, 1.0)):
+        assert far(wrong, expected) > 2 * Z
+    assert relative(-mean_slope(CORESET_MEAN, CORESET_COVARIANCE), expected) > 0.5
+
+
+def stand_in(gap: Tensor, curvature_gap: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """−Cov(h̃, f − f̃) under N(mean, covariance), f − f̃ having the slope ``gap`` and the Hessian −``curvature_gap``."""
+    residual, moved_by = LABELS - IMAGES @ mean, covariance @ gap
+    outer = torch.outer(residual, moved_by) - torch.outer(IMAGES @ moved_by, mean)
+    return -CORESET_PRECISION * (outer + IMAGES @ covariance @ curvature_gap @ covariance)
+
+
+def test_covariance_under_the_isotropic_stand_in_has_sd_for_a_standard_deviation() -> None:
+    """π_S ≈ N(θ_S, σ²I), as the production draws it; the law of a quadratic's covariance is exact for any Gaussian."""
+    mean, sd = CORESET_MEAN + 0.2, 0.3
+    gap = DATA_CURVATURE @ (DATA_MEAN - mean) - CORESET_CURVATURE @ (CORESET_MEAN - mean)
+    expected = stand_in(gap, DATA_CURVATURE - CORESET_CURVATURE, mean, sd**2 * IDENTITY)
+
+    def draws(sd: float) -> Tensor:
+        return noisy(mean, REPEATS * DRAWS, sd, Seed(6)).unflatten(0, (REPEATS, DRAWS))
+
+    assert far(covariances(draws(sd)), expected) < Z
+    for wrong in (sd**2, sd**0.5):
+        assert far(covariances(draws(wrong)), expected) > 2 * Z
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_contrast_of_production_chains_has_the_mean_of_contrastive_divergence(steps: int) -> None:
+    """Langevin's production chains from exact draws of π_D, at a step that is far from both limits."""
+    alpha, positive = 0.05, drawn(DATA_MEAN, DATA_COVARIANCE, "d")
+    expected = contrastive(steps, alpha)
+    found = contrasts(positive, moved(positive, steps, alpha))
+    assert far(found, expected) < Z
+    coreset = drawn(CORESET_MEAN, CORESET_COVARIANCE, "s")
+    squared = DATA_MEAN + normal(REPEATS, DRAWS, WIDTH, at="d") @ DATA_COVARIANCE
+    for wrong in (
+        -found,
+        found / CORESET_ROWS,
+        contrasts(positive, moved(positive, steps, alpha, scale=1 / CORESET_ROWS)),  # the energy a mean over rows
+        contrasts(positive, moved(positive, steps, alpha, noise=0.0)),  # as in the published script
+        contrasts(positive, moved(positive, steps, alpha / 2)),
+        contrasts(squared, moved(squared, steps, alpha)),
+        contrasts(positive, coreset),  # forward KL's own
+    ):
+        assert far(wrong, expected) > 2 * Z
+    assert float(contrasts(positive, moved(positive, 0, alpha)).abs().max()) == 0.0  # no step, no gradient
+
+
+def test_shared_noise_lowers_the_variance() -> None:
+    data, shared, own = (
+        drawn(DATA_MEAN, DATA_COVARIANCE, "d"),
+        drawn(CORESET_MEAN, CORESET_COVARIANCE, "d"),
+        drawn(CORESET_MEAN, CORESET_COVARIANCE, "s"),
+    )
+    variances = [float(contrasts(data, coreset).var(0).sum()) for coreset in (shared, own)]
+    assert variances[0] < 0.9 * variances[1]
