@@ -125,6 +125,13 @@ def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
         assert dataset.increment is not None
         assert sorted(found.targets) == sorted(2 * dataset.increment.seen(CLASSES))
         assert as_bytes(found.inputs) <= as_bytes(images)
+    images, labels = rows(60, 2)
+    late = np.isin(labels, IncrementConfig(3, 2, 2).new(CLASSES))
+    x, y = images[late], labels[late]
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert len(run(tmp_path / "last", at(whole, 2), other=other)) == 2
+    with pytest.raises(ConfigError, match=r"^datasets\.d\.transfer\[0\] must have rows of a class that has come by th"):
+        run(tmp_path / "early", at(whole, 1), other=other)
 
 
 def test_a_set_without_it_is_written_as_before_there_was_any(tmp_path: Path) -> None:
