@@ -94,7 +94,7 @@ def _curves(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.2))
         beside = 0.08 + 0.0128 * max((len(names[run]) for run in curves), default=0)  # of the names, at 8 points
-        axes = figure.add_axes((0.09, 0.135, min(0.59, 0.91 - beside), 0.775))
+        axes = figure.add_axes((0.09, 0.135, min(0.59, max(0.25, 0.91 - beside)), 0.775))
         for run, points in curves.items():
             _line(axes, points, scale, run, look)
         axes.set(xlim=limits, xticks=ticks, xlabel=xlabel)
