@@ -74,11 +74,9 @@ def config_of(case: Case) -> object:
 
 @functools.cache
 def inputs_of(case: Case) -> dict[str, list[State]]:
-    if case.stage.input_optional:  # from its data alone; starts are tested where they are
-        return {}
+    needed = {kind: case.stage.needs[kind] for kind in case.stage.required}  # the others are tested where they are
     return {
-        kind: [made(case.upstream(kind), member) for member in fan_in(takes, 0, 2)]
-        for kind, takes in case.stage.needs.items()
+        kind: [made(case.upstream(kind), member) for member in fan_in(takes, 0, 2)] for kind, takes in needed.items()
     }
 
 

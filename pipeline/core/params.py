@@ -191,7 +191,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         for key, value in _section(raw, SECTIONS[kind]).items():
             runs[kind, key] = _row(kind, key, value, raw, runs, registry, datasets, bundles)
     for key, bundle in bundles.items():
-        _check_bundle(key, bundle, runs)
+        _check_bundle(key, bundle, runs, datasets)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
     return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
 
@@ -272,7 +272,7 @@ def _row(
     merged = config.merge(methods[spec.method], spec.override)
     numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
     run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
-    _check_sources(run, path, above)
+    _check_sources(run, path, above, datasets)
     return run
 
 
@@ -287,8 +287,13 @@ def _bundle(key: str, value: Any) -> dict[Kind, str]:
     return value
 
 
-def _check_bundle(key: str, bundle: Mapping[Kind, str], runs: Mapping[tuple[str, str], Run]) -> None:
-    """Check that the runs of an entry of ``inputs`` are there, and of one data set."""
+def _check_bundle(
+    key: str,
+    bundle: Mapping[Kind, str],
+    runs: Mapping[tuple[str, str], Run],
+    datasets: Mapping[str, DatasetConfig],
+) -> None:
+    """Check that the runs of an entry of ``inputs`` are there, and of one data set, or of it and the step before."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]
@@ -297,20 +302,22 @@ def _check_bundle(key: str, bundle: Mapping[Kind, str], runs: Mapping[tuple[str,
             source in known, f"inputs.{key}.{kind}", f"must be a run of {SECTIONS[kind]}{nearest(source, known)}", name
         )
         datasets_of[name] = runs[kind, source].spec.dataset
-    require(len(set(datasets_of.values())) == 1, f"inputs.{key}", "must be of one data set", datasets_of)
+    used = [datasets[name] for name in dict.fromkeys(datasets_of.values())]
+    steps = len(used) == 2 and (used[0].comes_after(used[1]) or used[1].comes_after(used[0]))
+    require(len(used) == 1 or steps, f"inputs.{key}", "must be of one data set", datasets_of)
 
 
 def _sources(
     spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
 ) -> Mapping[Kind, str]:
     """Find the runs that a spec names as its input: of all kinds that its stage needs, of some where it may choose."""
-    needs, data = stage.needs, f"prepare/{spec.dataset}"
-    several = f"inputs/<key> with {' and '.join(needs)}"
-    meant = [f"{kind}/<run>" for kind in needs] if stage.input_optional or len(needs) == 1 else [several] * bool(needs)
-    meant += [data] * (stage.input_optional or not needs)
+    needs, required, data = stage.needs, stage.required, f"prepare/{spec.dataset}"
+    meant = [f"{kind}/<run>" for kind in needs if required <= {kind}]
+    meant += [f"inputs/<key> with {' and '.join(needs)}"] * (len(required) > 0 and len(needs) > 1)
+    meant += [data] * (not required)
     place, rule = f"{path}.input", f"must be {' or '.join(meant)}"
     if spec.input == data:
-        require(stage.input_optional or not needs, place, rule, spec.input)
+        require(not required, place, rule, spec.input)
         return {}
     kind, _, key = spec.input.partition("/")
     if kind == "inputs" and len(needs) > 1:
@@ -319,20 +326,24 @@ def _sources(
         named = f"{spec.input}: {', '.join(keys)}"
     else:
         keys, named = {of: key for of in needs if of == kind and _KEY.fullmatch(key)}, spec.input
-    right = keys.keys() <= needs.keys() if stage.input_optional else keys.keys() == needs.keys()
-    require(right and len(keys) > 0, place, rule, named)
+    require(required <= keys.keys() <= needs.keys() and len(keys) > 0, place, rule, named)
     return keys
 
 
-def _check_sources(run: Run, path: str, above: Mapping[tuple[str, str], Run]) -> None:
+def _check_sources(
+    run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
+) -> None:
     """Check that a run's sources are runs above it, of its data, with seeds enough, and that its numbers fit theirs."""
-    place, configs = f"{path}.input", {}
+    place, configs, own = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
         require(key in known, place, f"must be a run above{nearest(key, known)}", name)
         source = above[kind, key]
-        same = source.spec.dataset == run.spec.dataset
-        require(same, place, f"must be of the data set {run.spec.dataset}", f"{name}: {source.spec.dataset}")
+        if run.stage.needs[kind] == "earlier":
+            right, rule = datasets[own].comes_after(datasets[source.spec.dataset]), f"one step before {own}"
+        else:
+            right, rule = source.spec.dataset == own, own
+        require(right, place, f"must be of the data set {rule}", f"{name}: {source.spec.dataset}")
         enough = run.stage.needs[kind] != "one_to_one" or run.spec.seeds <= source.spec.seeds
         require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, those of its input", run.spec.seeds)
         configs[kind] = source.config

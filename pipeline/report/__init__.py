@@ -19,9 +19,9 @@ from ..core.scores import COLUMNS
 from . import columns, page, tables
 from .columns import Headline
 from .images import CoresetInfo
-from .tables import RunInfo
+from .tables import RunInfo, Step
 
-__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "build", "headlines", "partial"]
+__all__ = ["COLUMNS", "CoresetInfo", "RunInfo", "Step", "build", "headlines", "partial"]
 
 
 def build(

@@ -10,6 +10,7 @@ from .estimates import Estimate
 from .tables import Paper, RunInfo, Table
 
 NOTHING: Final = "—"
+Write = Callable[[float], str]
 
 
 @dataclass(frozen=True)

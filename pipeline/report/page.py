@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from . import sections
+from . import increments, sections
 from .images import CoresetInfo
 from .svg import Look
 from .tables import Paper, Table
@@ -22,6 +22,9 @@ def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[st
     look, names = Look(table.runs), table.datasets()
     parts = [sections.dataset(table, name, coresets, look, paper, dpi) for name in names]
     links = "".join(f'<a href="#{escape(n)}">{escape(n)}</a>' for n in names)
+    if steps := increments.section(table, look, dpi):
+        parts.append(steps)
+        links += f'<a href="#{increments.ANCHOR}">{increments.TITLE}</a>'
     style, script = (HERE / "style.css").read_text(), (HERE / "sort.js").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -1,7 +1,7 @@
 """The figures, each drawn from stored tables alone; see :mod:`.svg` for how they reach the page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib
@@ -20,6 +20,7 @@ from .tables import RunInfo, Table, merged_bins
 FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
 COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
 Point = tuple[float, float]
+Curves = Mapping[str, list[tuple[int, Estimate]]]  # run -> its points, from left to right
 
 
 def reliability(table: Table, run: RunInfo, label: str, look: Look, dpi: int) -> str:
@@ -55,23 +56,51 @@ def _bins(axes: Axes, bins: pd.DataFrame, share: np.ndarray, colour: str) -> Non
 def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:
     """Draw the metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
     levels = table.severities(runs[0].dataset)
-    scale = 100 if metric == "accuracy" else 1
-    ends: dict[str, float] = {}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.2))
-        axes = figure.add_axes((0.09, 0.135, 0.59, 0.775))
-        for run in runs:
-            at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
-            estimates = [(level, table.estimate(run.key, of)) for level, of in at.items()]
-            points = [(level, e) for level, e in estimates if e and math.isfinite(e.mean)]
-            if len(points) > 1:
-                _line(axes, points, scale, run.key, look)
-                ends[run.key] = scale * points[-1][1].mean
-        axes.set(xlim=(-0.1, levels[-1] + 0.15), xticks=[0, *levels], xlabel="severity (0: clean test set)")
-        axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
-        _end_labels(axes, ends, names, look)
+    at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
+    curves = {}
+    for run in runs:
+        estimates = [(level, table.estimate(run.key, of)) for level, of in at.items()]
+        points = [(level, e) for level, e in estimates if e and math.isfinite(e.mean)]
+        if len(points) > 1:
+            curves[run.key] = points
+    limits = (-0.1, levels[-1] + 0.15)
+    figure, ends = _curves(curves, names, metric, look, [0, *levels], limits, "severity (0: clean test set)")
     alt = f"{metric} at severity {levels[-1]} of corruption: " + _list(names, ends, lambda v: f"{v:.3g}")
     return render(figure, f"sev-{_slug(runs[0].dataset)}-{metric}", alt, dpi)
+
+
+def increments(curves: Curves, names: dict[str, str], metric: str, look: Look, dpi: int, name: str) -> str:
+    """Draw the metric against the number of classes so far; standard errors over orders of the classes."""
+    drawn = {run: points for run, points in curves.items() if points}
+    counts = sorted({count for points in drawn.values() for count, _ in points})
+    limits = (0.0, counts[-1] * 1.03) if counts else (0.0, 1.0)
+    figure, ends = _curves(drawn, names, metric, look, counts, limits, "classes so far")
+    alt = f"{metric} after the last step: " + _list(names, ends, lambda v: f"{v:.3g}")
+    return render(figure, f"{name}-{metric}", alt, dpi)
+
+
+def _curves(
+    curves: Curves,
+    names: dict[str, str],
+    metric: str,
+    look: Look,
+    ticks: Sequence[int],
+    limits: tuple[float, float],
+    xlabel: str,
+) -> tuple[Figure, dict[str, float]]:
+    """Draw a line a run, each with its name at its end; return the ends, too."""
+    scale = 100 if metric == "accuracy" else 1
+    ends = {run: scale * points[-1][1].mean for run, points in curves.items()}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.2))
+        beside = 0.08 + 0.0128 * max((len(names[run]) for run in curves), default=0)  # of the names, at 8 points
+        axes = figure.add_axes((0.09, 0.135, min(0.59, max(0.25, 0.91 - beside)), 0.775))
+        for run, points in curves.items():
+            _line(axes, points, scale, run, look)
+        axes.set(xlim=limits, xticks=ticks, xlabel=xlabel)
+        axes.set_title("Accuracy, %" if metric == "accuracy" else "NLL")
+        _end_labels(axes, ends, names, look)
+    return figure, ends
 
 
 def _line(axes: Axes, points: list[tuple[int, Estimate]], scale: float, run: str, look: Look) -> None:

@@ -26,6 +26,25 @@ PAPER: Final = Path(__file__).parent / "paper.csv"
 
 
 @dataclass(frozen=True)
+class Step:
+    """A data set's place in class-incremental learning.
+
+    Attributes:
+        source: the name of where its rows come from.
+        group: all that the steps of all orders have in common, as one name.
+        order: of the classes.
+        number: of the step, from 0.
+        classes: how many are new in each step.
+    """
+
+    source: str
+    group: str
+    order: int
+    number: int
+    classes: int
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """An entry of ``runs`` and the places of its results; a result that is absent becomes a note.
 
@@ -33,6 +52,7 @@ class RunInfo:
         evaluate: folder of the ``evaluate`` artifact.
         record: the run's ``.run.json``.
         upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
+        step: where its data set is a step of class-incremental learning.
     """
 
     key: str
@@ -42,6 +62,7 @@ class RunInfo:
     evaluate: Path
     record: Path
     upstream: tuple[Path, ...] = ()
+    step: Step | None = None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: 
         if any((other.kind, other.key) in run.sources.items() for other in chain):
             chain.append(run)
     upstream = tuple(run for run in lineage if run not in chain)
+    if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
+        step = f"a search fits all on {dataset}; search on the first step, and set what is found for all"
+        raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
     return Branch(methods[method], dataset, upstream, Chain(tuple(chain), method, params.seed, settings.threads, verb))
 
 

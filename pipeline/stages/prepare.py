@@ -30,8 +30,10 @@ def prepare_dataset(key: str, params: Params, executor: Executor) -> None:
     fit, holdout = places.artifact("prepare", key), places.artifact("holdout", key)
     places.sweep(fit)
     places.sweep(holdout)
-    about: dict[str, Any] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(params.datasets[key])}
-    rng = Seed(params.seed).fold("prepare", key)
+    dataset = params.datasets[key]
+    about: dict[str, Any] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(dataset)}
+    # all steps of an increment hold out the same validation rows, whatever each is called
+    rng = Seed(params.seed).fold("prepare", key if dataset.increment is None else dataset.source.name)
     held, seen = {**about}, {**about}
     with (
         Display(f"prepare {key}") as display,

@@ -1,10 +1,12 @@
 """The report stage: what lies where, for the report's own code."""
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, config
+from bdl_pipe.data.config import DatasetConfig
 
 from .. import report
 from ..core import places
@@ -32,7 +34,9 @@ def compare(params: Params) -> str | None:
 def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
     used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
     coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
-    return [run_info(run) for run in params.of("student")], coresets
+    steps = {key: _step(dataset) for key, dataset in params.datasets.items()}
+    runs = [dataclasses.replace(run_info(run), step=steps[run.spec.dataset]) for run in params.of("student")]
+    return runs, coresets
 
 
 def run_info(run: Run) -> report.RunInfo:
@@ -46,6 +50,17 @@ def run_info(run: Run) -> report.RunInfo:
         record=places.record("student", run.key),
         upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
     )
+
+
+def _step(dataset: DatasetConfig) -> report.Step | None:
+    """Say which step a data set is; steps of one group differ in their order and number alone."""
+    if dataset.increment is None:
+        return None
+    numbers = config.to_mapping(dataset)
+    shared = {name: numbers[name] for name in dataset.fitted() if name in numbers and name != "increment"}
+    at = dataset.increment
+    group = json.dumps([shared, at.classes], sort_keys=True)
+    return report.Step(dataset.source.name, group, at.order, at.step, at.classes)
 
 
 def _coreset(run: Run) -> report.CoresetInfo:

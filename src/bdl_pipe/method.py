@@ -13,7 +13,7 @@ from .seeds import Seed
 
 Kind = Literal["trajectory", "teacher", "coreset", "student"]
 Task = Literal["classification", "regression"]
-FanIn = Literal["one_to_one", "cyclic", "all"]
+FanIn = Literal["one_to_one", "cyclic", "all", "earlier"]
 Inputs = Mapping[str, Sequence[State]]  # stage kind -> the states that are taken, in order; tensors are read on demand
 
 
@@ -57,7 +57,8 @@ class StageSpec:
         fit_many: fits several small ones at once, where that is much faster; used for tables, where they are not made
             from posteriors, whose shapes may differ. One alone is fitted by it, too.
         needs: the stage kinds whose artifacts it is made from, beside the data: all of these; and which states of each
-            a seed takes (:func:`fan_in`).
+            a seed takes (:func:`fan_in`). Those with ``earlier`` may be left out, and are of the data set one step
+            before (``data.increment``); all others are of the run's own.
         input_optional: it may be made from some of ``needs``, or from the data alone: they are places to start from.
         data_parallel: several processes may fit one seed together, each with a share of every batch
             (:mod:`bdl_pipe.distributed`); without, each seed is fitted by one.
@@ -84,6 +85,11 @@ class StageSpec:
         require((self.fit is None) != (self.fit_many is None), "stages", "must have fit or fit_many, and not both")
 
     @property
+    def required(self) -> set[Kind]:
+        """Return the stage kinds without whose artifacts it cannot be made."""
+        return set() if self.input_optional else {kind for kind, rule in self.needs.items() if rule != "earlier"}
+
+    @property
     def fit_one(self) -> Fit:
         """Return the function that fits one seed, whichever of the two there is."""
         if self.fit_many is None:
@@ -95,7 +101,8 @@ class StageSpec:
 def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
     """Say which of an artifact's ``count`` states seed ``number`` is made from.
 
-    ``one_to_one``: the one of its own number; ``cyclic``: the same, from the first again after the last; ``all``.
+    ``one_to_one``: the one of its own number; ``cyclic``, ``earlier``: the same, from the first again after the last;
+    ``all``.
     """
     if rule == "all":
         return range(count)

@@ -126,3 +126,9 @@ def everything(root: Path) -> tuple[list[RunInfo], list[CoresetInfo]]:
         write_coreset(root, "fashion_mnist-vbpc-ipc1", 1),
         write_coreset(root, "fashion_mnist-vbpc-ipc10", 10),
     ]
+
+
+def scores_of_step(accuracies: list[float]) -> list[Score]:
+    """One accuracy a seed, and an NLL from it."""
+    figures = [("accuracy", accuracies), ("nll", [2 * (1 - a) for a in accuracies])]
+    return [Score(0, seed, Quantity(m), v, 10) for m, values in figures for seed, v in enumerate(values)]

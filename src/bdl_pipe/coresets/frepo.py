@@ -23,10 +23,11 @@ from torch import Tensor
 from .. import networks
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Method, StageSpec
+from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
 from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint
+from .shared.stage import coreset_stage
 from .shared.trunk import features
 
 
@@ -89,7 +90,9 @@ FREPO = Method(
     config=FrepoConfig,
     tasks=("classification",),
     stages={
-        "coreset": StageSpec(partial(distil, _RidgeLoss, "frepo"), from_checkpoint=partial(from_checkpoint, "frepo"))
+        "coreset": coreset_stage(
+            partial(distil, _RidgeLoss, "frepo"), from_checkpoint=partial(from_checkpoint, "frepo")
+        )
     },
     search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
 )

@@ -15,6 +15,7 @@ from ..method import Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .shared.init import balanced
+from .shared.stage import coreset_stage
 from .vbpc.head import HeadConfig
 from .vbpc.posterior import StudentConfig, fit_student
 
@@ -59,7 +60,7 @@ RANDOM_CORESET = Method(
     config=RandomCoresetConfig,
     tasks=("classification",),
     stages={
-        "coreset": StageSpec(select, in_driver=True),
+        "coreset": coreset_stage(select, in_driver=True),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

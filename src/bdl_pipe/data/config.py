@@ -1,13 +1,17 @@
 """An entry of ``datasets`` in params.yaml: where rows come from, and how they are split and normalised."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
 
 from ..config import LATER
 from ..errors import ConfigError, require
 from . import catalog
 from .catalog import CATALOG, HELD_OUT, Named, Noise
+from .increment import IncrementConfig
 from .raw import Source, Task
+
+# what is scored beside the test rows, of which no fit knows
+_TESTED: Final = frozenset({"ood", "corrupted_images", "corruptions", "transfer", "transfer_names"})
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class DatasetConfig:
             their test rows of the shared classes are scored by the posteriors fitted here.
         transfer_names: classes of those sets -> the class of this set that they are, where the names
             differ and ``data/transfer.py`` does not know it; null: none.
+        increment: one step of class-incremental learning: training and validation rows are those of the classes
+            that are new in it, all that is scored with labels of this set those of all classes so far; the outputs
+            stay those of all classes, and the transform that of all training rows, the same at every step. Null: all
+            classes at once.
     """
 
     source: Source = field(metadata={"read": catalog.read})
@@ -49,11 +57,23 @@ class DatasetConfig:
     held_out: tuple[int, ...] = ()
     transfer: tuple[str, ...] = field(default=(), metadata=LATER)
     transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
+    increment: IncrementConfig | None = field(default=None, metadata=LATER)
 
     @property
     def task(self) -> Task:
         """Return what is predicted from the rows."""
         return self.source.task
+
+    def comes_after(self, other: "DatasetConfig") -> bool:
+        """Tell whether this is the step after that of ``other``, of the same rows, transform and order of classes."""
+        if self.increment is None or self.increment.step == 0:
+            return False
+        before = replace(self.increment, step=self.increment.step - 1)
+        return self.fitted() | {"increment": before} == other.fitted()
+
+    def fitted(self) -> dict[str, Any]:
+        """Return what rows and transform of a fit depend on: key -> value."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TESTED}
 
     def __post_init__(self) -> None:
         share = isinstance(self.validation, float)
@@ -68,6 +88,7 @@ class DatasetConfig:
         meant = self.task == "regression" or self.targets != "centre"
         require(meant, "targets", "must be standardise or none for classes", self.targets)
         self._check_held_out()
+        self._check_increment()
         if self.source.kind == "table":
             require(self.normalise != "published", "normalise", "must be train or none for a table", self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
@@ -90,6 +111,12 @@ class DatasetConfig:
             # a release has the images of every class, in the order of the whole test set
             fits = not self.corrupted_images or self.corruptions == "made"
             require(fits, "corruptions", "must be made where classes are held out", self.corruptions)
+
+    def _check_increment(self) -> None:
+        if self.increment is not None:
+            require(self.task == "classification", "increment", "must be null for regression", self.source.name)
+            fits = not self.corrupted_images or self.corruptions == "made"
+            require(fits, "corruptions", "must be made where classes come in steps", self.corruptions)
 
 
 def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:

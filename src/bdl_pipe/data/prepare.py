@@ -6,6 +6,11 @@ memory map) and ``<s>/transform`` (of all rows that a final fit sees; ``<s>/tran
 training rows alone where that differs), and ``schema.json``. ``folder_holdout`` holds the rest:
 ``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``.
 No byte of the first depends on a row of the second.
+
+A data set with an ``increment`` is one step of class-incremental learning: its validation rows are drawn and its
+transforms are fitted as without, and then the rows of other classes are left out: of the first folder all but the new
+ones, of the second those that are still to come. So all steps have one transform, that of the training rows of all
+classes (deviation from a learner that would see no pixel of a class before its step).
 """
 
 import hashlib
@@ -77,6 +82,8 @@ def prepare(
     if config.held_out:
         raw, held_out = without_classes(raw, config.held_out, f"{path}.held_out")
     parts = _parts(raw, config.splits)
+    seen = _seen(raw, config, path)
+    parts = [(s, (train, _of_classes(test, seen, raw, "test rows"))) for s, (train, test) in parts]
     fit = [_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)) for s, (train, _) in parts]
     schema = _schema(raw, config)
     write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
@@ -84,7 +91,7 @@ def prepare(
         store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
     for key, source in zip(config.ood, ood, strict=True):
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
-    _write_transfer(folder_holdout / "transfer", transfer, raw, config, path)
+    _write_transfer(folder_holdout / "transfer", transfer, raw, config, path, seen)
     if held_out is not None:
         store.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
     _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
@@ -149,16 +156,46 @@ def _parts(raw: Raw, splits: int) -> Parts:
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
     train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
     ordered = _take(rows, np.concatenate([train, validation]))
-    about = {"train": len(train)}
-    store.write(folder / "train.arrow", ordered, features=raw.features, targets=raw.targets, about=about)
     searched, _ = ordered.cut(len(train))
+    new = config.increment.new(len(raw.classes)) if config.increment else None
+    kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
+    store.write(folder / "train.arrow", kept, features=raw.features, targets=raw.targets, about={"train": count})
     search = _transform(searched, raw, config).state()
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
     final = _transform(ordered, raw, config).state() if joined and _fitted(config, raw) else search
     artifacts.write_state(folder / "transform", final)
     if final is not search:
         artifacts.write_state(folder / "transform-search", search)
-    return {"train": len(train), "validation": len(validation), "sha256": rows_sha256(ordered)}
+    return {"train": count, "validation": len(kept) - count, "sha256": rows_sha256(kept)}
+
+
+def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:
+    """List the classes whose rows are tested on; None for all.
+
+    Raises:
+        ConfigError: the classes do not come in such steps.
+    """
+    if config.increment is None:
+        return None
+    try:
+        config.increment.check(len(raw.classes))
+    except ConfigError as error:
+        raise ConfigError(f"{path}.increment.{error.path}", error.rule, error.value) from None
+    return config.increment.seen(len(raw.classes))
+
+
+def _of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) -> Examples:
+    """Take the rows of these classes, in their order; None: all.
+
+    Raises:
+        DataError: a class has none.
+    """
+    if classes is None:
+        return rows
+    for label in classes:
+        if not (rows.targets == label).any():
+            raise DataError(f"{raw.origin}: must have {what} of the class {raw.classes[label]} (increment), got none")
+    return _take(rows, np.flatnonzero(np.isin(rows.targets, classes)))
 
 
 def _fitted(config: DatasetConfig, raw: Raw) -> bool:
@@ -192,12 +229,18 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
     store.write(path, Examples(to_shape(rows.inputs, shape), rows.targets))
 
 
-def _write_transfer(folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str) -> None:
+def _write_transfer(
+    folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str, seen: list[int] | None
+) -> None:
     known, names = set[str](), config.transfer_names or {}
     for i, (key, source) in enumerate(zip(config.transfer, others, strict=True)):
         other = sources.load(source)
         known |= {*other.classes}
-        store.write(folder / f"{key}.arrow", shared_rows(other, raw, names, f"{path}.transfer[{i}]"))
+        rows = shared_rows(other, raw, names, f"{path}.transfer[{i}]")
+        shared = None if seen is None else [label for label in seen if (rows.targets == label).any()]
+        if shared == []:
+            raise ConfigError(f"{path}.transfer[{i}]", "must have rows of a class that has come by this step", key)
+        store.write(folder / f"{key}.arrow", _of_classes(rows, shared, raw, "transfer rows"))
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"{path}.transfer_names", "must name classes of the transfer sets", unknown[0])

@@ -21,13 +21,14 @@ from ...config import to_mapping
 from ...data.augment import augment
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs, Kind, Method, StageSpec
+from ...method import Inputs, Kind, Method
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
 from ..shared.descent import CoresetDescent, Surrogate, kept
 from ..shared.flat_network import mean_log_likelihood
 from ..shared.init import Coreset, balanced
+from ..shared.stage import coreset_stage
 from . import surrogates
 from .descent import OuterConfig, augmented, drawn_epoch, drawn_start, noisy
 from .experts import Experts, check_experts
@@ -357,7 +358,7 @@ def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
 
 
 def _method(name: str, config: type, surrogate: type[_Bpc]) -> Method:
-    stage = StageSpec(
+    stage = coreset_stage(
         partial(distil, surrogate, name),
         needs={"trajectory": "all"},
         validate_sources=_check,

@@ -20,10 +20,11 @@ from torch import Tensor
 from ... import networks
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Method, StageSpec
+from ...method import Method
 from ...seeds import Seed
 from ..frepo import label_margin
 from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint
+from ..shared.stage import coreset_stage
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
 
@@ -154,6 +155,8 @@ RCIG = Method(
     name="rcig",
     config=RcigConfig,
     tasks=("classification",),
-    stages={"coreset": StageSpec(partial(distil, _Implicit, "rcig"), from_checkpoint=partial(from_checkpoint, "rcig"))},
+    stages={
+        "coreset": coreset_stage(partial(distil, _Implicit, "rcig"), from_checkpoint=partial(from_checkpoint, "rcig"))
+    },
     search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
 )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from ...seeds import Seed
 
 @dataclass(frozen=True)
 class Coreset:
-    """A coreset: synthetic (or chosen) rows in the transformed space, ordered by class.
+    """A coreset: synthetic (or chosen) rows in the transformed space, ordered by class (within each increment).
 
     Attributes:
         images: x̂ [n, channel, height, width] (or [n, feature]).
@@ -28,6 +29,7 @@ class Coreset:
     images: Float[Tensor, "n ..."]
     labels: Float[Tensor, "n k"]
     classes: Int[Tensor, " n"]
+    TENSORS: ClassVar = ("images", "labels", "classes", "raw")  # of its state: one entry a row
 
     def to(self, device: torch.device | str) -> "Coreset":
         return Coreset(self.images.to(device), self.labels.to(device), self.classes.to(device))
@@ -55,18 +57,18 @@ def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float =
 
 
 def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed) -> Coreset:
-    """Draw ``ipc`` training rows of each class, without replacement.
+    """Draw ``ipc`` training rows of each class that has any, without replacement.
 
     Raises:
-        DataError: a class has fewer than ``ipc`` training rows.
+        DataError: such a class has fewer than ``ipc`` training rows.
     """
-    generator, chosen = rng.numpy(), []
-    for number in range(data.outputs):
+    generator, chosen, there = rng.numpy(), [], np.unique(data.train.targets).tolist()
+    for number in there:
         rows = np.flatnonzero(data.train.targets == number)
         if len(rows) < ipc:
             raise DataError(f"class {number} has {len(rows)} training rows: ipc must be at most that, got {ipc}")
         chosen.append(np.sort(generator.choice(rows, ipc, replace=False)))
     index = np.concatenate(chosen)
-    classes = torch.arange(data.outputs).repeat_interleave(ipc)
+    classes = torch.tensor(there).repeat_interleave(ipc)
     images = data.transform.inputs(data.train.inputs[index])
     return Coreset(images, scaled_labels(classes, data.outputs, label_scale), classes)

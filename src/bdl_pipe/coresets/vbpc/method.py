@@ -9,6 +9,7 @@ from ...errors import require
 from ...method import Method, StageSpec
 from ...seeds import Seed
 from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
+from ..shared.stage import coreset_stage
 from .distil import DatasetLoss
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
@@ -56,7 +57,7 @@ VBPC = Method(
     config=VbpcConfig,
     tasks=("classification",),
     stages={
-        "coreset": StageSpec(partial(distil, _surrogate, "vbpc"), from_checkpoint=partial(from_checkpoint, "vbpc")),
+        "coreset": coreset_stage(partial(distil, _surrogate, "vbpc"), from_checkpoint=partial(from_checkpoint, "vbpc")),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

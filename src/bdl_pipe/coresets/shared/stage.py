@@ -1,0 +1,58 @@
+"""The stage ``coreset`` of every method: a coreset of its data, which may carry that of an earlier step.
+
+In class-incremental learning a step's data hold its new classes alone (``data.increment``). A coreset whose input is
+that of the step before is distilled from its own data, and then has the earlier rows first: S_0 ∪ … ∪ S_j as one
+coreset, on which any protocol is fitted as on every other. The published code of Zhou et al. 2022 (FRePo) trains on the
+same union.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...artifacts import State
+from ...data.fitdata import FitData
+from ...method import FanIn, Fit, FromCheckpoint, Inputs, Kind, StageSpec
+from ...progress import Report
+from ...seeds import Seed
+from .init import Coreset
+
+
+def coreset_stage(
+    fit: Fit,
+    *,
+    needs: Mapping[Kind, FanIn] | None = None,
+    from_checkpoint: FromCheckpoint | None = None,
+    validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None,
+    in_driver: bool = False,
+) -> StageSpec:
+    """Return the stage of a method that makes the coreset of its data by ``fit``; the rest is as in ``StageSpec``."""
+    return StageSpec(
+        partial(_fit, fit),
+        needs={**(needs or {}), "coreset": "earlier"},
+        in_driver=in_driver,
+        from_checkpoint=None if from_checkpoint is None else partial(_read, from_checkpoint),
+        validate_sources=validate_sources,
+    )
+
+
+def joined(earlier: State, new: State) -> State:
+    """Return a coreset of the rows of both, the earlier ones first; all else is that of ``new``."""
+    rows = {name: torch.cat([earlier.tensors[name], new.tensors[name]]) for name in Coreset.TENSORS}
+    return State({**new.tensors, **rows}, new.config)
+
+
+def _fit(fit: Fit, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+    return _with_earlier(inputs, fit(data, inputs, config, rng=rng, report=report))
+
+
+def _read(read: FromCheckpoint, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
+    return _with_earlier(inputs, read(checkpoint, data, inputs, config, rng=rng))
+
+
+def _with_earlier(inputs: Inputs, new: State) -> State:
+    for earlier in inputs.get("coreset", ()):
+        new = joined(earlier, new)
+    return new
