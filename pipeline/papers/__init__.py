@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bdl_pipe import config
 from bdl_pipe.config import nearest
+from bdl_pipe.data import corrupt
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
@@ -15,7 +16,12 @@ from ..core.params import read_yaml
 from ..core.scores import DEFAULT_SCORE, Quantity
 
 HERE: Final = Path(__file__).parent
-CORRUPTED: Final = {f"sev. {severity}": severity for severity in SEVERITIES}
+CORRUPTED: Final[
+    dict[str, tuple[str | None, int | None]]
+] = {  # after a metric's colon -> corruption, severity; None: all
+    **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
+    **{name.replace("_", " "): (name, None) for name in corrupt.NAMES},
+}
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,13 @@ class Counterpart:
         method: of our runs; null: it is not built here.
         setting: of our runs; empty: any.
         scores: the paper's metric -> by what the unfamiliar is told, where that is not the usual score for this method.
+        note: what is known of how far the two can be compared; shown below the table.
     """
 
     method: str | None
     setting: str = ""
     scores: dict[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,10 +133,17 @@ class PaperTable:
         """List the metrics that the paper prints for a data set, all by the paper's names."""
         return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
 
-    def title(self, metric: str) -> str:
-        """Return the heading of a metric's column."""
+    def notes(self, dataset: str) -> dict[str, list[str]]:
+        """Return the notes on a data set's methods, in order: note -> the methods, by the paper's names."""
+        notes: dict[str, list[str]] = {}
+        for method in self.figures[dataset]:
+            notes.setdefault(self.names.methods[method].note, []).append(method)
+        return {note: methods for note, methods in notes.items() if note}
+
+    def title(self, metric: str, between: str = " ") -> str:
+        """Return the heading of a metric's column; ``between`` it and what it is of, if the table has several."""
         name, _, where = metric.partition(":")
-        return f"{self.names.metrics[name].title} {where}".strip()
+        return self.names.metrics[name].title + (between + where if where else "")
 
     def scale(self, metric: str) -> float:
         """Return the factor from our unit of a metric to the paper's (100 for per cent)."""
@@ -139,15 +154,15 @@ class PaperTable:
 
         ``method`` is the paper's name of a method, which may have a score of its own.
 
-        After a colon: a data set that is told apart, one that is transferred to, or a severity of corruption, over all
-        of which it is the mean.
+        After a colon: a data set that is told apart, one that is transferred to, a severity of corruption or a
+        corruption, over all of which it is the mean.
         """
         name, _, where = metric.partition(":")
         ours = self.names.metrics[name].metric
         if where in self.names.transfers:
             return Quantity(ours, "transfer", self.names.transfers[where])
         if where in CORRUPTED:
-            return Quantity(ours, "corrupted", severity=CORRUPTED[where])
+            return Quantity(ours, "corrupted", *CORRUPTED[where])
         if where:
             special = self.names.methods[method].scores.get(name) if method else None
             return Quantity(ours, "ood", self.names.datasets[where], score=special or DEFAULT_SCORE)

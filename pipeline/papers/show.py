@@ -35,6 +35,8 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
             shown.add_row(*_row(line, part), style=None if line.ran else "dim")
         console.print(shown)
     console.print(agreement(table, lines, console.width), highlight=False, markup=False)
+    for note in _notes(table, dataset):
+        console.print(note, highlight=False, markup=False)
     console.print()
 
 
@@ -82,6 +84,7 @@ def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapp
             *body,
             "",
             *(f"- {text.strip()}" for text in agreement(table, lines).splitlines()),
+            *(f"- {note}" for note in _notes(table, dataset)),
             "",
             "| | |",
             "|---|---|",
@@ -108,8 +111,12 @@ def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
     return text.getvalue()
 
 
+def _notes(table: PaperTable, dataset: str) -> list[str]:
+    return [f"{', '.join(methods)}: {note}" for note, methods in table.notes(dataset).items()]
+
+
 def _head(table: PaperTable, metrics: Sequence[str], between: str = " ") -> list[str]:
-    pairs = (f"{table.title(metric)}{between}{whose}" for metric in metrics for whose in ("ours", "paper"))
+    pairs = (f"{table.title(metric, between)}{between}{whose}" for metric in metrics for whose in ("ours", "paper"))
     return ["method", *pairs, "seconds"]
 
 

@@ -133,7 +133,9 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     """
     assert isinstance(trunk, nn.Sequential)
     blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
-    rule = "must be of a network whose activations are layers of its trunk (mlp, convnet, vgg), a mask after each"
+    rule = (
+        "must be of a network whose activations are layers of its trunk (mlp, convnet, alexnet, vgg), a mask after each"
+    )
     require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
     units, rows = {}, torch.zeros(1, *input_shape)
     with torch.no_grad(), evaluation(trunk):  # the one row leaves running statistics alone

@@ -11,16 +11,19 @@ from .. import config as configs
 from ..errors import short
 from ..plugins import PluginError, Registered, variant_name
 from ..seeds import Seed
+from .alexnet import AlexNetConfig, alexnet_trunk
 from .base import Network, dropout_masks, fastest_order, in_order
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .preresnet import PreResNetConfig, preresnet_trunk
 from .resnet import ResNetConfig, resnet_trunk
 from .vgg import VggConfig, vgg_trunk
+from .vgg11 import Vgg11Config, vgg11_trunk
 from .wideresnet import WideResNetConfig, wideresnet_trunk
 
 __all__ = [
     "NETWORKS",
+    "AlexNetConfig",
     "Architecture",
     "ConvNetConfig",
     "MlpConfig",
@@ -28,6 +31,7 @@ __all__ = [
     "NetworkConfig",
     "PreResNetConfig",
     "ResNetConfig",
+    "Vgg11Config",
     "VggConfig",
     "WideResNetConfig",
     "build",
@@ -68,6 +72,8 @@ NETWORKS: Final[Registered[Architecture]] = Registered(
         "convnet": Architecture(ConvNetConfig, convnet_trunk),
         "resnet": Architecture(ResNetConfig, resnet_trunk),
         "wide_resnet": Architecture(WideResNetConfig, wideresnet_trunk),
+        "alexnet": Architecture(AlexNetConfig, alexnet_trunk),
+        "vgg11": Architecture(Vgg11Config, vgg11_trunk),
         "vgg": Architecture(VggConfig, vgg_trunk),
         "preresnet": Architecture(PreResNetConfig, preresnet_trunk),
     },

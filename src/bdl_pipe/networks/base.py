@@ -9,6 +9,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from ..errors import require
 from ..seeds import Seed
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -89,6 +90,28 @@ def conv(before: int, after: int, side: int, stride: int, generator: torch.Gener
     """Return a convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
     layer = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
     return he_normal(layer, generator)
+
+
+def padding_of_first(
+    side: int, input_shape: tuple[int, ...], name: str, least: int = 32
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the padding of a first convolution that brings small images to ``least`` pixels a side and keeps others.
+
+    Args:
+        side: of the convolution, odd.
+        name: of the network, for the error.
+
+    Returns:
+        The padding of height and width, and the image's height and width after the convolution.
+
+    Raises:
+        ConfigError: the rows are no images.
+    """
+    shape = list(input_shape)
+    require(len(shape) == 3, "network.name", f"must not be {name} for rows of shape {shape}: it takes images")
+    more = [-(min(pixels - least, 0) // 2) for pixels in shape[1:]]  # zeros on either side
+    height, width = (pixels + 2 * zeros for pixels, zeros in zip(shape[1:], more, strict=True))
+    return (side // 2 + more[0], side // 2 + more[1]), (height, width)
 
 
 def preactivated_trunk(

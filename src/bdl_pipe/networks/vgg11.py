@@ -1,0 +1,62 @@
+"""The VGG-11 of the dataset-distillation literature, for small images (Zhao, Mopuri & Bilen 2021, published code).
+
+The convolutions of configuration A of Simonyan & Zisserman 2015 (table 1): 64 | 128 | 256, 256 | 512, 512 | 512, 512
+channels of 3×3, a ReLU after each and a 2×2 max-pool after each group; then the head, without hidden linear layers.
+With ``norm: group`` a group norm of 8 groups stands between each convolution and its ReLU. That of FRePo (Zhou et al.
+2022) has 128 channels throughout: ``width: 128``. Zeros around an image of fewer than 32 pixels a side bring it to that
+size, as in the published code, whose first convolution pads images of one channel by 3. Every convolution has a bias.
+Initial weights: N(0, 1/fan_in), biases 0; the published code leaves them to torch, Lee et al. 2025 have LeCun's.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import nn
+
+from ..errors import require
+from .base import lecun_normal, padding_of_first
+from .pooling import MaxPool
+
+_GROUPS: Final = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels
+_NORM_GROUPS: Final = 8  # as many as our ConvNet has
+
+
+@dataclass(frozen=True)
+class Vgg11Config:
+    """A VGG-11 trunk of as many features as its last convolution has channels, for images of up to 63 pixels a side.
+
+    Attributes:
+        norm: ``group`` (8 groups) or ``none``.
+        width: channels of every convolution; null: those of configuration A.
+    """
+
+    name: Literal["vgg11"]
+    norm: Literal["group", "none"]
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.width is None or self.width > 0, "width", "must be > 0 or null", self.width)
+        fits = self.norm == "none" or self.width is None or self.width % _NORM_GROUPS == 0
+        require(fits, "width", f"must be a multiple of {_NORM_GROUPS} for group norm", self.width)
+
+
+def vgg11_trunk(config: Vgg11Config, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
+    """Build the trunk, and return it with its width; a pool drops an odd line.
+
+    Raises:
+        ConfigError: the rows are no images.
+    """
+    padding, (height, width) = padding_of_first(3, input_shape, config.name)
+    layers: list[nn.Module] = []
+    channels = input_shape[0]
+    for group in _GROUPS:
+        for published in group:
+            after = config.width or published
+            layers += [lecun_normal(nn.Conv2d(channels, after, 3, padding=1 if layers else padding), generator)]
+            layers += [nn.GroupNorm(_NORM_GROUPS, after)] if config.norm == "group" else []
+            layers += [nn.ReLU()]
+            channels = after
+        layers[-1:] = [MaxPool(), nn.ReLU()]  # in this order a quarter of the ReLU's work, bit for bit
+    shrinks = 2 ** len(_GROUPS)
+    return nn.Sequential(*layers, nn.Flatten()), channels * (height // shrinks) * (width // shrinks)
