@@ -164,18 +164,17 @@ def _no_better(table: Table, cross: Cross, row: Row, protocol: str, column: Colu
 
 
 def _remarks(table: Table, cross: Cross, shown: Sequence[tuple[str, Column]]) -> list[str]:
-    remarks, without = [], list[str]()
+    remarks, alone = [], list[str]()
     for row in cross.rows:
         lost = [f"{p} {c.title}" for p, c in shown if _no_better(table, cross, row, p, c)]
         if lost:
             remarks.append(f"{MARK} {cross.label(row)} is no better than random images of its size: {', '.join(lost)}")
-        compared = any(
-            cross.floor(table, row, protocol, column.of) for protocol, column in shown if protocol in row.runs
-        )
-        if row.coreset.method != START and not compared:
-            without.append(cross.label(row))
-    if without:
-        remarks.append(f"no {START} of their size is under their protocols, to be beaten: {', '.join(without)}")
+        met = {p for p, c in shown if cross.floor(table, row, p, c.of)}
+        unmet = [protocol for protocol in row.runs if protocol not in met]
+        if row.coreset.method != START and unmet:
+            alone.append(f"{cross.label(row)} ({', '.join(unmet)})")
+    if alone:
+        remarks.append(f"no {START} of the same size is under the same protocol, to be beaten: {', '.join(alone)}")
     return remarks
 
 

@@ -80,7 +80,7 @@ def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[Run
     assert told(made).remarks == [
         "† frepo is no better than random images of its size: krr NLL",
         "† bpc is no better than random images of its size: nn acc. %",
-        "no random_coreset of their size is under their protocols, to be beaten: frepo10",
+        "no random_coreset of the same size is under the same protocol, to be beaten: frepo10 (nn)",
     ]
     better = [run for run in made if run.coreset and run.coreset.key in ("d-random", "d-frepo") and run.method == "nn"]
     assert told(better).remarks == []

@@ -18,7 +18,7 @@ from ...errors import require
 from ...method import Kind
 from ...posterior import NetworkSpec
 from ...training import snapshots
-from ..shared.flat_network import FlatNetwork
+from ..shared.flat_network import FlatNetwork, check_norm
 
 
 def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
@@ -30,10 +30,12 @@ def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
         key: the key of the method's config that asks for as many.
 
     Raises:
-        ConfigError: the trajectory lacks its start or an epoch, or its network's norm looks at a batch's past.
+        ConfigError: the trajectory lacks its start or an epoch, or its network has running statistics.
     """
     expert = sources["trajectory"]
-    require(expert.keep_start, "input", "must be of a trajectory with keep_start: true", expert.keep_start)
+    keeps = getattr(expert, "keep_start", False)  # a plugin's trajectory may know of no start
+    require(keeps, "input", "must be of a trajectory with keep_start: true", keeps)
+    check_norm(expert.network, "input")
     whole = expert.every == 1 and expert.snapshots_per_epoch == 1 and expert.snapshots >= expert.epochs
     require(whole, "input", "must be of a trajectory with a snapshot of every epoch (snapshots = epochs)")
     require(epochs <= expert.epochs, key, f"must be <= the epochs of the trajectory ({expert.epochs})", epochs)

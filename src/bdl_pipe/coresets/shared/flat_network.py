@@ -1,7 +1,7 @@
 """A network as a function of a vector of its weights, for many vectors at once."""
 
 from collections.abc import Mapping
-from typing import final
+from typing import Final, final
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,21 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ...errors import ConfigError
+from ...errors import ConfigError, require
+from ...networks import NetworkConfig
 from ...posterior import NetworkSpec
 from ...seeds import Seed
+
+_RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
+
+
+def check_norm(network: NetworkConfig, key: str) -> None:
+    """Refuse a network whose numbers say ``norm: batch``, before anything is made; FlatNetwork asks its modules.
+
+    Raises:
+        ConfigError: it does; under ``key``.
+    """
+    require(getattr(network, "norm", None) != "batch", key, _RULE, "batch")
 
 
 @final
@@ -31,7 +43,7 @@ class FlatNetwork:
         """
         self.spec, self._network = spec, spec.build(Seed(0)).to(device)
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._network.modules()):
-            raise ConfigError(key, "must be of a network without running statistics (norm: instance, group or none)")
+            raise ConfigError(key, _RULE)
         self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
         self.size = sum(shape.numel() for shape in self._shapes.values())
 
