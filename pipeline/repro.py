@@ -110,7 +110,7 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     from .stages.report import run_info
 
     if "report" not in why:
-        terminal.show(headlines([run_info(run) for run in params.of("student")]), Console())
+        terminal.show(headlines([run_info(run, params) for run in params.of("student")]), Console())
         return
     runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
     fresh_runs = [stage.key for stage in runs if stage.name not in why]

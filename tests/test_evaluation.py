@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import sklearn.metrics
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ def test_classes_on_test_rows() -> None:
         "entropy": -(probs * np.log(probs)).sum(1).mean(),
     }
     assert {k: result.metrics[k][0] for k in expected} == pytest.approx(expected, abs=1e-5)
-    names = {"accuracy", "nll", "brier", "ece", "entropy", "mutual_information", "joint_nll", "joint_gap"}
+    names = {"accuracy", "nll", "brier", "ece", "entropy", "mutual_information", "batch_nll", "joint_nll", "joint_gap"}
     assert set(result.metrics) == names
     assert {k: n for k, (_, n) in result.metrics.items() if not k.startswith("joint")} == dict.fromkeys(
         names - {"joint_nll", "joint_gap"}, 61
@@ -123,13 +124,25 @@ def test_the_size_of_batches_changes_nothing(draws: int) -> None:
     small = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0))
     large = evaluation.score_clean(fitted, split, EvaluateConfig(15, 1000, 500), Seed(0))
     for name, (value, n) in large.metrics.items():
-        assert small.metrics[name] == (pytest.approx(value, abs=1e-6), n)
+        if name != "batch_nll":  # which is of batches
+            assert small.metrics[name] == (pytest.approx(value, abs=1e-6), n)
+
+
+def test_the_nll_of_batches_is_that_of_the_batches_that_are_predicted() -> None:
+    fitted, split, _ = classes(draws=4)
+    logs = fitted.predict(split.inputs, rng=Seed(0)).draw_log_probs.double()[:, range(61), split.targets].numpy()
+    parts = np.split(logs, np.linspace(0, 61, 14).astype(int)[1:-1], axis=1)  # 61 rows in batches of at most 5
+    nlls = [-scipy.special.logsumexp(part.mean(1), b=1 / 4) for part in parts]
+    expected = np.average(nlls, weights=[part.shape[1] for part in parts])
+    found = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0)).metrics
+    assert found["batch_nll"] == (pytest.approx(expected, abs=1e-6), 61)
+    assert found["nll"][0] < expected - 1e-3 and expected < -logs.mean() - 1e-3
 
 
 def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
     fitted, split, _ = classes(draws=1)
     result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
-    assert "mutual_information" not in result.metrics
+    assert not {"mutual_information", "batch_nll"} & set(result.metrics)
     assert set(result.in_distribution_scores) == {"max_prob"}
     assert result.metrics["joint_gap"][0] == 0.0
 

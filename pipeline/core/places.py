@@ -9,7 +9,14 @@ from typing import Final
 WORK: Final = Path("work")
 STATE: Final = Path(".state")
 REPORT: Final = Path("report")
-REPORT_FILES: Final = ("index.html", "comparison.parquet", "comparison.csv", "comparison.md", "metrics.json")
+REPORT_FILES: Final = (
+    "index.html",
+    "comparison.parquet",
+    "comparison.csv",
+    "comparison.md",
+    "coresets.csv",
+    "metrics.json",
+)
 _root: Path | None = None  # in place of WORK, see rooted
 
 

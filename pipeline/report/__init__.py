@@ -1,6 +1,6 @@
 """The report stage's work: tables, figures and one page, from stored tables only.
 
-``report/`` holds ``comparison.{csv,parquet,md}``, ``index.html`` and ``metrics.json``. Restyling it
+``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``index.html`` and ``metrics.json``. Restyling it
 needs no fit; equal inputs give equal bytes.
 """
 
@@ -16,7 +16,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
 from ..core.scores import COLUMNS
-from . import columns, page, tables
+from . import columns, cross, page, tables
 from .columns import Headline
 from .images import CoresetInfo
 from .tables import RunInfo, Step
@@ -41,7 +41,8 @@ def build(
     table, paper = tables.gather(runs), tables.paper_figures()
     with _whole(out) as folder:
         tables.write_comparison(tables.comparison(table), folder)
-        (folder / "comparison.md").write_text(columns.markdown(columns.headlines(table, paper)))
+        cross.write_csv(table, folder / "coresets.csv")
+        (folder / "comparison.md").write_text(columns.markdown(_headlines(table, paper)))
         metrics = json.dumps(tables.headline_metrics(table), indent=1, sort_keys=True)
         (folder / "metrics.json").write_text(metrics + "\n")
         (folder / "index.html").write_text(page.render(table, coresets, provenance, paper, dpi))
@@ -53,7 +54,7 @@ def headlines(runs: Sequence[RunInfo]) -> list[Headline]:
     Raises:
         ArtifactError: as :func:`build`.
     """
-    return columns.headlines(tables.gather(runs), tables.paper_figures())
+    return _headlines(tables.gather(runs), tables.paper_figures())
 
 
 def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
@@ -69,6 +70,11 @@ def partial(runs: Sequence[RunInfo]) -> tuple[list[Headline], dict[str, str]]:
         else:
             there.append(run)
     return headlines(there), missing
+
+
+def _headlines(table: tables.Table, paper: tables.Paper) -> list[Headline]:
+    """Return the headline table of each data set, then those of its coresets under each protocol."""
+    return [*columns.headlines(table, paper), *cross.headlines(table)]
 
 
 @contextmanager

@@ -19,13 +19,18 @@ SHOWN: Final = 10  # images of a class
 
 @dataclass(frozen=True)
 class CoresetInfo:
-    """An entry of ``coresets`` and the folder of its artifact; ``classes`` are the classes' names, if known."""
+    """An entry of ``coresets`` and the places of its artifact and its record.
+
+    Attributes:
+        classes: the classes' names, if known.
+    """
 
     key: str
     dataset: str
     method: str
     path: Path
     classes: tuple[str, ...] = ()
+    record: Path | None = None
 
 
 def section(coreset: CoresetInfo) -> str:
@@ -38,6 +43,16 @@ def section(coreset: CoresetInfo) -> str:
     images, labels, seeds = first
     total = f"{len(images)} images" + (f", the first of {seeds} seeds" if seeds > 1 else "")
     return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
+
+
+def per_class(coreset: CoresetInfo) -> int | None:
+    """Count the rows of the first seed that started from one class, the most of any; None without the coreset."""
+    if not (coreset.path / artifacts.MANIFEST).is_file():
+        return None
+    folder = artifacts.load(coreset.path, "coreset")
+    names = sorted((n for n in folder.names() if _member(n)), key=_member)
+    tensors = folder.open(names[0]).tensors if names else {}
+    return int(tensors["classes"].bincount().max()) if "classes" in tensors else None
 
 
 def picture(coreset: CoresetInfo) -> bytes:

@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 
 from ..core.scores import Quantity
 from . import columns
+from .cross import Cross
 from .estimates import Estimate
 from .svg import INK, MUTED, PAPER, STYLE, Look, render
 from .tables import RunInfo, Table, merged_bins
 
 FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
 COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
+_AXES: Final = {"accuracy": "accuracy", "nll": "NLL"}
 Point = tuple[float, float]
 Curves = Mapping[str, list[tuple[int, Estimate]]]  # run -> its points, from left to right
 
@@ -144,20 +146,53 @@ def cost(
     points = {k: (c.mean, s) for k, (c, s) in found.items() if c and s and c.mean > 0 and math.isfinite(s.mean)}
     if not points:
         return ""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.5, 2.9))
-        axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
-        for key, (x, nll) in points.items():
-            style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
-            axes.errorbar(x, nll.mean, nll.error or 0.0, **style)
-        axes.set_xscale("log")
-        axes.margins(0.14)
-        _whole_decades(axes, columns.size if column.of.metric == "bytes" else lambda v: f"{v:,.10g}")
-        axes.set(xlabel=COSTS[column.of.metric], title="NLL")
-        _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
+    write = columns.size if column.of.metric == "bytes" else _plainly
+    figure = _against(points, names, look, COSTS[column.of.metric], "NLL", write)
     alt = f"NLL against {COSTS[column.of.metric]}: "
     alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {column.write(p[0])}")
     return render(figure, f"cost-{_slug(runs[0].dataset)}-{column.of.metric}", alt, dpi)
+
+
+def distilled(table: Table, rows: Cross, protocol: str, column: columns.Column, look: Look, dpi: int) -> str:
+    """Draw a score under a protocol against the seconds of distillation, a coreset a point; nothing for one alone."""
+    shown = [(rows.label(row), row.seconds, row.runs[protocol].key) for row in rows.rows if protocol in row.runs]
+    names = {key: label for label, _, key in shown}
+    found = {key: (seconds or 0.0, table.estimate(key, column.of)) for _, seconds, key in shown}
+    points = {k: (x, s) for k, (x, s) in found.items() if x > 0 and s and math.isfinite(s.mean)}
+    if len(points) < 2:
+        return ""
+    title = f"{protocol}: {_AXES[column.of.metric]}"
+    figure = _against(points, names, look, "distillation, seconds", title, _plainly)
+    alt = f"{title} against seconds of distillation: "
+    alt += _list(names, points, lambda p: f"{p[1].mean:.3g} at {columns.seconds(p[0])}")
+    return render(figure, f"coresets-{_slug(rows.dataset)}-{_slug(protocol)}-{column.of.metric}", alt, dpi)
+
+
+def _against(
+    points: dict[str, tuple[float, Estimate]],
+    names: dict[str, str],
+    look: Look,
+    xlabel: str,
+    title: str,
+    write: Callable[[float], str],
+) -> Figure:
+    """Draw an estimate of each run against a number above 0, on a logarithmic axis."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.5, 2.9))
+        axes = figure.add_axes((0.13, 0.17, 0.83, 0.73))
+        for key, (x, score) in points.items():
+            style: Any = {"color": look.colour(key), "marker": look.marker(key), "markersize": 6, "elinewidth": 0.9}
+            axes.errorbar(x, score.mean, score.error or 0.0, **style)
+        axes.set_xscale("log")
+        axes.margins(0.14)
+        _whole_decades(axes, write)
+        axes.set(xlabel=xlabel, title=title)
+        _point_labels(figure, axes, {k: (x, s.mean) for k, (x, s) in points.items()}, names, look)
+    return figure
+
+
+def _plainly(value: float) -> str:
+    return f"{value:,.10g}"
 
 
 def _whole_decades(axes: Axes, write: Callable[[float], str]) -> None:

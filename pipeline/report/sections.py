@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from ..core.scores import Quantity
-from . import columns, images, plots
+from . import columns, cross, images, plots
 from .columns import NOTHING, Cell
 from .estimates import Estimate
 from .images import CoresetInfo
@@ -50,7 +50,7 @@ def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look
     """Return the part of the page of one data set."""
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
-    kinds = (headline, regression, reliability, severity, cost, transfer, ood)
+    kinds = (headline, coresets_by_protocol, regression, reliability, severity, cost, transfer, ood)
     sections = [section(part) for section in kinds]
     pictures = images.of(coresets, name)
     if pictures:
@@ -102,6 +102,32 @@ def cell(content: Cell) -> str:
     error = f" <small>± {content.error}</small>" if content.error else ""
     paper = f'<span class="paper">paper {escape(content.paper)}</span>' if content.paper else ""
     return f"<td{value}>{text}{error}{paper}</td>"
+
+
+def coresets_by_protocol(part: Part) -> str:
+    """Return the table of coresets × protocols and its figures; nothing where there are not two of either."""
+    rows = cross.of(part.table, part.dataset)
+    if rows is None:
+        return ""
+    table = cross.headline(part.table, rows)
+    heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in table.head)
+    trs = [f"<tr>{_row_head(row[0])}{''.join(map(cell, row[1:]))}</tr>" for row in table.rows]
+    about = (
+        "Rows: what was distilled, with its images a class and the seconds it took with its experts. Columns: the "
+        "protocol that was fitted to it. Mean ± standard error over seeds, on test rows, by which nothing is chosen. "
+        f"Bold: best among coresets of one size. {cross.MARK}: no better than the mean of random images, equally many "
+        "of each class, under the same protocol; all coresets start from such images."
+    )
+    notes = "".join(f'<p class="note">{escape(text)}</p>' for text in table.remarks)
+    pairs = [(protocol, score) for protocol in rows.protocols for score in cross.SCORES[:2]]
+    drawn = [plots.distilled(part.table, rows, p, score, part.look, part.dpi) for p, score in pairs]
+    grid = _scroll(f"<thead><tr>{heads}</tr></thead>", trs, "sortable")
+    figures = _figures([figure for figure in drawn if figure], "wide")
+    return _titled("Coresets under each protocol", about, grid + notes + figures)
+
+
+def _row_head(content: Cell) -> str:
+    return f'<th scope="row" data-v="{escape(content.text)}">{escape(content.text)}</th>'
 
 
 def regression(part: Part) -> str:

@@ -19,6 +19,7 @@ from ..core import scores
 from ..core.scores import COLUMNS, KEYS, SCHEMA, Quantity, RunScores, Set
 from . import estimates
 from .estimates import Estimate
+from .images import CoresetInfo
 
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 HEADLINE_METRICS: Final = ("accuracy", "nll", "ece", "rmse")
@@ -53,6 +54,7 @@ class RunInfo:
         record: the run's ``.run.json``.
         upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
         step: where its data set is a step of class-incremental learning.
+        coreset: what it predicts from, if that is one.
     """
 
     key: str
@@ -63,6 +65,7 @@ class RunInfo:
     record: Path
     upstream: tuple[Path, ...] = ()
     step: Step | None = None
+    coreset: CoresetInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def gather(runs: Sequence[RunInfo]) -> Table:
     """
     stored, bins, notes, warnings = dict[str, pyarrow.Table](), [], {}, {}
     for run in runs:
-        warnings[run.key] = tuple(_warnings(run, _record(run.record)))
+        warnings[run.key] = tuple(_warnings(run, read_record(run.record)))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
@@ -227,7 +230,12 @@ def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     return table[list(columns)]
 
 
-def _record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a ``.run.json``; return {} where there is none.
+
+    Raises:
+        ArtifactError: there is something else.
+    """
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
@@ -241,5 +249,5 @@ def _warnings(run: RunInfo, record: Mapping[str, Any]) -> list[str]:
     return own + [
         f"{path.name.removesuffix('.run.json')}: {w}"
         for path in run.upstream
-        for w in _record(path).get("warnings", ())
+        for w in read_record(path).get("warnings", ())
     ]

@@ -56,7 +56,7 @@ def show_runs(fresh: Collection[str], missing: Mapping[str, str], params: "Param
     from . import columns, partial
 
     runs = [run for run in params.of("student") if run.key in fresh]
-    tables, lost = partial([run_info(run) for run in runs])
+    tables, lost = partial([run_info(run, params) for run in runs])
     if tables and not console.is_terminal:
         console.print(columns.markdown(tables), markup=False, emoji=False, highlight=False, soft_wrap=True)
     for table in tables if console.is_terminal else ():

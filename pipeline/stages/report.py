@@ -35,12 +35,13 @@ def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInf
     used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
     coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
     steps = {key: _step(dataset) for key, dataset in params.datasets.items()}
-    runs = [dataclasses.replace(run_info(run), step=steps[run.spec.dataset]) for run in params.of("student")]
+    runs = [dataclasses.replace(run_info(run, params), step=steps[run.spec.dataset]) for run in params.of("student")]
     return runs, coresets
 
 
-def run_info(run: Run) -> report.RunInfo:
+def run_info(run: Run, params: Params) -> report.RunInfo:
     """Say where the results of an entry of ``runs`` lie."""
+    coreset = run.sources.get("coreset")
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -49,6 +50,7 @@ def run_info(run: Run) -> report.RunInfo:
         evaluate=places.artifact("evaluate", run.key),
         record=places.record("student", run.key),
         upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
+        coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
     )
 
 
@@ -66,7 +68,8 @@ def _step(dataset: DatasetConfig) -> report.Step | None:
 def _coreset(run: Run) -> report.CoresetInfo:
     schema = places.artifact("prepare", run.spec.dataset) / "schema.json"
     classes = tuple(json.loads(schema.read_text())["classes"]) if schema.is_file() else ()
-    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, places.artifact("coreset", run.key), classes)
+    place, record = places.artifact("coreset", run.key), places.record("coreset", run.key)
+    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, classes, record)
 
 
 def _facts(params: Params, settings: Settings) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def score_clean(
 ) -> CleanResult:
     """Return all scores and predictions of one posterior on the test rows.
 
-    Classes: ``accuracy nll brier ece entropy``, ``mutual_information`` where there is more than one
+    Classes: ``accuracy nll brier ece entropy``, ``mutual_information batch_nll`` where there is more than one
     draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
     mutual_information, log_prob. Regression, in original units: ``rmse nll log_likelihood
     coverage_90 width_90 crps``, and ``out_of_reach``, the share of targets where the method's own likelihood is
@@ -259,14 +259,16 @@ def _classes(gathered: _Collected, predictive: Categorical, targets: Tensor, con
     _common(gathered, predictive, targets, config)
     entropy, information = predictive.entropy(), predictive.mutual_information()
     gathered.mean("entropy", metrics.Mean.of(entropy))
+    terms = metrics.target_terms(predictive, targets)
     if len(predictive.draw_log_probs) > 1:
         gathered.mean("mutual_information", metrics.Mean.of(information))
+        gathered.mean("batch_nll", metrics.batch_nll(terms))
     for k, probability in enumerate(predictive.mean.unbind(-1)):
         gathered.column(f"p_{k}", probability)
     gathered.column("entropy", entropy)
     gathered.column("mutual_information", information)
     gathered.column("log_prob", predictive.log_prob(targets))
-    gathered.terms.append(metrics.target_terms(predictive, targets).cpu())
+    gathered.terms.append(terms.cpu())
 
 
 def _regression(gathered: _Collected, predictive: Continuous, targets: Tensor) -> None:

@@ -161,8 +161,6 @@ def test_trajectories_that_are_no_experts_are_refused(changes: dict[str, Any], m
         distilled("bpc_fkl", experts(1, **changes))
     check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
     assert check is not None
-    if "network" in changes:
-        return
     with pytest.raises(ConfigError, match=r"^input"):
         check(read("bpc_fkl"), {"trajectory": config.read(SgdConfig, EXPERTS | changes, "s")})
 

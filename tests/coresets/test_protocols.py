@@ -1,5 +1,7 @@
 """Protocols that judge a coreset: ridge regression against scikit-learn, chains against a known posterior."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,12 +50,21 @@ def coreset() -> State:
     return balanced(tiny_data(), 2, 1.0, rng=Seed(0)).state(tiny_data(), {"coreset": "random_coreset", "ipc": 2})
 
 
-def fitted(name: str, report: Report | None = None, **changes: Any) -> State:
-    methods = {"nn": network.CORESET_NN, "krr": network.CORESET_KRR, "sgmcmc": chains.CORESET_SGMCMC}
-    section = (CHAINS if name == "sgmcmc" else TRAINED) | ({"ridge": 1e-3} if name == "krr" else {}) | changes
-    read = config.read(methods[name].config, section, f"methods.coreset_{name}")
-    fit = methods[name].stages["student"].fit_one
-    return fit(tiny_data(), {"coreset": [coreset()]}, read, rng=Seed(3), report=report or Silent())
+VI = {k: v for k, v in tiny_vbpc().items() if k in ("network", "rho", "gamma", "feature_scale", "student")}
+SECTIONS = {"nn": TRAINED, "krr": TRAINED | {"ridge": 1e-3}, "sgmcmc": CHAINS, "vi": VI}
+METHODS = {
+    "nn": network.CORESET_NN,
+    "krr": network.CORESET_KRR,
+    "sgmcmc": chains.CORESET_SGMCMC,
+    "vi": closed_form.CORESET_VI,
+}
+
+
+def fitted(name: str, report: Report | None = None, stored: State | None = None, **changes: Any) -> State:
+    method = METHODS[name]
+    read = config.read(method.config, SECTIONS[name] | changes, f"methods.coreset_{name}")
+    fit = method.stages["student"].fit_one
+    return fit(tiny_data(), {"coreset": [stored or coreset()]}, read, rng=Seed(3), report=report or Silent())
 
 
 def predicted(state: State) -> Categorical:
@@ -175,10 +186,7 @@ def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
 
 
 def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
-    section = {k: v for k, v in tiny_vbpc().items() if k in ("network", "rho", "gamma", "feature_scale", "student")}
-    read = config.read(closed_form.ClosedFormConfig, section, "methods.coreset_vi")
-    fit = closed_form.CORESET_VI.stages["student"].fit_one
-    state = fit(tiny_data(), {"coreset": [coreset()]}, read, rng=Seed(3), report=Silent())
+    state = fitted("vi")
     assert state.config["posterior"] == "vbpc" and "head.mean" in state.tensors
 
 
@@ -198,6 +206,59 @@ def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
 def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fitted(name, **changes)
+
+
+def other_transform(state: State) -> State:
+    """The coreset as data with another mean would store it."""
+    data = tiny_data()
+    moved = replace(data.transform, mean=data.transform.mean + 0.1)
+    return Coreset.from_state(state).state(replace(data, transform=moved), {})
+
+
+UNFIT: dict[str, tuple[Callable[[State], State], str]] = {
+    "shape": (
+        lambda s: with_tensors(s, images=torch.zeros(6, 1, 9, 8)),
+        r"input must be of a coreset of inputs of \(1, 8, 8\), got \(1, 9, 8\)",
+    ),
+    "classes": (
+        lambda s: with_tensors(s, labels=torch.zeros(6, 4)),
+        r"finite real labels \[row, class\] of \(6, 3\), got 'float32 \(6, 4\)'",
+    ),
+    "class numbers": (
+        lambda s: with_tensors(s, labels=s.tensors["classes"]),
+        r"finite real labels \[row, class\] of \(6, 3\), got 'int64 \(6,\)'",
+    ),
+    "whole numbers": (lambda s: with_tensors(s, labels=s.tensors["labels"].long()), r"got 'int64 \(6, 3\)'"),
+    "not finite": (lambda s: with_tensors(s, labels=s.tensors["labels"] / 0), "must be of a coreset with finite"),
+    "transform": (other_transform, "input must be of a coreset whose images went through the transform of the data"),
+    "no coreset": (lambda s: State({"images": s.tensors["images"]}, {}), r"lacks \['labels', 'classes', 'raw'\]"),
+}
+
+
+def with_tensors(state: State, **tensors: torch.Tensor) -> State:
+    return State({**state.tensors, **tensors}, state.config)
+
+
+@pytest.mark.parametrize("name", ["nn", "krr", "sgmcmc", "vi"])
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_coreset_of_something_else_is_refused_before_the_first_step(name: str, case: str) -> None:
+    change, message = UNFIT[case]
+    with pytest.raises(ConfigError, match=message) as caught:
+        fitted(name, Never(), stored=change(coreset()))
+    assert str(caught.value).startswith("input must be of a coreset") and "\n" not in str(caught.value)
+
+
+class Never(Silent):
+    """A report that no step may reach."""
+
+    def __call__(self, step: int, total: int, metrics: Any = None) -> None:
+        raise AssertionError("a step was taken")
+
+
+def test_what_rounding_moves_is_the_same_transform() -> None:
+    stored = coreset()
+    moved = with_tensors(stored, raw=stored.tensors["raw"] * (1 + 1e-5))
+    assert torch.equal(Coreset.for_fit(moved, tiny_data()).images, stored.tensors["images"])
 
 
 def test_a_chain_that_leaves_the_numbers_is_told() -> None:

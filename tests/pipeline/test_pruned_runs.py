@@ -142,7 +142,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
     assert [row.key for row in branch._lineage(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
-    assert report.run_info(found.run("student", "b-half")).upstream == (places.record("student", "b-whole"),)
+    assert report.run_info(found.run("student", "b-half"), found).upstream == (places.record("student", "b-whole"),)
 
 
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pipeline.core.scores import Quantity, RunScores, Score, read
 from pipeline.report import COLUMNS, columns, estimates, images, page, plots, sections, svg, tables
 from pipeline.report.estimates import Estimate
 
-FILES = {"comparison.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
+FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
 
 @pytest.fixture(scope="module")

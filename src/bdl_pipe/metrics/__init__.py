@@ -5,7 +5,17 @@ own ``log_prob`` and ``mean``; where draws matter by themselves (joint, mutual i
 Natural logarithms and per-example means throughout.
 """
 
-from .classification import Bins, accuracy, bins_of, brier, detection, joint_log_prob, joint_scores, target_terms
+from .classification import (
+    Bins,
+    accuracy,
+    batch_nll,
+    bins_of,
+    brier,
+    detection,
+    joint_log_prob,
+    joint_scores,
+    target_terms,
+)
 from .regression import covered, crps, interval, squared_error
 from .scores import Mean, log_likelihood, nll
 
@@ -13,6 +23,7 @@ __all__ = [
     "Bins",
     "Mean",
     "accuracy",
+    "batch_nll",
     "bins_of",
     "brier",
     "covered",

@@ -7,6 +7,11 @@ as in Guo; their sums add up across workers.
 Joint likelihood: log p(y_i, y_j | x_i, x_j, D) = log (1/S) Σ_s p(y_i|x_i, θ_s) p(y_j|x_j, θ_s) keeps the dependence
 that shared parameters make; a predictive of one draw has none, and a gap of exactly 0.
 
+NLL of a batch: −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) mixes the draws by how they explain the whole
+batch. The published evaluation of pseudo-coresets by Markov chains (Kim et al. 2022, 2023) prints its mean over
+batches as the NLL. It is an upper bound of the NLL, which mixes the draws at each row, and a lower bound of the draws'
+mean NLL.
+
 Detection: one score, higher for inputs of the data's own distribution (*in*), tells them from others (*out*). AUROC;
 AUPR-In takes *in* as the positive class, AUPR-Out takes *out* (Hendrycks & Gimpel 2017), both as average precision;
 FPR95 is the share of *out* that is accepted at the threshold that accepts at least 95 % of *in* (Liang et al. 2018).
@@ -114,6 +119,16 @@ def joint_scores(
     """
     joint, marginal = joint_log_prob(terms, first, second), mixture(terms.double())
     return Mean.of(-joint), Mean.of(joint - (marginal[first] + marginal[second]))
+
+
+def batch_nll(terms: Float[Tensor, "draw batch"]) -> Mean:
+    """Return −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) of one batch, in nats, as the value of each of its rows.
+
+    By Hölder's inequality nll ≤ this, and by Jensen's this ≤ the mean nll of the draws; all are equal for one draw.
+    Deviation: a batch counts by its rows, so that both bounds hold for batches of unequal sizes.
+    """
+    rows = terms.shape[1]
+    return Mean(-rows * float(mixture(terms.double().mean(1))), rows)
 
 
 def detection(score_in: np.ndarray, score_out: np.ndarray) -> dict[str, float]:

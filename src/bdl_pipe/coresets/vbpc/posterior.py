@@ -109,9 +109,12 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
 
     Args:
         config: a method's, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
+
+    Raises:
+        ConfigError: :meth:`Coreset.for_fit`.
     """
     (stored,) = inputs["coreset"]
-    coreset, student = Coreset.from_state(stored, data.device), config.student
+    coreset, student = Coreset.for_fit(stored, data), config.student
     outputs = coreset.labels.shape[1]
     address = rng.fold("network")
     trained = fresh(config.network, data.input_shape, outputs, student.lr, rng=address, device=data.device)

@@ -1,0 +1,112 @@
+"""Coresets and protocols that do not fit together are refused by ``check``, before anything is made."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from bdl_pipe.errors import UserError
+from pipeline.core import params
+from tests.coresets.test_bpc_methods import COMMON, EXPERTS, INNER
+from tests.coresets.test_protocols import CHAINS
+
+DATA = {
+    "source": {"name": "digits"},
+    "normalise": "train",
+    "whiten": False,
+    "validation": 0.1,
+    "fit_rows": "train_and_validation",
+    "splits": 1,
+    "ood": [],
+    "corrupted_images": 0,
+    "corruptions": "made",
+}
+FKL = COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "shared_noise": True}
+GOOD: dict[str, Any] = {
+    "seed": 0,
+    "datasets": {"digits": DATA, "other": DATA, "boston": {**DATA, "source": {"name": "boston"}, "validation": 0.2}},
+    "methods": {"sgd": EXPERTS, "bpc_fkl": FKL, "coreset_sgmcmc": CHAINS},
+    "trajectories": {"experts": {"dataset": "digits", "method": "sgd", "seeds": 2, "input": "prepare/digits"}},
+    "teachers": {},
+    "coresets": {"fkl": {"dataset": "digits", "method": "bpc_fkl", "seeds": 1, "input": "trajectory/experts"}},
+    "runs": {
+        "run": {
+            "dataset": "digits",
+            "method": "coreset_sgmcmc",
+            "setting": "s",
+            "seeds": 3,
+            "input": "coreset/fkl",
+        }
+    },
+    "evaluate": {"calibration_bins": 15, "batch": 100, "joint_pairs": 0},
+    "report": {"figures_dpi": 110},
+}
+BATCH = EXPERTS["network"] | {"norm": "batch"}
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "a coreset of other data": (
+        "runs.run.dataset",
+        "other",
+        "runs.run.input must be of the data set other, got 'coreset/fkl: digits'",
+    ),
+    "experts of other data": (
+        "coresets.fkl.dataset",
+        "other",
+        "coresets.fkl.input must be of the data set other, got 'trajectory/experts: digits'",
+    ),
+    "real targets": (
+        "runs.run.dataset",
+        "boston",
+        "runs.run.method must support regression (the data of boston), got 'coreset_sgmcmc'",
+    ),
+    "no start": (
+        "trajectories.experts.override",
+        {"keep_start": False},
+        "coresets.fkl.input must be of a trajectory with keep_start: true, got False",
+    ),
+    "not every epoch": (
+        "trajectories.experts.override",
+        {"snapshots": 2},
+        "coresets.fkl.input must be of a trajectory with a snapshot of every epoch (snapshots = epochs)",
+    ),
+    "too few epochs": (
+        "coresets.fkl.override",
+        {"start_epochs": 4},
+        "coresets.fkl.start_epochs must be <= the epochs of the trajectory (3), got 4",
+    ),
+    "experts with running statistics": (
+        "trajectories.experts.override",
+        {"network": BATCH},
+        "coresets.fkl.input must be of a network without running statistics (norm: instance, group or none), "
+        "got 'batch'",
+    ),
+    "chains with running statistics": (
+        "methods.coreset_sgmcmc.network",
+        BATCH,
+        "methods.coreset_sgmcmc.network.norm must be of a network without running statistics (norm: instance, group or "
+        "none), got 'batch'",
+    ),
+    "no coreset": ("runs.run.input", "prepare/digits", "runs.run.input must be coreset/<run>, got 'prepare/digits'"),
+    "a trajectory": (
+        "runs.run.input",
+        "trajectory/experts",
+        "runs.run.input must be coreset/<run>, got 'trajectory/experts'",
+    ),
+}
+
+
+def test_what_fits_together_is_taken() -> None:
+    assert params.typed(GOOD).run("student", "run").sources == {"coreset": "fkl"}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_together_is_named(case: str) -> None:
+    place, value, message = WRONG[case]
+    raw = copy.deepcopy(GOOD)
+    *parents, last = place.split(".")
+    section = raw
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    with pytest.raises(UserError) as caught:
+        params.typed(raw)
+    assert str(caught.value) == message

@@ -1,0 +1,166 @@
+"""Coresets × protocols in the report: what stands where, what is the floor, and who is told not to beat it."""
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from report_cases import write_run
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State
+from bdl_pipe.errors import ArtifactError
+from pipeline import report
+from pipeline.core.scores import Quantity, Score
+from pipeline.report import CoresetInfo, RunInfo, cross, tables
+
+# coreset -> method, images a class, seconds, {protocol: (accuracies, NLLs) of the seeds}
+CORESETS = {
+    "d-random": ("random_coreset", 1, 0.01, {"nn": ([0.50, 0.52], [1.5, 1.7]), "krr": ([0.45], [1.8])}),
+    "d-frepo": ("frepo", 1, 30.0, {"nn": ([0.70, 0.72], [1.0, 1.2]), "krr": ([0.60], [1.9])}),
+    "d-bpc": ("bpc_fkl", 1, 50.0, {"nn": ([0.51, 0.51], [1.4, 1.4])}),
+    "d-frepo10": ("frepo", 10, 60.0, {"nn": ([0.80, 0.82], [0.6, 0.7])}),
+}
+
+
+def coreset(root: Path, key: str) -> CoresetInfo:
+    method, ipc, seconds, _ = CORESETS[key]
+    place, record = root / "coreset" / key, root / "coreset" / f"{key}.run.json"
+    with artifacts.publish(place, "coreset") as folder:
+        artifacts.write_state(folder / "0-0", State({"classes": torch.arange(3).repeat_interleave(ipc)}))
+    record.write_text(json.dumps({"total_seconds": {"0-0": seconds, "0-1": 3 * seconds}}))
+    return CoresetInfo(key, "d", method, place, record=record)
+
+
+def runs(root: Path) -> list[RunInfo]:
+    made = []
+    for key, (*_, protocols) in CORESETS.items():
+        info = coreset(root, key)
+        for protocol, (accuracies, nlls) in protocols.items():
+            figures = [Score(0, i, Quantity("accuracy"), v, 10) for i, v in enumerate(accuracies)]
+            figures += [Score(0, i, Quantity("nll"), v, 10) for i, v in enumerate(nlls)]
+            if protocol == "nn" and key != "d-bpc":
+                figures += [Score(0, i, Quantity("batch_nll"), v + 0.1, 10) for i, v in enumerate(nlls)]
+            run = write_run(root, "d", protocol, info.key.removeprefix("d-"), figures)
+            made.append(replace(run, coreset=info))
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
+    return runs(tmp_path_factory.mktemp("cross"))
+
+
+def told(made: list[RunInfo]) -> report.Headline:
+    (found,) = [h for h in report.headlines(made) if "coresets" in h.title]
+    return found
+
+
+def test_rows_are_coresets_and_columns_protocols(made: list[RunInfo]) -> None:
+    found = told(made)
+    protocols = ["nn acc. %", "nn NLL", "nn batch NLL", "krr acc. %", "krr NLL"]
+    assert found.head == ["Coreset", "Method", "ipc", "Distilled in", *protocols]
+    rows = {row[0].text: [cell.figure for cell in row[1:]] for row in found.rows}
+    assert rows == {
+        "random": ["random_coreset", "1", "20 ms", "51.00 ± 1.00", "1.600 ± 0.100", "1.700 ± 0.100", "45.00", "1.800"],
+        "frepo": ["frepo", "1", "60 s", "71.00 ± 1.00", "1.100 ± 0.100", "1.200 ± 0.100", "60.00", "† 1.900"],
+        "bpc": ["bpc_fkl", "1", "100 s", "† 51.00 ± 0.00", "1.400 ± 0.000", "—", "—", "—"],
+        "frepo10": ["frepo", "10", "120 s", "81.00 ± 1.00", "0.650 ± 0.050", "0.750 ± 0.050", "—", "—"],
+    }
+    assert [row[0].text for row in found.rows if row[5].best] == ["frepo"]  # among those of one size
+
+
+def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[RunInfo]) -> None:
+    """A tie, as of bpc's accuracy, beats nothing; frepo10 has no random coreset of its size."""
+    assert told(made).remarks == [
+        "† frepo is no better than random images of its size: krr NLL",
+        "† bpc is no better than random images of its size: nn acc. %",
+        "no random_coreset of the same size is under the same protocol, to be beaten: frepo10 (nn)",
+    ]
+    better = [run for run in made if run.coreset and run.coreset.key in ("d-random", "d-frepo") and run.method == "nn"]
+    assert told(better).remarks == []
+
+
+def test_a_score_that_is_not_finite_beats_nothing(tmp_path: Path, made: list[RunInfo]) -> None:
+    random, frepo = made[0], made[2]
+    assert random.coreset and random.coreset.key == "d-random" and random.method == frepo.method == "nn"
+    broken = write_run(tmp_path, "d", "nn", "nan", [Score(0, 0, Quantity("nll"), math.nan, 10)])
+    assert told([random, replace(broken, coreset=frepo.coreset)]).remarks == [
+        "† frepo is no better than random images of its size: nn NLL"
+    ]
+
+
+def test_one_coreset_under_one_protocol_is_no_table(made: list[RunInfo]) -> None:
+    for some, there in (
+        (made[:1], False),
+        (made[:2], True),  # one under two protocols
+        ([made[0], made[2]], True),  # two under one
+        ([replace(run, coreset=None) for run in made], False),
+    ):
+        assert any("coresets" in h.title for h in report.headlines(some)) is there
+
+
+def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own_floor(
+    tmp_path: Path, made: list[RunInfo]
+) -> None:
+    """Two networks: with the second, frepo is worse than random images, though better than those with the first."""
+    second = []
+    for run, accuracy in ((made[0], 0.9), (made[2], 0.8)):
+        figures = [Score(0, 0, Quantity("accuracy"), accuracy, 10)]
+        other = write_run(tmp_path, "d", "nn", f"{run.setting} resnet", figures)
+        second.append(replace(other, coreset=run.coreset))
+    found = told([made[0], made[2], *second])
+    assert [(row[0].text, row[4].figure) for row in found.rows] == [
+        ("random (random)", "51.00 ± 1.00"),
+        ("random (random resnet)", "90.00"),
+        ("frepo (frepo)", "71.00 ± 1.00"),
+        ("frepo (frepo resnet)", "† 80.00"),
+    ]
+
+
+def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunInfo]) -> None:
+    cross.write_csv(tables.gather(made), tmp_path / "c.csv")
+    text = (tmp_path / "c.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert text.startswith("dataset,coreset,method,ipc,seconds,protocol,run,metric,mean,error,n,floor\n")
+    assert len(rows) == 15
+    at = {(row["run"], row["metric"]): row for row in rows}
+    frepo = at["d-nn-frepo", "nll"]
+    assert (frepo["coreset"], frepo["ipc"], float(frepo["seconds"]), frepo["protocol"]) == ("d-frepo", "1", 60.0, "nn")
+    expected = [pytest.approx(v) for v in (1.1, 0.1, 1.6)]
+    assert [float(frepo[name]) for name in ("mean", "error", "floor")] == expected
+    assert at["d-nn-random", "nll"]["floor"] == "" == at["d-krr-frepo", "nll"]["error"]
+    cross.write_csv(tables.gather([]), tmp_path / "none.csv")
+    assert (tmp_path / "none.csv").read_text().count("\n") == 1
+
+
+def test_the_page_has_the_table_its_notes_and_a_plot_a_protocol(tmp_path: Path, made: list[RunInfo]) -> None:
+    report.build(made, [], tmp_path / "out", provenance={}, dpi=110)
+    page = (tmp_path / "out/index.html").read_text()
+    assert page.count("<h3>Coresets under each protocol</h3>") == 1
+    assert '<p class="note">† bpc is no better than random images of its size: nn acc. %</p>' in page
+    drawn = re.findall(r'aria-label="([^"]* against seconds of distillation[^"]*)"', page)
+    nn = "random 0.51 at 20 ms, frepo 0.71 at 60 s, bpc 0.51 at 100 s, frepo10 0.81 at 120 s"
+    assert drawn[0] == f"nn: accuracy against seconds of distillation: {nn}"
+    assert [text.split(" against")[0] for text in drawn] == ["nn: accuracy", "nn: NLL", "krr: accuracy", "krr: NLL"]
+    assert "## d: coresets under each protocol" in (tmp_path / "out/comparison.md").read_text()
+    report.build(made, [], tmp_path / "again", provenance={}, dpi=110)
+    names = [file.name for file in (tmp_path / "out").iterdir()]
+    assert all((tmp_path / "out" / n).read_bytes() == (tmp_path / "again" / n).read_bytes() for n in names)
+
+
+def test_a_coreset_that_is_gone_or_unrecorded_is_a_dash_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    made = runs(tmp_path)
+    assert made[2].coreset and made[2].coreset.record and made[0].coreset
+    made[2].coreset.record.unlink()
+    (made[2].coreset.path / artifacts.MANIFEST).unlink()
+    row = next(row for row in told(made).rows if row[0].text == "frepo")
+    assert [cell.text for cell in row[2:5]] == ["—", "—", "71.00"]
+    (made[0].coreset.path / "0-0.safetensors").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="random"):
+        told(made)
