@@ -58,12 +58,12 @@ CLASSES, SIDE, PREDICTED = 10, 28, 100
 
 _INNER = ("inner.py:descended", "inner.py:langevin")
 _SOLVER = ("linearised.py:solution", "linearised.py:adjoint")
-_BACKWARD: Part = (("_tensor.py:backward",), ())
+_BACKWARD: Part = (("loop.py:run_steps>_tensor.py:backward",), ())  # a pool's networks have their own
 _EXPERTS: dict[str, Part] = {
     "inner run": (_INNER, ()),
     "unrolled gradient": (("inner.py:backward",), ()),
     "draws' likelihood": (("methods.py:surrogate",), _INNER),
-    "draws' gradient": (("_tensor.py:backward",), ("inner.py:backward",)),
+    "draws' gradient": (("loop.py:run_steps>_tensor.py:backward",), ("inner.py:backward",)),
 }
 _POOL: dict[str, Part] = {
     "pool step": (("pool.py:advance",), ()),
@@ -149,7 +149,7 @@ def trajectories(data: FitData, width: int) -> list[State]:
 
 
 def methods(ipc: int, inner: int, options: argparse.Namespace) -> dict[str, tuple[dict[str, Any], dict[str, Part]]]:
-    """Each method's section, with the published numbers of draws and steps, and the parts of its outer step."""
+    """Each method's section, with the draws and steps that were asked for, and the parts of its outer step."""
     augmentation = {"choose": "one", "operations": {"crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25}}
     optimiser = {"name": "adam", "lr": 0.01}
     outer = {"steps": options.steps, "optimiser": optimiser, "augmentation": augmentation, "average": None}
@@ -202,18 +202,28 @@ def outer_step(
     stage.fit_one(data, inputs, read, rng=Seed(1), report=clock)
     taken = [after - before for before, after in pairwise(clock.times)]
     profile.runcall(stage.fit_one, data, inputs, read, rng=Seed(1), report=Silent())
-    seconds = {
-        f"{Path(file).name}:{function}": entry[3]
-        for (file, _, function), entry in pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
-    }
+    seconds: dict[str, float] = {}  # cumulative, of a function, and of a function where another calls it
+    for called, (_, _, _, cumulative, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        seconds[_place(called)] = seconds.get(_place(called), 0.0) + cumulative
+        for caller, entry in callers.items():
+            seconds[f"{_place(caller)}>{_place(called)}"] = entry[3]
 
     def of(functions: tuple[str, ...]) -> float:
-        return sum(value for key, value in seconds.items() for wanted in functions if key.endswith(wanted))
+        return sum(
+            value
+            for key, value in seconds.items()
+            for wanted in functions
+            if key.endswith(wanted) and (">" in key) == (">" in wanted)
+        )
 
     whole = seconds.get("loop.py:run_steps", 0.0)
     shares = {part: (of(added) - of(taken_off)) / whole for part, (added, taken_off) in parts.items()}
     shares = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share > 0.005}
     return {"seconds": statistics.median(taken[1:] or taken)} | shares
+
+
+def _place(function: tuple[str, int, str]) -> str:
+    return f"{Path(function[0]).name}:{function[2]}"
 
 
 # (b) ours over loops

@@ -124,8 +124,30 @@ def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[
     assert starts == pairs  # all six are drawn, and no others
 
 
-def test_the_outputs_of_draws_are_the_networks_own(trajectories: list[State]) -> None:
-    read_back, images = Experts(trajectories, tiny_data()), torch.randn(5, 1, 8, 8, generator=Seed(0).generator())
+def test_an_experts_epochs_may_be_parts_of_one() -> None:
+    """Half an epoch further is one snapshot further, and as many are needed."""
+    halves = Experts(experts(1, snapshots=6, snapshots_per_epoch=2), tiny_data())
+    whole = Experts(experts(1), tiny_data())
+    assert (halves.epochs, whole.epochs) == (6, 3)
+    for epoch in range(4):
+        assert torch.equal(halves.weights(0, 2 * epoch), whole.weights(0, epoch))
+    with pytest.raises(ConfigError, match="every part of one"):
+        Experts(experts(1, snapshots=5, snapshots_per_epoch=2), tiny_data())
+    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
+    assert check is not None
+    for count, most in ((6, 6), (6, 7)):
+        sources = {"trajectory": config.read(SgdConfig, EXPERTS | {"snapshots": count, "snapshots_per_epoch": 2}, "x")}
+        section = read("bpc_fkl", start_epochs=most)
+        if most <= count:
+            check(section, sources)
+        else:
+            with pytest.raises(ConfigError, match=r"parts of them, of the trajectory \(6\)"):
+                check(section, sources)
+
+
+@pytest.mark.parametrize("count", [5, 40], ids=["at_once", "one_by_one"])
+def test_the_outputs_of_draws_are_the_networks_own(count: int, trajectories: list[State]) -> None:
+    read_back, images = Experts(trajectories, tiny_data()), torch.randn(count, 1, 8, 8, generator=Seed(0).generator())
     weights = torch.stack([read_back.weights(e, t) for e in range(2) for t in (0, 3)])
     found = read_back.network.outputs(weights, images)
     for k, (expert, epoch) in enumerate([(0, 0), (0, 3), (1, 0), (1, 3)]):
