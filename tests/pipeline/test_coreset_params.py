@@ -66,12 +66,13 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "not every epoch": (
         "trajectories.experts.override",
         {"snapshots": 2},
-        "coresets.fkl.input must be of a trajectory with a snapshot of every epoch (snapshots = epochs)",
+        "coresets.fkl.input must be of a trajectory with a snapshot of every epoch, or every part of one "
+        "(snapshots: 3), got 2",
     ),
     "too few epochs": (
         "coresets.fkl.override",
         {"start_epochs": 4},
-        "coresets.fkl.start_epochs must be <= the epochs of the trajectory (3), got 4",
+        "coresets.fkl.start_epochs must be <= the epochs, or parts of them, of the trajectory (3), got 4",
     ),
     "experts with running statistics": (
         "trajectories.experts.override",

@@ -61,7 +61,7 @@ def test_the_list_is_whole() -> None:
     """All that pyproject.toml leads to is in the part of constraints.txt that is installed, as it is here."""
     makefile = (ROOT / "Makefile").read_text()
     extras = re.search(r"^EXTRAS := (.+)$", makefile, re.M)
-    mark = re.search(r"sed -n '/\^(.+?)/q;", makefile)
+    mark = re.search(r"sed -n '/\^\\(.+?)/q;", makefile)
     assert extras and mark
     head, _, tail = (ROOT / "constraints.txt").read_text().partition(f"\n{mark[1]}")
     installed, others = pins(head + "\n"), pins(tail)
