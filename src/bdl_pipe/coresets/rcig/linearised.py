@@ -221,10 +221,10 @@ class InnerProblem:
 
     def solution(self) -> Tangent:
         """Return τ, where L_S is at its least, or where the solver ended."""
-        target = torch.cholesky_solve(self._labels.double(), self._factor).to(self._labels.dtype)
         if isinstance(self._solver, ExactConfig):
             dual = torch.cholesky_solve(self._labels.double().flatten()[:, None], self._dual)
             return self._jacobian.T @ dual[:, 0].to(self._jacobian.dtype)
+        target = torch.cholesky_solve(self._labels.double(), self._factor).to(self._labels.dtype)
         right = self._model.transposed(self._images, target)
         if isinstance(self._solver, ConjugateGradientConfig):
             return self._conjugate(right, self._solver)
