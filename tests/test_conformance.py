@@ -227,4 +227,4 @@ def test_what_a_search_varies_is_a_number_of_the_config(method: Method) -> None:
         value = read(method.config, CONFIGS[method.name, method.tasks[0]], method.name)
         for part in key.split("."):
             value = getattr(value, part)
-        assert isinstance(value, (int, float))
+        assert isinstance(value, int if scale == "integer" else (int, float))

@@ -145,7 +145,8 @@ def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
 
-    scales = {"log": tune.loguniform, "linear": tune.uniform}
+    integers = lambda low, high: tune.lograndint(low, high + 1)  # noqa: E731
+    scales = {"log": tune.loguniform, "linear": tune.uniform, "integer": integers}
     space = {key: scales[scale](low, high) for key, (low, high, scale) in search.space.items()}
     inside = all(low <= search.present[key] <= high for key, (low, high, _) in search.space.items())
     first = [dict(search.present)] if inside else None

@@ -162,8 +162,8 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round to four significant digits: the number that is tried is the number that is written."""
-    return float(f"{value:.4g}")
+    """Round to four significant digits: what is tried is what is written; integers are kept."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def plan(params: Params, method: str, dataset: str, samples: int, key: str | Non
     branch = branch_of(params, method, dataset, key, "tune", settings)
     space = branch.method.search
     searched = next(run for run in branch.chain.runs if run.method.name == method)
-    present = {key: _at(config.to_mapping(searched.config), key) for key in space}
+    numbers = config.to_mapping(searched.config)
+    present = {key: _at(numbers, key, int if scale == "integer" else float) for key, (*_, scale) in space.items()}
     return Search(branch.method, dataset, branch.upstream, branch.chain, samples, space, present)
 
 
@@ -127,8 +128,8 @@ def _against(search: Search, finished: Sequence[ray_tune.Score]) -> str:
     return f" (present numbers: {present[0]:.5g})" if present else ""
 
 
-def _at(mapping: Mapping[str, Any], dotted: str) -> float:
+def _at(mapping: Mapping[str, Any], dotted: str, kind: type[float]) -> float:
     value: Any = mapping
     for key in dotted.split("."):
         value = value[key]
-    return float(value)
+    return kind(value)

@@ -123,11 +123,11 @@ class Method:
         config: the frozen dataclass that reads ``methods.<name>``.
         tasks: what it can predict.
         stages: stage kind -> what it does there.
-        search: dotted config keys that Ray Tune may vary -> (low, high, "log" or "linear").
+        search: dotted config keys that Ray Tune may vary -> (low, high, scale); integers are on a log scale, too.
     """
 
     name: str
     config: type
     tasks: tuple[Task, ...]
     stages: Mapping[Kind, StageSpec]
-    search: Mapping[str, tuple[float, float, Literal["log", "linear"]]] = field(default_factory=dict)
+    search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)

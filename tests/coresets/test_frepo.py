@@ -12,6 +12,7 @@ from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.protocols.network import ridge_head
 from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.coresets.shared.pool_surrogate import label_margin
 from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
@@ -39,7 +40,7 @@ def normal(*shape: int, at: str) -> Tensor:
 
 def test_the_margin_is_of_the_two_largest_labels_whichever_they_are() -> None:
     labels = torch.tensor([[0.5, 0.4, -0.9], [-0.3, 0.9, 0.1], [0.2, 0.2, 0.2]])
-    assert float(frepo.label_margin(labels, 1 / 3)) == pytest.approx((0.1 + 1 / 3 + 0.0) / 3)
+    assert float(label_margin(labels, 1 / 3)) == pytest.approx((0.1 + 1 / 3 + 0.0) / 3)
 
 
 def test_the_loss_is_that_of_numpy_and_of_vbpcs_mean() -> None:

@@ -90,6 +90,16 @@ def test_sampled_numbers_reach_the_searched_method_alone():
     assert trial.rounded(0.00123456) == 0.001235
 
 
+def test_an_integer_is_searched_over_integers_up_to_its_ends(toy):
+    search = replace(search_of(), space={"inner.shift": (2, 4, "integer")}, present={"inner.shift": 3})
+    space, how = ray_tune._space(search, None)
+    tried = {space["inner.shift"].sample() for _ in range(100)}
+    assert tried == {2, 3, 4}  # one is missing with probability 8e-13
+    assert trial.rounded(12345) == 12345
+    assert type(trial.rounded(3)) is int
+    assert how.search_alg._points_to_evaluate == [{"inner.shift": 3}]
+
+
 @pytest.mark.parametrize(
     ("method", "dataset", "run", "said"),
     [

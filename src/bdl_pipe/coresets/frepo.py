@@ -26,7 +26,7 @@ from ..errors import require
 from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
-from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint
+from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
 from .shared.stage import coreset_stage
 from .shared.trunk import features
 
@@ -50,12 +50,6 @@ class FrepoConfig:
     def __post_init__(self) -> None:
         require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
         require(self.ridge > 0, "ridge", "must be > 0", self.ridge)
-
-
-def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]:
-    """Return the mean over rows of min(top1 − top2, most) of a row's labels."""
-    top = labels.topk(2, dim=1).values
-    return (top[:, 0] - top[:, 1]).clamp(max=most).mean()
 
 
 def ridge_loss(
@@ -94,5 +88,9 @@ FREPO = Method(
             partial(distil, _RidgeLoss, "frepo"), from_checkpoint=partial(from_checkpoint, "frepo")
         )
     },
-    search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
+    search={
+        "coreset.lr": (1e-3, 1e-1, "log"),
+        "coreset.label_lr": (1e-3, 1.0, "log"),
+        "coreset.pool.steps": (10, 300, "integer"),
+    },
 )

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -357,7 +357,12 @@ def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
     check_experts(sources, config.last_epoch, "start_epochs")
 
 
-def _method(name: str, config: type, surrogate: type[_Bpc]) -> Method:
+_Space = Mapping[str, tuple[float, float, Literal["log", "integer"]]]
+_MATCHED: Final[_Space] = {"inner.lr": (1e-3, 0.3, "log"), "inner.steps": (3, 30, "integer")}
+_CHAINS: Final[_Space] = {"step_size": (1e-5, 1e-1, "log"), "steps": (3, 30, "integer")}
+
+
+def _method(name: str, config: type, surrogate: type[_Bpc], space: _Space) -> Method:
     stage = coreset_stage(
         partial(distil, surrogate, name),
         needs={"trajectory": "all"},
@@ -369,12 +374,12 @@ def _method(name: str, config: type, surrogate: type[_Bpc]) -> Method:
         config=config,
         tasks=("classification",),
         stages={"coreset": stage},
-        search={"outer.optimiser.lr": (1e-4, 1e-1, "log")},
+        search={"outer.optimiser.lr": (1e-4, 1e-1, "log"), **space},
     )
 
 
-BPC_FKL = _method("bpc_fkl", ForwardKlConfig, _ForwardKl)
-BPC_RKL = _method("bpc_rkl", ReverseKlConfig, _ReverseKl)
-BPC_W = _method("bpc_w", WassersteinConfig, _Wasserstein)
-BPC_CD = _method("bpc_cd", ContrastiveConfig, _Contrastive)
-FBPC = _method("fbpc", FunctionConfig, _FunctionSpace)
+BPC_FKL = _method("bpc_fkl", ForwardKlConfig, _ForwardKl, _MATCHED)
+BPC_RKL = _method("bpc_rkl", ReverseKlConfig, _ReverseKl, _MATCHED)
+BPC_W = _method("bpc_w", WassersteinConfig, _Wasserstein, _MATCHED)
+BPC_CD = _method("bpc_cd", ContrastiveConfig, _Contrastive, _CHAINS)
+FBPC = _method("fbpc", FunctionConfig, _FunctionSpace, _MATCHED)

@@ -22,8 +22,7 @@ from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Method
 from ...seeds import Seed
-from ..frepo import label_margin
-from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint
+from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
 from ..shared.stage import coreset_stage
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
@@ -136,8 +135,10 @@ class _Implicit(PoolSurrogate):
     def parameters(self) -> list[Tensor]:
         return [self._log_scale]
 
-    def network_steps(self, step: int) -> int:
-        return 1 + self._address.fold("network steps", step).integer() % self._rcig.network_steps
+    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
+        for _ in range(self._address.fold("network steps", step).integer() % self._rcig.network_steps):
+            self.train_network(images, labels)
+        return super().after(step, loss, images, labels)
 
     def outer_loss(
         self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
@@ -158,5 +159,9 @@ RCIG = Method(
     stages={
         "coreset": coreset_stage(partial(distil, _Implicit, "rcig"), from_checkpoint=partial(from_checkpoint, "rcig"))
     },
-    search={"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")},
+    search={
+        "coreset.lr": (1e-3, 1e-1, "log"),
+        "coreset.label_lr": (1e-3, 1.0, "log"),
+        "network_steps": (1, 30, "integer"),
+    },
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from ... import networks
@@ -58,6 +59,12 @@ class DistilConfig:
         check_average(self.average)
 
 
+def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]:
+    """Return the mean over rows of min(top1 − top2, most) of a row's labels."""
+    top = labels.topk(2, dim=1).values
+    return (top[:, 0] - top[:, 1]).clamp(max=most).mean()
+
+
 class PoolSurrogate(Surrogate):
     """A loss of a batch given the coreset, through one network of a pool."""
 
@@ -79,14 +86,6 @@ class PoolSurrogate(Surrogate):
             images, classes: augmented training rows and their classes.
         """
 
-    def reported(self, loss: float) -> float:
-        """Return the loss as progress shows it: per training row."""
-        return loss
-
-    def network_steps(self, step: int) -> int:
-        """Return how many steps the network of outer step ``step`` takes on the coreset."""
-        return 1
-
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
         rows, classes = self._batch(rng)
@@ -97,11 +96,14 @@ class PoolSurrogate(Surrogate):
         return loss
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
-        for _ in range(self.network_steps(step)):
-            fit = self._pool.advance(self._slot, images.detach(), labels, self._config.augmentation)
+        fit = self.train_network(images, labels)
         if not self._reports(step):
             return {}
-        return {"loss": self.reported(float(loss)), "batch_accuracy": self._accuracy, "pool_loss": fit}
+        return {"loss": float(loss), "batch_accuracy": self._accuracy, "pool_loss": fit}
+
+    def train_network(self, images: Tensor, labels: Tensor) -> float:
+        """Train the network that was drawn one step on the coreset, and return its loss."""
+        return self._pool.advance(self._slot, images.detach(), labels, self._config.augmentation)
 
     def state(self) -> dict[str, Tensor]:
         return {f"pool.{k}": v for k, v in self._pool.state().items()}

@@ -51,5 +51,5 @@ class DatasetLoss(PoolSurrogate):
         loss = closed_form.dataset_loss(q, phi, classes, self._rows, self._beta)
         return loss, phi @ q.mean.detach()
 
-    def reported(self, loss: float) -> float:
-        return loss / self._rows  # eq. 27 is a sum over all of them
+    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
+        return super().after(step, loss / self._rows, images, labels)  # eq. 27 is a sum over all of them
