@@ -68,6 +68,7 @@ lint: install
 	@lint-imports
 
 test: lint data
+	@python -m compileall -q src pipeline stages  # once, not in each of the tests' copies
 	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup
 
 ui: install

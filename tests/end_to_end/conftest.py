@@ -154,7 +154,7 @@ class Project:
 
 def make(folder: Path, params: str) -> Project:
     """A fresh working copy under git, with ``params`` as its params.yaml."""
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    skip = shutil.ignore_patterns("*.egg-info")  # bytecode comes along: it is of the same sources at the same times
     for name in ("pipeline", "stages", "src", "data", "plugins"):
         shutil.copytree(ROOT / name, folder / name, ignore=skip)
     (folder / ".dvc").mkdir()

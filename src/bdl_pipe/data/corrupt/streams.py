@@ -21,16 +21,16 @@ class Streams:
     def _generators(self) -> list[np.random.Generator]:
         return [self._rng.fold(number).numpy() for number in self._numbers]
 
-    def normal(self, *shape: int) -> Float32[np.ndarray, "image *shape"]:
+    def normal(self, *shape: int) -> Float32[np.ndarray, " image *shape"]:
         """Draw from N(0, 1)."""
         return np.stack([g.standard_normal(shape, np.float32) for g in self._generators])
 
-    def uniform(self, low: float, high: float, *shape: int) -> Float32[np.ndarray, "image *shape"]:
+    def uniform(self, low: float, high: float, *shape: int) -> Float32[np.ndarray, " image *shape"]:
         """Draw uniform numbers from [low, high)."""
         unit = np.stack([g.random(shape, np.float32) for g in self._generators])
         return (low + (high - low) * unit).astype(np.float32)
 
-    def integers(self, low: int, high: int, *shape: int) -> Int[np.ndarray, "image *shape"]:
+    def integers(self, low: int, high: int, *shape: int) -> Int[np.ndarray, " image *shape"]:
         """Draw whole numbers from ``low`` to ``high`` − 1."""
         return np.stack([g.integers(low, high, shape) for g in self._generators])
 
