@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paper_cases import printed_in
 from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
@@ -193,11 +194,7 @@ def test_figures_of_ritter_by_hand() -> None:
 
 def test_figures_of_zeng_by_hand() -> None:
     """Read off the printed tables: corners, and what is printed twice."""
-    tables = {number: papers.load(f"ciber:table{number}").figures for number in ZENG}
-
-    def printed(number: int, dataset: str, method: str, metric: str) -> Printed:
-        return tables[number][dataset][method][metric]
-
+    printed = printed_in("ciber")
     assert printed(1, "Boston", "CIBER (SECOND)", "log_likelihood") == Printed("-2.471", "0.140")
     assert printed(1, "Naval", "CIBER (LAST)", "log_likelihood") == Printed("7.482", "0.188")
     assert printed(1, "Energy", "VSD", "log_likelihood") == Printed("-1.060", "0.010")
@@ -209,6 +206,7 @@ def test_figures_of_zeng_by_hand() -> None:
     assert printed(4, "CIFAR10", "SGD (PreResNet-164)", "accuracy:STL10") == Printed("75.56", "0.00")
     assert printed(10, "CIFAR10", "CIBER (WideResNet)", "ece:STL10") == Printed("0.0336", "0.0009")
     assert printed(8, "CIFAR100", "SWAG (PreResNet-164)", "accuracy") == Printed("73.02", "10.30")
+    tables = {number: papers.load(f"ciber:table{number}").figures for number in ZENG}
     count = {n: sum(map(len, tables[n].values())) for n in ZENG}
     assert count == {1: 55, 2: 47, 3: 12, 4: 8, 5: 40, 6: 58, 7: 36, 8: 36, 9: 36, 10: 4}
     for number, metric in ((7, "nll"), (8, "accuracy"), (9, "ece")):

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from paper_cases import printed_in
 from rich.console import Console
+from safetensors.torch import load_file
 
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
@@ -35,11 +37,7 @@ def published() -> params.Params:
 
 def test_figures_by_hand() -> None:
     """Read off the printed tables: corners, and what is printed twice."""
-    tables = {number: papers.load(f"vbpc:table{number}").figures for number in NUMBERS}
-
-    def printed(number: int, dataset: str, method: str, metric: str) -> Printed:
-        return tables[number][dataset][method][metric]
-
+    printed = printed_in("vbpc")
     assert printed(1, "MNIST", "BPC-rKL (ipc 1)", "accuracy") == Printed("74.8", "1.2")
     assert printed(1, "FMNIST", "VBPC (ipc 10)", "nll") == Printed("0.30", "0.01")
     assert printed(1, "Tiny-ImageNet", "VBPC (ipc 10)", "nll") == Printed("3.45", "0.02")
@@ -77,7 +75,7 @@ def test_every_figure_is_there_once_and_has_a_counterpart(number: int) -> None:
     assert table.source == ("table1" if number in (2, 3, 4, 10) else f"table{number}")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 8, 10])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) -> None:
     """But for chains of a network with running statistics; and AVBPC has a second line, of ridge regression."""
     table = papers.load(f"vbpc:table{number}")
@@ -93,7 +91,7 @@ def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) 
         unbuilt = {line.method for line in of_paper if line.run is None}
         assert unbuilt == ({f"{method} (ResNet18-BN)" for method in FAMILY} if number == 4 else set())
         second = ["coreset_krr (vbpc-ipc1)", "coreset_krr (vbpc-ipc10)"]
-        assert [line.method for line in more] == (second if dataset.startswith("CIFAR") else [])
+        assert [line.method for line in more] == (second if dataset.startswith("CIFAR") and number != 9 else [])
         for line in of_paper:
             assert line.run is None or coreset_of(found, line.run) == expected_coreset(line.method)
 
@@ -192,6 +190,18 @@ def test_the_numbers_of_the_others_are_those_of_their_published_code(published: 
     }
 
 
+def test_a_step_of_table_9_has_its_own_experts_and_the_coreset_before() -> None:
+    found = params.load(ROOT / "params/paper/vbpc-table9.yaml")
+    for row in found.of("coreset"):
+        step = found.datasets[row.spec.dataset].increment.step
+        earlier = {"coreset": f"cifar100-{20 * step}-classes-{row.method.name}"} if step else {}
+        own = {} if row.method.name == "vbpc" else {"trajectory": f"{row.spec.dataset}-experts"}
+        assert {kind: key for kind, key in row.sources.items() if kind != "prepare"} == own | earlier
+        assert row.config.ipc == 20
+        if row.method.name == "bpc_cd":  # as in table 1, over the 400 rows of a step
+            assert row.config.step_size / 2 * 400 == pytest.approx(0.01)
+
+
 def test_a_corruption_after_the_colon_is_the_mean_over_its_severities() -> None:
     table = papers.load("vbpc:table3")
     assert table.quantity("nll:gaussian blur", None) == Quantity("nll", "corrupted", "gaussian_blur")
@@ -232,24 +242,48 @@ def shrunk(value: Any) -> Any:
     return [shrunk(part) for part in value] if isinstance(value, list) else value
 
 
-def test_a_part_of_the_tables_from_data_to_ours_beside_the_paper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A coreset of each of two methods of CIFAR-10, under other networks, another evaluation, corruptions and OOD."""
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project and small archives, no tracking."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "_stopped", True)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn"):
         monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
-    monkeypatch.setattr(corrupt, "NAMES", KINDS)
-    (tmp_path / "data/cifar10_corrupted").mkdir()
-    for i, kind in enumerate(KINDS):
-        np.save(tmp_path / f"data/cifar10_corrupted/{kind}.npy", made.images(10, (32, 32, 3), i))
     (tmp_path / "params/paper").mkdir(parents=True)
+    return tmp_path
+
+
+def test_class_after_class_from_data_to_ours_beside_the_paper(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two methods after two steps of table 9: the second step's coreset has the rows of the first, too."""
+    small = shrunk(params.read_yaml(ROOT / "params/paper/vbpc-table9.yaml"))
+    for dataset in small["datasets"].values():
+        dataset["validation"] = 0  # most classes have one row
+    (project / "params/paper/vbpc-table9.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+    command = ["paper", "vbpc:table9", "--dataset", "CIFAR100 (40 classes)", "--executor", "inline"]
+    assert cli.main([*command, "--method", "BPC-CD (ipc 20),VBPC (ipc 20)"]) == 0, capsys.readouterr().err
+    with open(project / "results/vbpc/table9-cifar100-40-classes.csv", newline="") as file:
+        ours = {row["method"]: float(row["ours"]) for row in csv.DictReader(file) if row["ours"]}
+    assert ours.keys() == {"BPC-CD (ipc 20)", "VBPC (ipc 20)"} and all(0 <= percent <= 100 for percent in ours.values())
+    for method in ("bpc_cd", "vbpc"):
+        place = project / f"work/paper/vbpc-table9/coreset/cifar100-40-classes-{method}/0-0.safetensors"
+        assert len(load_file(place)["labels"]) == 40  # one row a class
+
+
+def test_a_part_of_the_tables_from_data_to_ours_beside_the_paper(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A coreset of each of two methods of CIFAR-10, under other networks, another evaluation, corruptions and OOD."""
+    monkeypatch.setattr(corrupt, "NAMES", KINDS)
+    (project / "data/cifar10_corrupted").mkdir()
+    for i, kind in enumerate(KINDS):
+        np.save(project / f"data/cifar10_corrupted/{kind}.npy", made.images(10, (32, 32, 3), i))
     small = shrunk(params.read_yaml(FILE))
     for section in ("datasets", "trajectories", "coresets", "runs"):  # the others are checked whole above
         small[section] = {key: value for key, value in small[section].items() if key.partition("-")[0] == "cifar10"}
-    (tmp_path / "params/paper/vbpc-table1.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+    (project / "params/paper/vbpc-table1.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     ran = set[str]()
     for number, methods in (
         (4, ["BPC-CD (VGG11-GN)", "VBPC (AlexNet-NN)", "BPC-CD (Conv-BN)"]),
@@ -262,7 +296,7 @@ def test_a_part_of_the_tables_from_data_to_ours_beside_the_paper(
         more = {line for line in capsys.readouterr().out.splitlines() if line.endswith(": done")}
         assert not ran & more and bool(more) == (number in (2, 4)), "made twice"
         ran |= more
-        with open(tmp_path / f"results/vbpc/table{number}-cifar10.csv", newline="") as file:
+        with open(project / f"results/vbpc/table{number}-cifar10.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         metrics = {m for m in papers.load(f"vbpc:table{number}").metrics("CIFAR10") if "TinyImageNet" not in m}
         for method in methods:
