@@ -1,7 +1,8 @@
 """Coresets × protocols: how any coreset does under any protocol, beside the floor of images drawn at random.
 
-A cell is a run that predicts from a coreset. The protocol is the run's method. Where a coreset has several runs of one
-protocol, such as with other networks, its first ones stand in its first row, its second ones in its second.
+A cell is a run that predicts from a coreset. The protocol is the run's method, or another method with the same student:
+VBPC's own is ``coreset_vi``. Where a coreset has several runs of one protocol, such as with other networks, its first
+ones stand in its first row, its second ones in its second.
 
 Every distilled coreset starts from random training rows, equally many of each class. ``random_coreset`` is such rows,
 drawn at its own address. So the floor of a coreset is the random one with as many images a class, in the same place.
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from bdl_pipe.registry import METHODS
 
 from ..core.scores import Quantity
 from . import columns, images, tables
@@ -82,7 +85,8 @@ def of(table: Table, dataset: str) -> Cross | None:
         ArtifactError: a coreset that is there is altered or truncated.
     """
     runs = [run for run in table.of(dataset) if run.coreset is not None]
-    protocols = list(dict.fromkeys(run.method for run in runs))
+    named = _protocols([run.method for run in runs])
+    protocols = list(dict.fromkeys(named[run.method] for run in runs))
     coresets = {run.coreset.key: run.coreset for run in runs if run.coreset is not None}
     if max(len(protocols), len(coresets)) < 2:
         return None
@@ -90,10 +94,20 @@ def of(table: Table, dataset: str) -> Cross | None:
     for coreset in coresets.values():
         own = [r for r in runs if r.coreset == coreset]
         ipc, seconds = images.per_class(coreset), _seconds(coreset)
-        by_protocol = ([r for r in own if r.method == protocol] for protocol in protocols)
+        by_protocol = ([r for r in own if named[r.method] == protocol] for protocol in protocols)
         for place, together in enumerate(zip_longest(*by_protocol)):
-            rows.append(Row(coreset, place, ipc, seconds, {r.method: r for r in together if r is not None}))
+            rows.append(Row(coreset, place, ipc, seconds, {named[r.method]: r for r in together if r is not None}))
     return Cross(dataset, protocols, sorted(rows, key=lambda row: row.ipc or 0))
+
+
+def _protocols(methods: Sequence[str]) -> dict[str, str]:
+    """Map methods to protocols. Those with one student are one, named by a method that does nothing else, or the first."""
+    alike = dict[Any, list[str]]()
+    for name in dict.fromkeys(methods):
+        student = METHODS[name].stages["student"] if name in METHODS else None
+        alike.setdefault((student.fit or student.fit_many) if student else name, []).append(name)
+    pure = {name for name in methods if name in METHODS and len(METHODS[name].stages) == 1}
+    return {name: next((n for n in names if n in pure), names[0]) for names in alike.values() for name in names}
 
 
 def headlines(table: Table) -> list[Headline]:

@@ -123,6 +123,21 @@ def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own
     ]
 
 
+def test_methods_with_one_student_are_one_protocol(tmp_path: Path, made: list[RunInfo]) -> None:
+    """VBPC's and random images' own student is ``coreset_vi``, by which it goes where that is there."""
+
+    def run(method: str, of: RunInfo) -> RunInfo:
+        return replace(
+            write_run(tmp_path, "d", method, of.setting, [Score(0, 0, Quantity("nll"), 1.0, 10)]), coreset=of.coreset
+        )
+
+    random, frepo, own, floor = made[0], made[2], run("vbpc", made[2]), run("random_coreset", made[0])
+    network = run("coreset_nn", frepo)
+    assert told([own, floor, network]).head[4:] == ["vbpc NLL", "coreset_nn NLL"]
+    assert told([own, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
+    assert told([own, floor, run("coreset_vi", random)]).head[4:] == ["coreset_vi NLL"]
+
+
 def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunInfo]) -> None:
     cross.write_csv(tables.gather(made), tmp_path / "c.csv")
     text = (tmp_path / "c.csv").read_text()
