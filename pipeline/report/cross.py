@@ -101,7 +101,7 @@ def of(table: Table, dataset: str) -> Cross | None:
 
 
 def _protocols(methods: Sequence[str]) -> dict[str, str]:
-    """Map methods to protocols: those with one student are one, under the name that stands for it alone, or the first."""
+    """Map methods to protocols: those with one student are one, named by a method that is it alone, or the first."""
     alike = dict[Any, list[str]]()
     for name in dict.fromkeys(methods):
         student = METHODS[name].stages["student"] if name in METHODS else None

@@ -18,8 +18,8 @@ from . import records
 
 def build(params: Params, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs, coresets = _infos(params)
-    report.build(runs, coresets, places.REPORT, provenance=_facts(params, settings), dpi=params.report.figures_dpi)
+    runs, coresets = infos(params)
+    report.build(runs, coresets, places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
     if settings.tracking:
         compare(params)
 
@@ -28,10 +28,11 @@ def compare(params: Params) -> str | None:
     """Bring MLflow's comparison up to date. Return the experiment's id, or None without tracking."""
     from ..tracking import summaries
 
-    return summaries.publish(params, *_infos(params))
+    return summaries.publish(params, *infos(params))
 
 
-def _infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
+def infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
+    """Say where the results of all runs lie, and the coresets that they are made from."""
     used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
     coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
     steps = {key: _step(dataset) for key, dataset in params.datasets.items()}
@@ -72,8 +73,8 @@ def _coreset(run: Run) -> report.CoresetInfo:
     return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, classes, record)
 
 
-def _facts(params: Params, settings: Settings) -> dict[str, Any]:
-    """Collect where the figures come from, as the page shows it."""
+def facts(params: Params, settings: Settings) -> dict[str, Any]:
+    """Collect where the figures come from."""
     made = [records.read(run.kind, run.key) for run in params.runs.values()]
     fitted = sum(sum(record.get("seconds", {}).values()) for record in made)
     return {

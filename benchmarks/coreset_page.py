@@ -1,0 +1,104 @@
+"""results/coresets: every coreset of this folder's runs under each protocol, as a page, with curves and pictures.
+
+Run it in a folder whose report is up to date: ``python -m benchmarks.coreset_page``. It computes nothing anew.
+
+- ``README.md``: the report's tables, where they come from, what each picture's rows are.
+- ``coresets.csv``: the cells, one figure a row.
+- ``<dataset>-<protocol>.svg``: the NLL against the seconds of distillation. Coresets of one method and size that differ
+  in their number of outer steps are joined by a line, from shorter to longer distillation.
+- ``<dataset>-ipc<n>.png``: a row for each coreset, a column for each class: the image whose label is largest there.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bdl_pipe import artifacts
+from pipeline.core import params
+from pipeline.core.scores import Quantity
+from pipeline.core.settings import Settings
+from pipeline.report import CoresetInfo, columns, cross, images, tables
+from pipeline.stages import report
+
+OUT = Path("results/coresets")
+NLL = Quantity("nll")
+BIG = 3  # pixels of a pixel
+
+
+def main() -> None:
+    """Write the page from what lies in this folder."""
+    read = params.load()
+    runs, coresets = report.infos(read)
+    table = tables.gather(runs)
+    crosses = [found for dataset in table.datasets() if (found := cross.of(table, dataset)) is not None]
+    OUT.mkdir(parents=True, exist_ok=True)
+    cross.write_csv(table, OUT / "coresets.csv")
+    about = [f"- {key}: {value}" for key, value in report.facts(read, Settings.read()).items()]
+    parts = ["# Coresets under each protocol", __doc__.partition("\n")[2].strip(), "\n".join(about)]
+    for found in crosses:
+        parts.append(columns.markdown([cross.headline(table, found)]).strip())
+        parts += [f"![{name}]({name})" for name in curves(table, found)]
+        parts += pictures(found.dataset, coresets)
+    (OUT / "README.md").write_text("\n\n".join(parts) + "\n")
+
+
+def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
+    """Draw the NLL against seconds, a figure for each protocol; yield the files' names."""
+    for protocol in found.protocols:
+        lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for row in found.rows:
+            score = table.estimate(row.runs[protocol].key, NLL) if protocol in row.runs else None
+            if score and row.ipc and row.seconds and row.place == 0 and math.isfinite(score.mean):
+                lines.setdefault((row.coreset.method, row.ipc), []).append((row.seconds, score.mean))
+        if not lines:
+            continue
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        methods = sorted({method for method, _ in lines} - {cross.START})
+        colours = dict(zip(methods, cycle([f"C{i}" for i in range(10)]), strict=False))
+        for (method, ipc), points in sorted(lines.items()):
+            style = {1: "o--"}.get(ipc, "s-")
+            if method == cross.START:
+                axes.axhline(
+                    points[0][1], color="0.6", linestyle=style[1:], linewidth=1, label=f"random, {ipc} a class"
+                )
+            else:
+                seconds, scores = zip(*sorted(points), strict=True)
+                axes.plot(seconds, scores, style, color=colours[method], label=f"{method}, {ipc} a class")
+        axes.set(
+            xscale="log", xlabel="seconds of distillation, with experts", ylabel="NLL of test rows", title=protocol
+        )
+        axes.legend(fontsize=7, ncols=2, frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+        name = f"{found.dataset}-{protocol}.svg"
+        figure.savefig(OUT / name, metadata={"Date": None})
+        yield name
+
+
+def pictures(dataset: str, coresets: Sequence[CoresetInfo]) -> Iterator[str]:
+    """Draw the coresets of each size side by side; yield what the page says of each file."""
+    there = [c for c in coresets if c.dataset == dataset and images.per_class(c)]
+    for ipc in sorted({size for c in there if (size := images.per_class(c))}):
+        alike = [c for c in there if images.per_class(c) == ipc]
+        name = f"{dataset}-ipc{ipc}.png"
+        (OUT / name).write_bytes(images.png(np.concatenate([_row(c) for c in alike], axis=1)))
+        rows = ", ".join(c.key.removeprefix(f"{dataset}-") for c in alike)
+        yield f"![{name}]({name})\n\nRows, from the top: {rows}."
+
+
+def _row(coreset: CoresetInfo) -> np.ndarray:
+    """Put a coreset's images side by side [c, h, w], for each class the one whose label is largest there."""
+    state = artifacts.load(coreset.path, "coreset").state("0-0").tensors
+    raw, labels = state["raw"].float().numpy(), state["labels"].float().numpy()
+    shown = [
+        np.pad(raw[labels[:, k].argmax()], ((0, 0), (0, 1), (0, 1)), constant_values=1.0)
+        for k in range(labels.shape[1])
+    ]
+    return np.concatenate(shown, axis=2).repeat(BIG, 1).repeat(BIG, 2)
+
+
+if __name__ == "__main__":
+    main()
