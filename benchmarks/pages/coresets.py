@@ -1,6 +1,6 @@
 """results/coresets: every coreset of this folder's runs under each protocol, as a page, with curves and pictures.
 
-Run it in a folder whose report is up to date: ``python -m benchmarks.coreset_page``. It computes nothing anew.
+Run it in a folder whose report is up to date: ``python -m benchmarks.pages.coresets``. It computes nothing anew.
 
 - ``README.md``: the report's tables, where they come from, what each picture's rows are.
 - ``coresets.csv``: the cells, one figure a row.

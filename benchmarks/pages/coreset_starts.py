@@ -1,0 +1,106 @@
+"""Each coreset against the images that it was distilled from, on validation rows: is its distillation worth anything?
+
+    python -m benchmarks.pages.coreset_starts fashion_mnist-frepo-ipc10-nn fashion_mnist-bpc_fkl-ipc10-sgmcmc
+
+An argument is an entry of ``runs`` that is made from a coreset, and so a protocol. As in a search, its coreset is
+distilled from the training rows alone, split 0, one seed; the protocol is fitted to that coreset, and to the random
+rows of each class that it started from, with the same seed. Two processes share the runs. Written:
+``results/coresets/starts.md``, the NLL in nats and the accuracy of both on validation rows.
+"""
+
+import argparse
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.posterior import Predictor
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
+from pipeline.core import params
+from pipeline.core.settings import Settings
+from pipeline.search import branch
+from pipeline.search.trial import Chain, Upstream, inputs_of
+from pipeline.stages import report
+
+OUT = Path("results/coresets/starts.md")
+HEAD = ("Run", "Start NLL", "Coreset NLL", "Start acc. %", "Coreset acc. %", "Better", "Distilled in")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--processes", type=int, default=2)
+    chosen = parser.parse_args()
+    read, settings = params.load(), Settings.read()
+    asked = [prepared(key, read, settings) for key in chosen.runs]
+    with ProcessPoolExecutor(chosen.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        rows = list(pool.map(measured, chosen.runs, *zip(*asked, strict=True)))
+    cells = (HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows)
+    about = [f"- {key}: {value}" for key, value in report.facts(read, settings).items()]
+    told = (
+        "Validation rows, one seed: the random rows that each coreset started from, and what was distilled from them."
+    )
+    text = ["# Coresets and their starts", told, "\n".join(about), "\n".join(f"| {' | '.join(row)} |" for row in cells)]
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text("\n\n".join(text) + "\n")
+    print(text[-1])
+
+
+def prepared(key: str, read: params.Params, settings: Settings) -> tuple[Chain, FitData, Upstream]:
+    """Make what the coreset of a run is made from, on training rows alone."""
+    run = read.run("student", key)
+    method = read.run("coreset", run.sources["coreset"]).method.name
+    found = branch.branch_of(read, method, run.spec.dataset, key, "tune", settings)
+    data = branch.load_data(found, read, settings)
+    return found.chain, data, branch.make_upstream(found, data, read, settings)
+
+
+def measured(key: str, chain: Chain, data: FitData, upstream: Upstream) -> tuple[str, ...]:
+    """Return a row of the table."""
+    torch.set_num_threads(1)
+    configs, first = [r.config for r in chain.runs], chain.runs[0]
+    clock = time.perf_counter()
+    distilled = first.stage.fit_one(
+        data, inputs_of(first, upstream), configs[0], rng=chain.address(first), report=Silent()
+    )
+    seconds = time.perf_counter() - clock
+    numbers = first.config
+    scale = numbers.coreset.label_scale if hasattr(numbers, "coreset") else 1.0
+    address = chain.address(first).fold("start")
+    start = balanced(data, numbers.ipc, scale, rng=address).state(
+        data, {"coreset": first.method.name, "ipc": numbers.ipc}
+    )
+    scores = [score(chain, chain.finish(made, data, configs, upstream), data) for made in (start, distilled)]
+    (start_nll, start_accuracy), (nll, accuracy) = scores
+    better = "yes" if nll < start_nll and accuracy > start_accuracy else "no"
+    return (
+        key,
+        f"{start_nll:.3f}",
+        f"{nll:.3f}",
+        f"{100 * start_accuracy:.1f}",
+        f"{100 * accuracy:.1f}",
+        better,
+        f"{seconds:.0f} s",
+    )
+
+
+def score(chain: Chain, fitted: State, data: FitData) -> tuple[float, float]:
+    """Return the mean NLL in nats and the accuracy on the validation rows."""
+    predictor = Predictor(posterior_of(fitted), data.transform, data.classes)
+    targets = torch.from_numpy(data.validation.targets)
+    nll = hits = 0.0
+    for rows, predictive in predictor.batches(data.validation.inputs, rng=chain.predictions):
+        log_probs = predictive.log_probs
+        nll -= float(log_probs.gather(1, targets[rows].unsqueeze(1)).sum())
+        hits += float((log_probs.argmax(1) == targets[rows]).sum())
+    return nll / len(targets), hits / len(targets)
+
+
+if __name__ == "__main__":
+    main()
