@@ -15,7 +15,7 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import Diverged
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.method import fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
@@ -129,7 +129,12 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
     from ray import tune
 
     torch.set_num_threads(chain.threads)
-    configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
+    try:
+        configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
+    except ConfigError as error:  # numbers of the space that cannot go together are a bad sample, not a failed search
+        print(error)
+        tune.report({METRIC: DIVERGED, TIME: MILESTONES})
+        return
     first = chain.runs[0]
 
     def score(checkpoint: State) -> dict[str, float]:

@@ -67,6 +67,19 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert "nll" in last
 
 
+def test_numbers_that_cannot_go_together_are_a_bad_sample(
+    tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A space has no rules between its numbers, such as of steps that are at least as many as epochs ahead."""
+    from ray import tune
+
+    reported = list[dict[str, float]]()
+    monkeypatch.setattr(tune, "report", lambda metrics, checkpoint=None: reported.append(metrics))
+    trial.trial({"coreset.steps": 0}, chain_of("vbpc", "classification", {}), tiny["classification"], {}, NullChannel())
+    assert reported == [{trial.METRIC: trial.DIVERGED, trial.TIME: trial.MILESTONES}]
+    assert capsys.readouterr().out == "methods.vbpc.coreset.steps must be > 0, got 0\n"
+
+
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 def test_what_diverges_is_one_line_to_the_user(
     search: Any, tiny: dict[str, FitData], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
