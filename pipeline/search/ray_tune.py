@@ -112,7 +112,8 @@ def run(
     work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):
-        tuner = tune.Tuner.restore(place, trainable=work, resume_unfinished=True, restart_errored=True)
+        # a trial that failed keeps its name, by which its sample is known
+        tuner = tune.Tuner.restore(place, trainable=work, resume_unfinished=True, resume_errored=True)
     else:
         shutil.rmtree(place, ignore_errors=True)
         kept = tune.RunConfig(
