@@ -69,7 +69,7 @@ lint: install
 
 test: lint data
 	@python -m compileall -q src pipeline stages  # once, not in each of the tests' copies
-	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup
+	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 ui: install
 	@python -m pipeline ui

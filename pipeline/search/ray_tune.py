@@ -129,7 +129,8 @@ def run(
     finally:
         ray.kill(hub)
     if results.num_errors:
-        raise UserError(f"{trials.name}: {results.num_errors} trials failed: {_reason(results.errors[0])}")
+        said = _reason(results.errors[0])
+        raise UserError(f"{trials.name}: {results.num_errors} trials failed (go on with --resume): {said}")
     found = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
     if len(found) < trials.count or results.num_terminated < trials.count:
         raise KeyboardInterrupt

@@ -156,10 +156,13 @@ def test_the_winner_is_the_best_that_was_finished(toy, capsys):
 
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
-    """Both runs in processes of their own: Ray's workers must import the methods as users' do."""
+    """Both runs in processes of their own: Ray's workers must import the methods as users' do.
+
+    In the first, the first sample fails and the second is interrupted; the other one ends both.
+    """
     log, crash = toy / "starts.txt", toy / "crash"
     path = toy / "params.yaml"
-    extra = f"crash: {crash}, log: {log}, inner: {{shift: 6.0}}"
+    extra = f"crash: {crash}, fault: {crash}, log: {log}, inner: {{shift: 6.0}}"
     path.write_text(path.read_text().replace("inner: {shift: 6.0}", extra))
     code = (
         "import sys, argparse, tune_cases, bdl_pipe.registry; from pathlib import Path;"
@@ -177,7 +180,7 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
         return subprocess.run(command, cwd=toy, env=env, capture_output=True, text=True, timeout=200)
 
     first = go("n")
-    assert "go on with --resume" in first.stderr
+    assert "1 trials failed (go on with --resume): RuntimeError: a fault" in first.stderr
     assert not (toy / "params/tuned").exists()
     crash.unlink()
     before = path.read_text()

@@ -44,10 +44,14 @@ class InnerConfig:
 
 @dataclass(frozen=True)
 class ShiftConfig:
-    """``crash``: a file with the driver's pid; while it is there, that is interrupted after half of the steps."""
+    """``crash``: a file with the driver's pid; while it is there, that is interrupted after half of the steps.
+
+    ``fault``: a file; while it is there, a fit of the numbers in force fails.
+    """
 
     inner: InnerConfig
     crash: str = ""
+    fault: str = ""
     log: str = ""
 
 
@@ -64,6 +68,8 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
     if config.log:
         with open(config.log, "a") as log:
             log.write(f"{config.inner.shift} {start} {rng.address[-1]}\n")
+    if config.fault and Path(config.fault).exists() and config.inner.shift == 6.0:
+        raise RuntimeError("a fault")
     for step in range(start, STEPS):
         report(step + 1, STEPS)
         if report.due():
