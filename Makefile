@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro test lint ui docs bench clean distclean
+.PHONY: help install data repro test lint pytest ui docs bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
@@ -67,8 +67,11 @@ lint: install
 	@mypy
 	@lint-imports
 
-test: lint data
+test: install data
 	@python -m compileall -q src pipeline stages  # once, not in each of the tests' copies
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: install data
 	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 ui: install

@@ -166,7 +166,8 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     path.write_text(path.read_text().replace("inner: {shift: 6.0}", extra))
     code = (
         "import sys, argparse, tune_cases, bdl_pipe.registry; from pathlib import Path;"
-        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline.search import tune;"
+        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline.search import ray_tune, tune;"
+        "ray_tune._RETRIES = 0;"
         "import os; sys.argv[1] == 'r' or Path('crash').write_text(str(os.getpid()));"
         "tune.main(argparse.Namespace(method='shift', dataset='toy', samples=3, resume=sys.argv[1]=='r',"
         " apply=True, max_concurrent=1))"
