@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError
@@ -17,18 +17,20 @@ from bdl_pipe.files import write_bytes
 
 from .core import params
 
+_SHOWN: Final = 4  # names of a section's new entries
+
 
 def main(args: argparse.Namespace) -> int:
     """Merge ``args.overlay`` into params.yaml."""
-    changed = apply(Path(args.overlay))
-    print(f"params.yaml: {len(changed)} changes from {args.overlay}; now make repro")
-    for line in changed:
+    lines = apply(Path(args.overlay))
+    print(f"params.yaml: {'changed by' if lines else 'has all of'} {args.overlay}; now make repro")
+    for line in lines:
         print(f"  {line}")
     return 0
 
 
 def apply(overlay: Path, target: Path = Path("params.yaml")) -> list[str]:
-    """Merge the file ``overlay`` into ``target``, and return what changed, a line each.
+    """Merge the file ``overlay`` into ``target``, and return what changed: a line each, new entries a line a section.
 
     Raises:
         DataError: a file is missing or is not YAML.
@@ -42,12 +44,13 @@ def apply(overlay: Path, target: Path = Path("params.yaml")) -> list[str]:
     yaml.preserve_quotes, yaml.width = True, 4096
     document = yaml.load(target.read_text())
     lines: list[str] = []
-    _merge(document, changes, "", lines)
+    new: dict[str, list[str]] = {}
+    _merge(document, changes, "", lines, new)
     text = io.StringIO()
     yaml.dump(document, text)
     _check(text.getvalue(), target)
     write_bytes(target, text.getvalue().encode())
-    return lines
+    return lines + [_brief(section, names) for section, names in new.items()]
 
 
 def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
@@ -59,15 +62,30 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
     write_bytes(path, (head + yaml.safe_dump(dict(overlay), sort_keys=False)).encode())
 
 
-def _merge(base: MutableMapping[str, Any], overlay: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+def _merge(
+    base: MutableMapping[str, Any],
+    overlay: Mapping[str, Any],
+    prefix: str,
+    lines: list[str],
+    new: MutableMapping[str, list[str]],
+) -> None:
     """Merge in place as ``config.merge`` does: another variant (with another ``name``) replaces the old one whole."""
     for key, value in overlay.items():
         old = base.get(key)
         if isinstance(old, MutableMapping) and isinstance(value, Mapping) and same_variant(old, value):
-            _merge(old, value, f"{prefix}{key}.", lines)
+            _merge(old, value, f"{prefix}{key}.", lines, new)
         elif old != value:
             base[key] = value
-            lines.append(f"{prefix}{key}: {'(new)' if old is None else old} -> {value}")
+            if old is None and isinstance(value, Mapping):
+                new.setdefault(prefix.removesuffix("."), []).append(key)
+            else:
+                lines.append(f"{prefix}{key}: {'(new)' if old is None else old} -> {value}")
+
+
+def _brief(section: str, names: list[str]) -> str:
+    """Return one line for new entries of a section, of which an overlay may have a hundred."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"{section}: {len(names)} new: {shown}"
 
 
 def _check(text: str, target: Path) -> None:

@@ -83,13 +83,13 @@ STUDY: Final = {
     "figure": [{"x": "optimiser.lr"}],
 }
 VERBS: Final[dict[str, tuple[str, ...]]] = {
-    "repro": ("repro", "-j", "2"),
+    "repro": ("repro", "-j", "2", "student"),
     "paper": ("paper", "ciber:table1", "--dataset", "Boston", "--method", "deterministic"),
     "tune": ("tune", "sgd", "--dataset", "digits", "--samples", "2"),
     "study": ("study", "params/study/tiny-rates.yaml"),
 }
 ALONE: Final = VERBS | {
-    "repro": ("run", "all", "--executor", "inline"),
+    "repro": ("repro", "student"),
     "paper": (*VERBS["paper"], "--executor", "inline"),
 }
 

@@ -45,6 +45,16 @@ def test_applying_twice_changes_nothing_more(target):
     assert target.read_bytes() == once
 
 
+def test_new_entries_are_a_line_a_section(target):
+    runs = "".join(
+        f"  toy-new{i}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}\n"
+        for i in range(6)
+    )
+    lines = apply.apply(overlay(target, f"seed: 9\nruns:\n{runs}"), target)
+    assert lines == ["seed: 3 -> 9", "runs: 6 new: toy-new0, toy-new1, toy-new2, toy-new3 and 2 more"]
+    assert params.load(target).run("student", "toy-new5").config.inner.shift == 6.0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

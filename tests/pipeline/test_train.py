@@ -56,6 +56,7 @@ def test_two_workers_end_where_one_does_though_one_was_killed(
     tiny_images: FitData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To 1e-6, the rounding of 15 steps; a worker kills itself at step 7. Errors come as they were raised."""
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # one process less in each group
     alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
     executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2))
     try:
