@@ -1,8 +1,8 @@
 """Coresets × protocols: how any coreset does under any protocol, beside the floor of images drawn at random.
 
-A cell is a run that predicts from a coreset. The protocol is the run's method, or another method with the same student:
-VBPC's own is ``coreset_vi``. Where a coreset has several runs of one protocol, such as with other networks, its first
-ones stand in its first row, its second ones in its second.
+A cell is a run that predicts from a coreset. The protocol is the run's method or, of one with a coreset of its own, the
+method that is its student alone: VBPC's is ``coreset_vi``. Where a coreset has several runs of one protocol, such as
+with other networks, its first ones stand in its first row, its second ones in its second.
 
 Every distilled coreset starts from random training rows, equally many of each class. ``random_coreset`` is such rows,
 drawn at its own address. So the floor of a coreset is the random one with as many images a class, in the same place.
@@ -101,13 +101,20 @@ def of(table: Table, dataset: str) -> Cross | None:
 
 
 def _protocols(methods: Sequence[str]) -> dict[str, str]:
-    """Map methods to protocols: those with one student are one, named by a method that is it alone, or the first."""
+    """Map methods to protocols: itself, or of a method with a coreset of its own, the one that is its student alone.
+
+    Without such a one, methods with a coreset and one student are one protocol, named by the first.
+    """
+    named = {name: name for name in methods}
     alike = dict[Any, list[str]]()
-    for name in dict.fromkeys(methods):
-        student = METHODS[name].stages["student"] if name in METHODS else None
-        alike.setdefault((student.fit or student.fit_many) if student else name, []).append(name)
-    pure = {name for name in methods if name in METHODS and len(METHODS[name].stages) == 1}
-    return {name: next((n for n in names if n in pure), names[0]) for names in alike.values() for name in names}
+    for name in named:
+        if name in METHODS:
+            student = METHODS[name].stages["student"]
+            alike.setdefault(student.fit or student.fit_many, []).append(name)
+    for names in alike.values():
+        alone = [name for name in names if len(METHODS[name].stages) == 1]
+        named |= {name: (alone or names)[0] for name in names if name not in alone}
+    return named
 
 
 def headlines(table: Table) -> list[Headline]:

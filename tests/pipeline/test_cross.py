@@ -75,6 +75,15 @@ def test_rows_are_coresets_and_columns_protocols(made: list[RunInfo]) -> None:
     assert [row[0].text for row in found.rows if row[5].best] == ["frepo"]  # among those of one size
 
 
+def test_a_protocol_is_a_column_whether_or_not_a_method_brings_its_coreset(tmp_path: Path) -> None:
+    """VBPC's own runs and random images are under VBPC's student; ridge regression fits as nn does and is another."""
+    info, scores = coreset(tmp_path, "d-frepo"), [Score(0, 0, Quantity("accuracy"), 0.5, 10)]
+    names = ["vbpc", "coreset_nn", "coreset_krr", "random_coreset", "coreset_vi"]
+    made = [replace(write_run(tmp_path, "d", name, "a", scores), coreset=info) for name in names]
+    assert told(made).head[4:] == ["coreset_vi acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
+    assert told(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
+
+
 def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[RunInfo]) -> None:
     """A tie, as of bpc's accuracy, beats nothing; frepo10 has no random coreset of its size."""
     assert told(made).remarks == [
