@@ -68,7 +68,7 @@ lint: install
 	@lint-imports
 
 test: install data
-	@python -m compileall -q src pipeline stages  # once, not in each of the tests' copies
+	@python -m compileall -q -j 0 src pipeline stages  # once, not in each of the tests' copies
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: install data

@@ -274,7 +274,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
         "network": HEAD["network"],
         "ridge": 5.0e-4,
         "softplus": 60.0,
-        "solver": {"name": "cg", "iterations": 5, "tolerance": 1.0e-4},
+        "solver": {"name": "cg", "iterations": 2, "tolerance": 1.0e-4},
         "scale_lr": 0.03,
         "network_steps": 2,
         "coreset": VBPC["coreset"] | {"average": 0.9},
