@@ -7,6 +7,7 @@ Run it in a folder whose report is up to date: ``python -m benchmarks.pages.core
 - ``<dataset>-<protocol>.svg``: the NLL against the seconds of distillation. Coresets of one method and size that differ
   in their number of outer steps are joined by a line, from shorter to longer distillation.
 - ``<dataset>-ipc<n>.png``: a row for each coreset, a column for each class: the image whose label is largest there.
+- ``starts.md``: each method against the images that it started from, by ``benchmarks.pages.coreset_starts``.
 """
 
 import math
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bdl_pipe import artifacts
 from pipeline.core import params
@@ -72,6 +74,9 @@ def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
         axes.set(
             xscale="log", xlabel="seconds of distillation, with experts", ylabel="NLL of test rows", title=protocol
         )
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.legend(fontsize=7, ncols=2, frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
         name = f"{found.dataset}-{protocol}.svg"
         figure.savefig(OUT / name, metadata={"Date": None})
