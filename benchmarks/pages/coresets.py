@@ -8,6 +8,7 @@ Run it in a folder whose report is up to date: ``python -m benchmarks.pages.core
   in their number of outer steps are joined by a line, from shorter to longer distillation.
 - ``<dataset>-ipc<n>.png``: a row for each coreset, a column for each class: the image whose label is largest there.
 - ``starts.md``: each method against the images that it started from, by ``benchmarks.pages.coreset_starts``.
+- ``cost.md``: seconds of an outer step, ratios and bytes, by ``benchmarks/coresets.py``.
 """
 
 import math
