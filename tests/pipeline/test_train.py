@@ -1,12 +1,8 @@
 """A trajectory whose batches two Ray Train workers share, against one process."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
-import ray.train.torch
 import torch
 
 from bdl_pipe.config import read
@@ -16,21 +12,20 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.executors import Done, Executor, Task, choose
 from pipeline.core.executors.display import Display
-from pipeline.core.executors.hub import Hub, NullChannel
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
-from pipeline.core.executors.train import capacity, group
+from pipeline.core.executors.train import capacity
 from pipeline.core.settings import Settings
 from pipeline.stages.fit import SeedTask
 from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work
 
 
-def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "") -> Done:
+def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", **changes: object) -> Done:
     """One member, with a checkpoint at every step; ``fuse`` names a file that the first attempt lights."""
     store = Store(folder, "a")
     store.open()
-    config = read(SgdConfig, SECTION, "methods.sgd")
+    config = read(SgdConfig, SECTION | changes, "methods.sgd")
     member = SeedTask(SGD.stages["trajectory"].fit_one, config, "data", {}, Seed(0).fold("member", 0))
     task = Task("0-0", member, ("data", "fuse"), data_parallel=True)
     with Display("trajectory") as display:
@@ -38,17 +33,6 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "") 
         (done,) = executor.map(fake_work.fused_member, [task], shared=shared, display=display, store=store)
     assert store.finished("0-0") is not None and store.load("0-0") is None
     return done
-
-
-class Here:
-    """A trainer whose two workers are this process, one after the other: it saves three processes and their imports."""
-
-    def __init__(self, loop: Callable[[], None], **options: object) -> None:
-        self.fit = lambda: [loop() for _ in range(2)]
-
-
-def refuses(payload: Any, shared: object, report: object) -> None:
-    raise ConfigError("batch", "must be even", payload)
 
 
 @pytest.mark.slow
@@ -62,10 +46,8 @@ def test_two_workers_end_where_one_does_though_one_was_killed(
     try:
         fuse = tmp_path / "fuse"
         resumed = trajectory(executor, tiny_images, tmp_path / "resumed", str(fuse))
-        monkeypatch.setattr(ray.train.torch, "TorchTrainer", Here)
-        channels, hub = (NullChannel(), NullChannel()), ray.remote(num_cpus=0)(Hub).remote(None)
-        with pytest.raises(ConfigError, match=r"^batch must be even, got 33$"):
-            group(refuses, Task("0-0", 33), hub, channels, Settings("ray", workers=2), False, ())
+        with pytest.raises(ConfigError, match=r"^batch must be a multiple of the 2 workers of a task, got 33$"):
+            trajectory(executor, tiny_images, tmp_path / "refused", batch=33)
     finally:
         executor.close()
     assert [int(step) for step in fuse.read_text().split()] == [1, 8], "it did not go on from its checkpoint"
