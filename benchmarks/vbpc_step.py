@@ -7,6 +7,11 @@ table 5). The two must agree in float64 before anything is timed; each form's er
 
     python benchmarks/vbpc_step.py --rows 10 100 500 --widths 1152 2304 --device cpu
 
+With ``--against COMMIT`` the whole outer step is measured instead, of this tree and of that commit: two processes that
+take blocks of five steps in turn (outer_step.py), each with its own ``bdl_pipe``, on the same rows and settings.
+
+    python benchmarks/vbpc_step.py --against 1330bff --threads 1
+
 Prints one JSON line a case, then a table. Memory: on a GPU torch's peak; on the CPU the peak of
 bytes allocated by torch's operators, from its profiler. Times are medians over repeats, forms in turn.
 """
@@ -14,10 +19,15 @@ bytes allocated by torch's operators, from its profiler. Times are medians over 
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -127,6 +137,40 @@ def measure(rows: int, width: int, batch: int, classes: int, device: str, repeat
     }
 
 
+_REPOSITORY, _BLOCK = Path(__file__).parents[1], 5
+
+
+def against(commit: str, options: dict[str, object], rounds: int) -> dict[str, object]:
+    """Return the median milliseconds of an outer step of ``commit`` and of this tree, and their ratio."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", commit, "src"], cwd=_REPOSITORY, capture_output=True, check=True
+        ).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        sides = [_outer_steps(Path(folder) / "src", options), _outer_steps(_REPOSITORY / "src", options)]
+        try:
+            times = [[_block(side) for side in sides] for _ in range(rounds + 1)][1:]  # the first makes the networks
+        finally:
+            for side in sides:
+                side.kill()
+                side.wait()
+    then, now = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    return options | {"then_ms": then, "now_ms": now, "ratio": statistics.median(a / b for a, b in times)}
+
+
+def _outer_steps(src: Path, options: dict[str, object]) -> subprocess.Popen[str]:
+    command = [sys.executable, str(_REPOSITORY / "benchmarks/outer_step.py"), json.dumps(options)]
+    env = os.environ | {"PYTHONPATH": str(src), "OMP_NUM_THREADS": str(options["threads"])}
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _block(side: subprocess.Popen[str]) -> float:
+    assert side.stdin is not None and side.stdout is not None
+    side.stdin.write(f"{_BLOCK}\n")
+    side.stdin.flush()
+    return float(side.stdout.readline())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10, 100, 500], help="coreset rows")
@@ -136,10 +180,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--against", metavar="COMMIT", help="measure the whole outer step, there and here")
+    parser.add_argument("--network-width", type=int, default=16, help="of the outer step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.cuda.get_device_name() if args.device != "cpu" else f"{platform.machine()}, {args.threads} threads"
     print(json.dumps({"torch": torch.__version__, "device": device}))
+    if args.against:
+        for ipc in (1, 10):
+            for malloc in (False, True):
+                options = {"threads": args.threads, "width": args.network_width, "ipc": ipc, "batch": args.batch}
+                row = against(args.against, options | {"malloc": malloc}, 2 * args.repeats)
+                print(
+                    json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}),
+                    flush=True,
+                )
+        return
     found = []
     for width in args.widths:
         for rows in args.rows:
