@@ -31,6 +31,9 @@ WITH_OPTIONS = {
     "table": {"path": "t.csv", "target": ["y"], "task": "classification"},
     "image_folder": {"path": "images"},
     "npz": {"path": "a.npz"},
+    "tiny_imagenet": {"path": "tiny-imagenet-200.zip"},
+    "imagewoof": {"path": "imagewoof2-160.tgz", "side": 128},
+    "imagenet_npz": {"path": "Imagenet64"},
 }
 SHAPE = (2, 4, 3)
 

@@ -18,6 +18,7 @@ from .raw import Kind, Raw, Source, Task
 from .sources.archive import Archive, read_archive
 from .sources.cifar import CIFAR10, CIFAR100
 from .sources.idx import FASHION_MNIST, MNIST
+from .sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from .sources.images import ImageFolder, Npz
 from .sources.packages import boston, digits, mnist5k
 from .sources.stl10 import STL10
@@ -96,7 +97,16 @@ CATALOG: Final[Registered[Entry]] = Registered(
     },
 )
 OPTIONS: Final[Registered[type[Source]]] = Registered(
-    "data source", {"uci": Uci, "table": Table, "image_folder": ImageFolder, "npz": Npz}
+    "data source",
+    {
+        "uci": Uci,
+        "table": Table,
+        "image_folder": ImageFolder,
+        "npz": Npz,
+        "tiny_imagenet": TinyImageNet,
+        "imagewoof": ImageWoof,
+        "imagenet_npz": ImageNetNpz,
+    },
 )
 
 

@@ -1,0 +1,199 @@
+"""Tiny-ImageNet, ImageWoof and the downsampled ImageNet: small archives of their formats, and damaged ones."""
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bdl_pipe.data.raw import checked
+from bdl_pipe.data.sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
+from bdl_pipe.errors import ConfigError, DataError
+
+IDS = ("n02124075", "n01443537")  # not in order: wnids.txt decides
+
+
+def jpeg(colour: tuple[int, ...], size: tuple[int, int], mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size, colour if len(colour) > 1 else colour[0]).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+def tiny(**changes: bytes | None) -> dict[str, bytes]:
+    """Six training images of each class, one of them grey and one CMYK, and four validation images."""
+    files = {"wnids.txt": "\n".join(IDS).encode(), "words.txt": b"n01443537\tgoldfish\nn02124075\tcat\nn9\tnone\n"}
+    for number, name in enumerate(IDS):
+        for i in range(6):
+            colour = (40 * i, 100 * number, 30)
+            files[f"train/{name}/images/{name}_{i}.JPEG"] = jpeg(colour, (64, 64))
+        files[f"train/{name}/{name}_boxes.txt"] = b"ignored"
+    files[f"train/{IDS[0]}/images/{IDS[0]}_1.JPEG"] = jpeg((77,), (64, 64), "L")
+    files[f"train/{IDS[0]}/images/{IDS[0]}_2.JPEG"] = jpeg((0, 255, 255, 0), (64, 64), "CMYK")
+    lines = [f"val_{i}.JPEG\t{IDS[i % 2]}\t0\t0\t9\t9" for i in range(4)]
+    files["val/val_annotations.txt"] = "\n".join(lines).encode()
+    files |= {f"val/images/val_{i}.JPEG": jpeg((200 + i, 0, 0), (64, 64)) for i in range(4)}
+    files["test/images/test_0.JPEG"] = b"without labels, and not read"
+    return {name: blob for name, blob in (files | changes).items() if blob is not None}
+
+
+def woof() -> dict[str, bytes]:
+    files = {}
+    for number, name in enumerate(("n02086240", "n02087394")):
+        for i in range(5):
+            files[f"train/{name}/{name}_{i}.JPEG"] = jpeg((0, 90 * number, 10 * i), (40 + 7 * i, 33))
+        files[f"val/{name}/{name}_9.JPEG"] = jpeg((0, 90 * number, 200), (20, 60))
+    return files
+
+
+def pack(place: Path, kind: str, files: Mapping[str, bytes], top: str) -> Path:
+    """The files below the folder ``top``, as a zip, a tgz (in another order) or a folder."""
+    if kind == "folder":
+        for name, blob in files.items():
+            (place / top / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / top / name).write_bytes(blob)
+        return place / top
+    path = place / f"{top}.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, blob in files.items():
+                archive.writestr(f"{top}/{name}", blob)
+        return path
+    with tarfile.open(path, "w:gz") as tar:
+        for name, blob in reversed(files.items()):
+            info = tarfile.TarInfo(f"./{top}/{name}")
+            info.size = len(blob)
+            tar.addfile(info, io.BytesIO(blob))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
+def test_tiny_imagenet(tmp_path: Path, kind: str) -> None:
+    raw = checked(TinyImageNet(str(pack(tmp_path, kind, tiny(), "tiny-imagenet-200"))).read())
+    assert raw.classes == ("cat", "goldfish")
+    assert raw.train.inputs.shape == (12, 3, 64, 64) and raw.train.inputs.dtype == np.uint8
+    assert raw.test is not None and raw.test.targets.tolist() == [0, 1, 0, 1]
+    colours = np.median(raw.train.inputs, (2, 3))
+    for number, name in enumerate(sorted(IDS)):  # images lie by name
+        label = IDS.index(name)
+        rows = slice(6 * number, 6 * number + 6)
+        assert raw.train.targets[rows].tolist() == [label] * 6
+        expected = np.array([(40 * i, 100 * label, 30) for i in range(6)])
+        if label == 0:
+            expected[1] = 77
+            assert colours[rows][2, 0] > colours[rows][2, 1] + 100  # cyan's complement, as its inks say
+            expected[2] = colours[rows][2]
+        assert np.abs(colours[rows] - expected).max() <= 3
+    assert np.abs(np.median(raw.test.inputs, (2, 3))[:, 0] - np.arange(200, 204)).max() <= 3
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
+def test_imagewoof_is_brought_to_one_size(tmp_path: Path, kind: str) -> None:
+    raw = checked(ImageWoof(str(pack(tmp_path, kind, woof(), "imagewoof2-160")), side=24).read())
+    assert raw.classes == ("n02086240", "n02087394")
+    assert raw.train.inputs.shape == (10, 3, 24, 24)
+    assert raw.train.targets.tolist() == [0] * 5 + [1] * 5
+    assert raw.test is not None and raw.test.targets.tolist() == [0, 1]
+    assert np.abs(np.median(raw.train.inputs, (2, 3))[:, 1] - 90 * raw.train.targets).max() <= 3
+
+
+def test_what_lies_beside_the_classes_is_no_class(tmp_path: Path) -> None:
+    """An image directly in train/, and what macOS puts into its zips."""
+    files = {f"imagewoof2-160/{name}": blob for name, blob in woof().items()}
+    files |= {"imagewoof2-160/train/cover.jpg": jpeg((1, 2, 3), (30, 30)), "__MACOSX/imagewoof2-160/._train": b"?"}
+    files |= {"imagewoof2-160/train/n02086240/._n02086240_0.JPEG": b"?"}
+    path = tmp_path / "w.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, blob in files.items():
+            archive.writestr(name, blob)
+    raw = ImageWoof(str(path), side=8).read()
+    assert raw.classes == ("n02086240", "n02087394") and len(raw.train) == 10
+
+
+def test_the_middle_is_cut_out(tmp_path: Path) -> None:
+    picture = np.zeros((20, 60, 3), np.uint8)
+    picture[:, 20:40] = 255
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    files = woof() | {"train/n02086240/a.png": file.getvalue()}
+    raw = ImageWoof(str(pack(tmp_path, "zip", files, "w")), side=10).read()
+    assert raw.train.inputs[0][:, :, 2:8].min() > 250
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"wnids.txt": None}, "must have the file wnids.txt"),
+        ({"wnids.txt": "\n".join((*IDS, IDS[0])).encode()}, "wnids.txt: must not name a class twice, got n02124075"),
+        ({"val/val_annotations.txt": b"val_0.JP"}, "val/images/val_0.JPEG: must have a label"),
+        ({"val/val_annotations.txt": b"val_0.JPEG\tn02124075\n"}, "val/images/val_1.JPEG: must have a label"),
+        ({"val/images/val_0.JPEG": b"\xff\xd8 cut"}, "val/images/val_0.JPEG: is not a readable image"),
+        ({"val/images/val_0.JPEG": jpeg((1, 2, 3), (64, 32))}, "val_0.JPEG: must be 64×64 pixels, got 64×32"),
+        ({"train/n7/images/n7_0.JPEG": jpeg((1, 2, 3), (64, 64))}, "must have a label of wnids.txt, got 'n7'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["zip", "tgz"])
+def test_what_is_wrong_is_said_with_its_file(
+    tmp_path: Path, kind: str, changes: Mapping[str, bytes | None], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        TinyImageNet(str(pack(tmp_path, kind, tiny(**changes), "t"))).read()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz"])
+def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, kind: str) -> None:
+    path = pack(tmp_path, kind, tiny(), "t")
+    whole = path.read_bytes()
+    for share in (0.3, 0.6, 0.9):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(DataError, match=r"t\.(zip|tgz): "):
+            TinyImageNet(str(path)).read()
+    with pytest.raises(DataError, match="is missing; it must be an archive"):
+        ImageWoof(str(tmp_path / "none.tgz")).read()
+    with pytest.raises(DataError, match=r"must hold images in train/, got none"):
+        ImageWoof(str(pack(tmp_path, "folder", {"a/b.txt": b"", "c.txt": b""}, "e"))).read()
+    with pytest.raises(ConfigError, match="side must be > 0, got 0"):
+        ImageWoof("x", side=0)
+
+
+def npz(folder: Path, **changes: np.ndarray) -> Path:
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for number, name in enumerate(("train_data_batch_1", "train_data_batch_2", "val_data")):
+        data = generator.integers(0, 256, (8, 3 * 64)).astype(np.uint8)
+        arrays = {"data": data, "labels": 1 + (np.arange(8) + number) % 4} | changes
+        np.savez(folder / f"{name}.npz", **arrays)
+    return folder
+
+
+def test_the_downsampled_imagenet(tmp_path: Path) -> None:
+    folder = npz(tmp_path / "a")
+    raw = checked(ImageNetNpz(str(folder), side=8).read())
+    assert raw.train.inputs.shape == (16, 3, 8, 8) and raw.classes == ("1", "2", "3", "4")
+    assert raw.train.targets.tolist() == [0, 1, 2, 3] * 2 + [1, 2, 3, 0] * 2
+    with np.load(folder / "train_data_batch_2.npz") as stored:
+        assert np.array_equal(raw.train.inputs[8].reshape(-1), stored["data"][0])
+    np.savez(folder / "val_data.npz", data=np.zeros((8, 192), np.uint8), labels=np.arange(1, 9))
+    with pytest.raises(DataError, match=r"val_data.npz: labels must be among the training rows' 1 … 4, got 8"):
+        ImageNetNpz(str(folder), side=8).read()
+    (folder / "train_data_batch_1.npz").unlink()
+    with pytest.raises(DataError, match=r"must hold train_data_batch_1\.npz and those that follow, got \[2\]"):
+        ImageNetNpz(str(folder), side=8).read()
+    with pytest.raises(ConfigError, match="side must be 8, 16, 32 or 64, got 9"):
+        ImageNetNpz(str(folder), side=9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": np.zeros((8, 100), np.uint8)}, r"array 'data' must be uint8 \[8, 192\], got uint8 \[8, 100\]"),
+        ({"labels": np.zeros(8, int)}, "array 'labels' must be whole numbers from 1 on"),
+        ({"labels": np.array([object()] * 8)}, "is not a readable .npz of plain arrays"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, np.ndarray], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        ImageNetNpz(str(npz(tmp_path / "a", **changes)), side=8).read()
