@@ -47,6 +47,7 @@ class Trials:
         count: how many there are.
         metrics: of what a trial reports, the scores.
         numbers: a trial's place in the space -> the numbers that it tries; picklable.
+        called: a trial's place in the space -> what the terminal calls it; picklable.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Trials:
     tags: Mapping[str, Any]
     metrics: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    called: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 @contextmanager
@@ -199,7 +201,8 @@ def _callback(trials: Trials) -> Any:
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             experiments.end(self.run(trial))
             self.ended += 1
-            last, values = trial.last_result, ", ".join(f"{k} {_plain(v)}" for k, v in trial.config.items())
+            called = self.about.called(trial.config)
+            last, values = trial.last_result, ", ".join(f"{k} {_plain(v)}" for k, v in called.items())
             at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
             scores = ", ".join(f"{k} {v:.5g}" for k, v in self.scores(last).items()) or "diverged"
             print(f"{self.ended} of {self.about.count}: {scores}{at} ({values})", flush=True)

@@ -1,8 +1,8 @@
 """A study: ``python -m pipeline study params/study/FAMILY-NAME.yaml``; a metric against hyperparameters, by Ray Tune.
 
-Every point of a grid is fitted with every seed on the training rows of split 0 and scored on its validation
-rows; test rows are not read. Written to ``results/<family>/<name>``: ``.csv`` (every trial), then ``.svg`` (the
-figure), then ``.md`` (the table, and where it comes from). What is prepared lies in a tree of its own,
+Every point, of a grid or about a base, is fitted with every seed on the training rows of split 0 and scored on its
+validation rows; test rows are not read. Written to ``results/<family>/<name>``: ``.csv`` (every trial), then ``.svg``
+(the figure), then ``.md`` (the table, and where it comes from). What is prepared lies in a tree of its own,
 ``work/study/<family>-<name>``; DVC has no part in it.
 """
 
@@ -29,7 +29,7 @@ from ..stages import records
 from ..tracking import provenance
 from . import ray_tune
 from .branch import RECORD, Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
-from .studies import METRICS, SEED, StudyConfig, Trial, numbers
+from .studies import METRICS, POINT, SEED, StudyConfig, Trial, numbers, sampled_numbers
 from .trial import SECONDS, Upstream
 
 PARAMS: Final = Path("params.yaml")
@@ -70,7 +70,7 @@ class Study(Branch):
 
     def identity(self, data: str) -> str:
         """Hash everything that a trial's score depends on, but the code."""
-        scored = [config.to_mapping(self.params.evaluate), {k: list(v) for k, v in self.config.grid.items()}]
+        scored = [config.to_mapping(self.params.evaluate), list(self.config.points())]
         return provenance.digest([*self.facts(), *scored, self.config.seeds, data])
 
 
@@ -144,19 +144,17 @@ def run(
 
     asked, metrics = study.config, METRICS[study.task]
     shared = {"chain": study.chain, "evaluate": study.params.evaluate, "data": data, "upstream": upstream}
-    space = {axis: tune.grid_search(list(values)) for axis, values in asked.grid.items()}
-    space[SEED] = tune.grid_search(list(range(asked.seeds)))
+    points = list(asked.points())
+    space = {POINT: tune.grid_search(points), SEED: tune.grid_search(list(range(asked.seeds)))}
     how = tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True)
-    count = len(list(asked.points())) * asked.seeds
-    trials = ray_tune.Trials(study.name, count, study.tags, metrics, numbers)
+    trials = ray_tune.Trials(study.name, len(points) * asked.seeds, study.tags, metrics, sampled_numbers, asked.called)
     results = ray_tune.run(trials, trial, shared, space, how, folder, settings)
     return [_trial(r.config, r.metrics, metrics) for r in results]
 
 
 def _trial(sampled: Mapping[str, Any], reported: Mapping[str, Any], metrics: Sequence[str]) -> Trial:
-    point = {axis: value for axis, value in sampled.items() if axis != SEED}
     scores = {name: float(reported[name]) for name in metrics if name in reported}
-    return Trial(point, sampled[SEED], scores, float(reported[SECONDS]))
+    return Trial(sampled[POINT], sampled[SEED], scores, float(reported[SECONDS]))
 
 
 def facts(study: Study, trials: Sequence[Trial], data: str, folder: Path, settings: Settings) -> dict[str, Any]:

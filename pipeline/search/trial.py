@@ -22,7 +22,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core.executors.worker import Channel, TaskReport
+from ..core.executors.worker import Channel, TaskReport, keep_freed_memory
 from ..core.params import Run
 
 MILESTONES: Final = 4
@@ -129,6 +129,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
     from ray import tune
 
     torch.set_num_threads(chain.threads)
+    keep_freed_memory()
     try:
         configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
     except ConfigError as error:  # numbers of the space that cannot go together are a bad sample, not a failed search

@@ -12,6 +12,7 @@ of others: a warning says so.
 
 import argparse
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,4 +133,4 @@ def _at(mapping: Mapping[str, Any], dotted: str, kind: type[float]) -> float:
     value: Any = mapping
     for key in dotted.split("."):
         value = value[key]
-    return kind(value)
+    return math.nan if value is None else kind(value)  # null lies in no range

@@ -13,7 +13,7 @@ from pipeline.core.executors.hub import NullChannel
 from pipeline.core.params import Run, RunSpec
 from pipeline.graph import body
 from pipeline.search import trial
-from pipeline.search.studies import SEED, point
+from pipeline.search.studies import POINT, SEED, point
 from tests.cases import CONFIGS
 
 EVALUATE = EvaluateConfig(calibration_bins=15, batch=1000, joint_pairs=0)
@@ -61,7 +61,7 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({**sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, NullChannel())
+        point.trial({POINT: sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, NullChannel())
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert {*first} == {trial.TIME, trial.SECONDS}
     assert "nll" in last

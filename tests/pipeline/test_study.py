@@ -26,6 +26,7 @@ from pipeline.search import branch, study
 from pipeline.search.studies import keys_of, numbers, point
 
 INLINE = Settings(executor="inline")
+BASE = {"inner.shift+more": -3.0, "log": ""}
 
 
 @pytest.fixture
@@ -63,6 +64,17 @@ def test_every_point_is_tried_with_every_seed(toy):
     assert asked.stem == Path("results/fake/shift")
 
 
+def test_about_a_base_one_axis_differs_at_a_time(toy):
+    asked = planned(toy, base={"inner.shift+more": -2.25, "log": ""}, figure=[{"x": "inner.shift+more"}])
+    points = [tuple(p.values()) for p in asked.config.points()]
+    assert points == [(-2.25, ""), (-3.0, ""), (1.0, ""), (-2.25, "log.txt")]
+    assert [p["inner.shift+more"] for p in asked.config.departures("inner.shift+more")] == [-3.0, -2.25, 1.0]
+    assert asked.config.held(asked.config.figure[0]) == {"log": ""}
+    called = [asked.config.called({"point": point, "seed": 1}) for point in asked.config.points()]
+    assert called[:2] == [{"seed": 1}, {"shift": -3.0, "seed": 1}]
+    assert asked.identity("data") != planned(toy).identity("data")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -92,6 +104,9 @@ def test_every_point_is_tried_with_every_seed(toy):
         ({"figure": [{"x": "log"}]}, r"figure\[0\]\.at must have a value of inner\.shift\+more, got \[\]"),
         ({"figure": [{"x": "lag"}]}, r"figure\[0\]\.x must be an axis.*got 'lag'"),
         ({"figure": [{"x": "log", "at": {"inner.shift+more": 7}}]}, r"figure\[0\]\.at\.inner.*one of -3, -2\.25, 1"),
+        ({"base": {"log": ""}}, r"base must have a value of inner\.shift\+more, log, got \['log'\]"),
+        ({"base": {"log": "", "inner.shift+more": 7}}, r"base\.inner\.shift\+more must be one of -3, -2\.25, 1, got 7"),
+        ({"base": BASE}, r"figure\[0\]\.(lines|at) must be left out"),
         ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any run \(did you mean shift"),
         ({"overlay": {"datasets": {"toy": {"validation": 0}}}}, r"datasets\.toy\.validation must leave rows"),
         ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
@@ -163,7 +178,7 @@ def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
         states = branch.make_upstream(asked, data, asked.params, INLINE)
     monkeypatch.setattr(tune, "report", told.append)
     for shift in (1.0, tune_cases.NAN_ABOVE + 1):
-        sampled = {"inner.shift+more": shift, "log": "", "seed": 0}
+        sampled = {"point": {"inner.shift+more": shift, "log": ""}, "seed": 0}
         point.trial(sampled, asked.chain, asked.params.evaluate, data, states, NullChannel())
     whole, diverged = [each for each in told if each["milestone"] == 4]
     assert {"nll", "rmse"} <= set(whole)

@@ -61,6 +61,18 @@ def test_the_figure_shows_means_and_seeds_where_they_are(toy):
     assert figure.draw("fake-shift", asked.config, [Trial(t.point, t.seed, {}, 0.0) for t in trials], 110)
 
 
+def test_about_a_base_each_axis_has_a_table(toy):
+    base = {"inner.shift+more": -3.0, "log": ""}
+    asked = planned(toy, base=base, figure=[{"x": "inner.shift+more"}, {"x": "log"}])
+    trials = trials_of(asked, lambda at, seed: {"nll": at["inner.shift+more"] - 5 * len(at["log"]), "rmse": 1.0})
+    page = table.markdown("shift", asked.config, asked.task, trials, "shift.svg", {})
+    shift, log = page.split("| shift | fits |")[1].split("| log | fits |")
+    assert "Each table departs from this point in one number alone: shift -3, log ." in page
+    assert [line.split("|")[1].strip() for line in shift.splitlines()[2:5]] == ["-3", "-2.25", "1"]
+    assert "| log.txt | 2 | 1.000 ± 0.000 | -38.000 ± 0.000 |" in log
+    assert figure.draw("fake-shift", asked.config, trials, 110)
+
+
 def test_the_spread_is_over_seeds_that_did_not_diverge():
     trials = [Trial({"a": 1}, s, scores, 0.0) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
     found = table.over_seeds(trials, "nll")

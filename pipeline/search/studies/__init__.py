@@ -1,4 +1,7 @@
-"""What a study is: a grid of hyperparameters, every point of which is fitted with several seeds.
+"""What a study is: points of hyperparameters, each of which is fitted with several seeds.
+
+The points are all combinations of a grid's values or, where there is a ``base``, the base and what differs from it in
+one axis alone.
 
 An *axis* of the grid is one dotted key of the method's config or several that vary together, with ``+``
 between; a key without a section lies in that of the first: ``weights.rows+cols``.
@@ -16,6 +19,7 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # what `evaluation.score_cle
     "classification": ("accuracy", "nll", "brier", "ece"),
     "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
 }
+POINT: Final = "point"  # in what Ray Tune samples, beside the seed
 SEED: Final = "seed"
 _SCALARS: Final = (int, float, str, bool, type(None))
 
@@ -27,7 +31,7 @@ class Panel:
     Attributes:
         x: the axis from left to right.
         lines: the axis whose values are lines; null: one line.
-        at: every other axis's value.
+        at: every other axis's value; left out where the study has a base, which has them.
     """
 
     x: str
@@ -42,12 +46,13 @@ class StudyConfig:
     Attributes:
         method, dataset: as in params.yaml; the numbers of the first row of ``method`` vary.
         overlay: on params.yaml, as ``apply`` takes it.
-        grid: axis -> its values; every combination is tried.
-        seeds: how many fits of each combination; they differ from the method's first row on.
+        grid: axis -> its values; every combination is tried, or with a base one axis at a time.
+        seeds: how many fits of each point; they differ from the method's first row on.
         metrics: those of the figure, from top to bottom.
         figure: its columns, from left to right.
         names: axis -> how the figure and the table call it.
         run: the row of runs whose branch is studied; null: the first on the data set that the method is in.
+        base: axis -> the one of its values from which the others depart; empty: every combination is tried.
     """
 
     method: str
@@ -59,6 +64,7 @@ class StudyConfig:
     figure: tuple[Panel, ...]
     names: dict[str, str] = field(default_factory=dict)
     run: str | None = None
+    base: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
@@ -71,17 +77,41 @@ class StudyConfig:
             require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
             _check_values(axis, values)
             taken += keys
+        if self.base:
+            _check_values_of(self.base, self.grid, list(self.grid), "base")
         require(len(self.metrics) > 0, "metrics", "must name one")
         require(len(self.figure) > 0, "figure", "must have a panel")
         for axis in self.names:
             require(axis in self.grid, f"names.{axis}", f"must be an axis ({', '.join(self.grid)})")
         for i, panel in enumerate(self.figure):
-            _check_panel(panel, self.grid, f"figure[{i}]")
+            _check_panel(panel, self.grid, f"figure[{i}]", bool(self.base))
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """List every combination: axis -> value; the last axis varies fastest."""
-        for values in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
+        """List every point: axis -> value; the last axis varies fastest, or the base is first."""
+        if not self.base:
+            for values in itertools.product(*self.grid.values()):
+                yield dict(zip(self.grid, values, strict=True))
+            return
+        yield self._based({})
+        for axis in self.grid:
+            yield from (point for point in self.departures(axis) if point != self._based({}))
+
+    def departures(self, axis: str) -> list[dict[str, Any]]:
+        """List the points of one axis of a study with a base, in the order of the axis's values."""
+        return [self._based({axis: value}) for value in self.grid[axis]]
+
+    def held(self, panel: Panel) -> dict[str, Any]:
+        """Return what the other axes are in a panel."""
+        return panel.at or {axis: value for axis, value in self.base.items() if axis != panel.x}
+
+    def called(self, sampled: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the terminal calls a trial: what it has that the base has not, and its seed."""
+        point = sampled[POINT]
+        changed = {axis: value for axis, value in point.items() if axis not in self.base or value != self.base[axis]}
+        return {**{self.title(axis): value for axis, value in changed.items()}, SEED: sampled[SEED]}
+
+    def _based(self, change: Mapping[str, Any]) -> dict[str, Any]:
+        return {axis: {**self.base, **change}[axis] for axis in self.grid}
 
     def title(self, axis: str) -> str:
         """Return how the figure and the table call an axis."""
@@ -90,7 +120,7 @@ class StudyConfig:
 
 @dataclass(frozen=True)
 class Trial:
-    """A fit: a combination, a seed, and the scores of validation rows; none where the fit diverged."""
+    """A fit: a point, a seed, and the scores of validation rows; none where the fit diverged."""
 
     point: Mapping[str, Any]
     seed: int
@@ -106,8 +136,13 @@ def keys_of(axis: str) -> tuple[str, ...]:
 
 
 def numbers(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a combination as dotted keys of the method's config; a seed stays what it is."""
+    """Write a point as dotted keys of the method's config."""
     return {key: value for axis, value in point.items() for key in keys_of(axis)}
+
+
+def sampled_numbers(sampled: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what Ray Tune sampled as dotted keys of the method's config, and the seed."""
+    return {**numbers(sampled[POINT]), SEED: sampled[SEED]}
 
 
 def written(value: Any) -> str:
@@ -128,14 +163,24 @@ def _check_values(axis: str, values: tuple[Any, ...]) -> None:
     require(len({*texts}) == len(texts), path, "must not list a value twice", list(values))
 
 
-def _check_panel(panel: Panel, grid: Mapping[str, tuple[Any, ...]], path: str) -> None:
+def _check_panel(panel: Panel, grid: Mapping[str, tuple[Any, ...]], path: str, based: bool) -> None:
     known = ", ".join(grid)
     require(panel.x in grid, f"{path}.x", f"must be an axis ({known})", panel.x)
+    if based:
+        require(panel.lines is None, f"{path}.lines", "must be left out: the points of a base differ in x", panel.lines)
+        require(not panel.at, f"{path}.at", "must be left out: the base has it", panel.at)
+        return
     require(panel.lines is None or panel.lines in grid, f"{path}.lines", f"must be an axis ({known})", panel.lines)
     require(panel.lines != panel.x, f"{path}.lines", "must be another axis than x", panel.lines)
     rest = [axis for axis in grid if axis not in (panel.x, panel.lines)]
-    others = ", ".join(rest) or "no axis"
-    require(sorted(panel.at) == sorted(rest), f"{path}.at", f"must have a value of {others}", list(panel.at))
-    for axis, value in panel.at.items():
+    _check_values_of(panel.at, grid, rest, f"{path}.at")
+
+
+def _check_values_of(
+    values: Mapping[str, Any], grid: Mapping[str, tuple[Any, ...]], axes: list[str], path: str
+) -> None:
+    others = ", ".join(axes) or "no axis"
+    require(sorted(values) == sorted(axes), path, f"must have a value of {others}", list(values))
+    for axis, value in values.items():
         there = written(value) in [written(v) for v in grid[axis]]
-        require(there, f"{path}.at.{axis}", f"must be one of {', '.join(map(written, grid[axis]))}", value)
+        require(there, f"{path}.{axis}", f"must be one of {', '.join(map(written, grid[axis]))}", value)

@@ -33,7 +33,7 @@ def _panel(axes: Axes, panel: Panel, metric: str, config: StudyConfig, trials: S
     scale = 100 if column(metric).write is columns.percent else 1
     values = config.grid[panel.x]
     for k, line in enumerate(_lines(panel, config)):
-        at = panel.at | ({panel.lines: line} if panel.lines else {})
+        at = config.held(panel) | ({panel.lines: line} if panel.lines else {})
         found = [of(trials, at | {panel.x: value}) for value in values]
         estimates = [(x, e) for x, there in enumerate(found) if (e := over_seeds(there, metric))]
         shift = 0.06 * (k - (len(_lines(panel, config)) - 1) / 2)  # bars beside each other

@@ -14,9 +14,9 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
 
-from ...core.executors.worker import Channel
+from ...core.executors.worker import Channel, keep_freed_memory
 from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones, Upstream
-from . import SEED, numbers
+from . import POINT, SEED, numbers
 
 
 def trial(
@@ -35,9 +35,9 @@ def trial(
     from ray import tune
 
     torch.set_num_threads(chain.threads)
-    point = {axis: value for axis, value in sampled.items() if axis != SEED}
+    keep_freed_memory()
     chain = replace(chain, repeat=sampled[SEED])
-    configs = chain.configs(numbers(point))
+    configs = chain.configs(numbers(sampled[POINT]))
     report = Milestones(lambda _: {}, channel)
     try:
         made = chain.make(data, upstream, configs, report)

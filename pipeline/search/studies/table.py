@@ -30,8 +30,17 @@ def markdown(
     title: str, config: StudyConfig, task: Task, trials: Sequence[Trial], picture: str, facts: Mapping[str, Any]
 ) -> str:
     """Return the figure, the table of the points and where they come from, as Markdown."""
-    head = [*map(config.title, config.grid), "fits", *(column(name).title for name in METRICS[task])]
-    lines = [_line(point, of(trials, point), task) for point in config.points()]
+    figures = ["fits", *(column(name).title for name in METRICS[task]), "seconds"]
+    if config.base:
+        tables = [
+            _table([config.title(axis), *figures], [(point[axis],) for point in points], points, trials, task)
+            for axis, points in ((axis, config.departures(axis)) for axis in config.grid)
+        ]
+        said = ["Each table departs from this point in one number alone: " + _pairs(config, config.base) + ".", ""]
+    else:
+        points = list(config.points())
+        heads = [*map(config.title, config.grid), *figures]
+        tables, said = [_table(heads, [tuple(p.values()) for p in points], points, trials, task)], []
     told = "mean ± standard error over the seeds that did not diverge" if config.seeds > 1 else "one seed"
     return "\n".join(
         [
@@ -41,10 +50,8 @@ def markdown(
             "",
             f"![{title}]({picture})",
             "",
-            _pipes(head),
-            _pipes(["---:"] * len(head)),
-            *map(_pipes, lines),
-            "",
+            *said,
+            *(line for table in tables for line in table),
             "| | |",
             "|---|---|",
             *(_pipes([str(key), str(value)]) for key, value in facts.items()),
@@ -71,11 +78,28 @@ def column(metric: str) -> columns.Column:
     return known.get(metric) or columns.Column(metric, Quantity(metric), 0, write, "")
 
 
-def _line(point: Mapping[str, Any], trials: Sequence[Trial], task: Task) -> list[str]:
+def _table(
+    head: Sequence[str],
+    values: Sequence[tuple[Any, ...]],
+    points: Sequence[Mapping[str, Any]],
+    trials: Sequence[Trial],
+    task: Task,
+) -> list[str]:
+    rows = [_line(value, of(trials, point), task) for value, point in zip(values, points, strict=True)]
+    return [_pipes(head), _pipes(["---:"] * len(head)), *map(_pipes, rows), ""]
+
+
+def _line(values: Sequence[Any], trials: Sequence[Trial], task: Task) -> list[str]:
     whole = sum(bool(t.scores) for t in trials)
     fits = str(whole) if whole == len(trials) else f"{whole} of {len(trials)}"
     cells = [columns.figure(over_seeds(trials, name), column(name).write) for name in METRICS[task]]
-    return [*map(written, point.values()), fits, *(f"{value} ± {error}" if error else value for value, error in cells)]
+    seconds = sum(t.seconds for t in trials) / max(len(trials), 1)
+    scores = [f"{value} ± {error}" if error else value for value, error in cells]
+    return [*map(written, values), fits, *scores, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]
+
+
+def _pairs(config: StudyConfig, point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{config.title(axis)} {written(point[axis])}" for axis in config.grid)
 
 
 def _pipes(cells: Sequence[str]) -> str:
