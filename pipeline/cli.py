@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,upgrade,predict,ui}``.
+"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,upgrade,predict,export,ui}``.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -70,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
     )
+    export = verbs.add_parser("export", help="write a coreset as a folder that others can use without this project")
+    export.add_argument("what", choices=("coreset",))
+    export.add_argument("run", help="a key of coresets, or of runs that are made from one")
+    export.add_argument("--to", required=True, type=Path, metavar="DIR", help="new or empty")
+    export.add_argument("--split", type=int, default=0, help="of a data set with several splits")
+    export.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
     upgrade = verbs.add_parser(

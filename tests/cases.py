@@ -280,6 +280,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
         "coreset": VBPC["coreset"] | {"average": 0.9},
     },
     ("coreset_vi", "classification"): {**CLOSED_FORM, **ON_CORESET},
+    ("coreset_bma", "classification"): {**CLOSED_FORM, **ON_CORESET, "trunks": 2},
     ("coreset_nn", "classification"): TRAINED_ON_CORESET,
     ("coreset_krr", "classification"): {**TRAINED_ON_CORESET, "ridge": 1.0e-3},
     ("coreset_sgmcmc", "classification"): {

@@ -61,14 +61,19 @@ def picture(coreset: CoresetInfo) -> bytes:
     if first is None:
         return b""
     images, labels, _ = first
-    rows = [np.flatnonzero(labels.argmax(1) == k)[:SHOWN] for k in range(labels.shape[1])]
+    return sheet(images, labels.argmax(1), labels.shape[1], SHOWN)
+
+
+def sheet(images: np.ndarray, classes: np.ndarray, count: int, most: int | None = None) -> bytes:
+    """Draw images [n, c, h, w] as one PNG, a row for each of ``count`` classes, ``most`` in a row, magnified."""
+    rows = [np.flatnonzero(classes == k)[:most] for k in range(count)]
     channels, height, width = images.shape[1:]
-    sheet = np.ones((channels, len(rows) * (height + 1), max(map(len, rows)) * (width + 1)), dtype=np.float32)
+    whole = np.ones((channels, len(rows) * (height + 1), max(map(len, rows)) * (width + 1)), dtype=np.float32)
     for i, row in enumerate(rows):
         for j, number in enumerate(row):
             top, left = i * (height + 1), j * (width + 1)
-            sheet[:, top : top + height, left : left + width] = images[number]
-    return png(sheet.repeat(4, 1).repeat(4, 2))
+            whole[:, top : top + height, left : left + width] = images[number]
+    return png(whole.repeat(4, 1).repeat(4, 2))
 
 
 def _first(coreset: CoresetInfo) -> tuple[np.ndarray, np.ndarray, int] | None:

@@ -69,6 +69,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "frepo": "coresets.frepo:FREPO",
         "rcig": "coresets.rcig.method:RCIG",
         "coreset_vi": "coresets.protocols.closed_form:CORESET_VI",
+        "coreset_bma": "coresets.protocols.closed_form:CORESET_BMA",
         "coreset_nn": "coresets.protocols.network:CORESET_NN",
         "coreset_krr": "coresets.protocols.network:CORESET_KRR",
         "coreset_sgmcmc": "coresets.protocols.chains:CORESET_SGMCMC",
@@ -109,6 +110,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
     {
         "network_draws": "posterior:NetworkDraws",
         "vbpc": "coresets.vbpc.posterior:VbpcPosterior",
+        "vbpc_bma": "coresets.protocols.closed_form:TrunkMixture",
         "last_layer": "last_layer.methods:LastLayerPosterior",
         "gp": "baselines.gp:GpPosterior",
         "bnn": "baselines.bnn:BnnPosterior",

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from bdl_pipe import config
-from bdl_pipe.artifacts import read_state, write_state
+from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.coresets.protocols.closed_form import CORESET_BMA, TrunkMixture
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior, fit_student
-from bdl_pipe.progress import Silent
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 
 from .cases import tiny_data, tiny_vbpc
@@ -90,3 +91,35 @@ def test_a_distilled_coreset_teaches(coreset: dict[str, list]) -> None:
     fitted = VbpcPosterior.from_state(fit_student(DATA, made, settings, rng=Seed(1), report=Silent()))
     inputs, targets = DATA.tensors("validation")
     assert float((fitted.predict(inputs).mean.argmax(1) == targets).float().mean()) > 0.8
+
+
+def mixture(coreset: dict[str, list], trunks: int, report: Report | None = None) -> State:
+    section = {name: tiny_vbpc()[name] for name in ("network", "rho", "gamma", "feature_scale", "student")}
+    settings = config.read(CORESET_BMA.config, section | {"trunks": trunks}, "methods.coreset_bma")
+    fit = CORESET_BMA.stages["student"].fit_one
+    return fit(DATA, coreset, settings, rng=Seed(1), report=report or Silent())
+
+
+def test_the_mixture_of_trunks_is_the_mean_of_their_predictives(coreset: dict[str, list]) -> None:
+    inputs, _ = DATA.tensors("validation")
+    fitted = TrunkMixture.from_state(mixture(coreset, 3))
+    alone = [
+        VbpcPosterior.from_state(
+            fit_student(DATA, coreset, SETTINGS, rng=Seed(1).fold("trunk", k), report=Silent())
+        ).predict(inputs)
+        for k in range(3)
+    ]
+    found = fitted.predict(inputs)
+    torch.testing.assert_close(found.mean, torch.stack([one.mean for one in alone]).mean(0))
+    assert float(found.mutual_information().min()) > 0
+    assert not torch.allclose(alone[0].mean, alone[1].mean)
+
+
+@pytest.mark.parametrize("at", [2, 7, 13])
+def test_a_mixture_that_is_stopped_in_any_trunk_has_the_same_bits(coreset: dict[str, list], at: int) -> None:
+    """Trunks of 5 steps: stopped in the first, in the second, in the third."""
+    undisturbed, report = mixture(coreset, 3), Stops(at, 2)
+    with pytest.raises(Stopped):
+        mixture(coreset, 3, report)
+    report.at = -1
+    assert same_bits(undisturbed, mixture(coreset, 3, report))

@@ -9,6 +9,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.seeds import Seed
 
 RHO, GAMMA, BETA = 2.5, 30.0, 7.0
 SIZES = [(4, 9, 3), (9, 4, 3), (6, 6, 2), (1, 5, 10)]  # rows, features, classes: dual, primal, square, one row
@@ -144,3 +145,41 @@ def test_refuses_what_is_not_positive(name: str) -> None:
 def test_features_of_a_diverged_network_are_refused(n: int, h: int, value: float) -> None:
     with pytest.raises(Diverged, match=r"^the coreset's features became NaN or too large: lower the learning rate$"):
         closed_form.solve(torch.full((n, h), value), torch.ones(n, 2))
+
+
+def test_the_covariance_on_demand(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+    features, labels, _ = problem
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    torch.testing.assert_close(q.covariance(), dense(features, labels, RHO, GAMMA, BETA)[1], rtol=1e-10, atol=1e-12)
+    width = features.shape[1]
+    assert q.covariance(8 * width**2).shape == (width, width)
+    with pytest.raises(ConfigError, match=rf"covariance must have at most 0 MiB, got '{width} x {width} numbers of"):
+        q.covariance(8 * width**2 - 1)
+
+
+def whitened(drawn: Tensor, mean: Tensor, covariance: Tensor) -> float:
+    """The largest deviation, in standard errors, of the second moments of L⁻¹(w − m) from those of N(0, I)."""
+    root = torch.linalg.cholesky(covariance)
+    rows = torch.linalg.solve_triangular(root, drawn - mean, upper=False).transpose(1, 2).flatten(0, 1)  # [draw·k, h]
+    moments = rows.T @ rows / len(rows) - torch.eye(len(covariance), dtype=rows.dtype)
+    error = torch.full_like(moments, 1.0).fill_diagonal_(math.sqrt(2)) / math.sqrt(len(rows))
+    return float((moments / error).abs().max())
+
+
+def test_draws_of_the_head_are_of_its_posterior(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+    """60,000 draws: at most 81 moments within 5.5 standard errors; a false alarm in 300,000 runs.
+
+    Controls: draws without the noise of Matheron's rule, and of the prior's width, are told apart.
+    """
+    features, labels, _ = problem
+    q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
+    mean, covariance = dense(features, labels, RHO, GAMMA, BETA)
+    drawn = q.draws(60_000 // labels.shape[1], Seed(0))
+    assert whitened(drawn, mean, covariance) < 5.5
+    worst = (drawn.mean(0) - mean).abs() / (covariance.diagonal()[:, None] / len(drawn)).sqrt()
+    assert float(worst.max()) < 5.5
+    prior = torch.randn(drawn.shape, generator=Seed(1).generator(), dtype=torch.float64) / RHO**0.5
+    assert whitened(mean + prior, mean, covariance) > 20
+    if q.features is not None:
+        silent = prior - q.ratio * features.T @ torch.cholesky_solve(features @ prior, q.factor)
+        assert whitened(mean + silent, mean, covariance) > 20

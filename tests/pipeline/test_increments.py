@@ -106,6 +106,9 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     order = np.random.RandomState(0).permutation(6).tolist()
     assert [sorted(set(s.tensors["classes"].tolist())) for s in (first, both)] == [sorted(order[:3]), list(range(6))]
     assert torch.equal(both.tensors["images"][:6], first.tensors["images"]) and len(both.tensors["images"]) == 12
+    for key, said in (("r0", "6 images of 3 classes"), ("c1", "12 images of 6 classes")):
+        assert cli.main(["export", "coreset", key, "--to", key]) == 0
+        assert said in (Path(key) / "README.md").read_text()
     for step, seen in ((0, order[:3]), (1, order)):
         go("evaluate", f"r{step}")
         found = {r["metric"]: r for r in pq.read_table(f"work/evaluate/r{step}/scores.parquet").to_pylist()}

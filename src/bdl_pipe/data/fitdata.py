@@ -1,6 +1,7 @@
 """What a fit sees: training and validation rows, and the transform fitted on the training rows."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -73,7 +74,7 @@ class FitData:
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
-        state, search = dict(self.__dict__), self.search
+        state, search = {k: v for k, v in self.__dict__.items() if k != "_rows_there"}, self.search
         if search is not None and search.search is None and search.device == self.device:
             train, validation = self.train.cut(len(search.train))
             if train.same(search.train) and validation.same(search.validation):
@@ -104,6 +105,15 @@ class FitData:
 
     def batch(self, size: int, rng: Seed) -> tuple[Tensor, Tensor]:
         """Draw ``size`` training rows with replacement at ``rng``; they are transformed, on ``device``."""
-        chosen = with_replacement(len(self.train), size, rng.generator()).numpy()
-        inputs = self.transform.inputs(self.train.inputs[chosen], self.device)
-        return inputs, self.transform.targets(self.train.targets[chosen], self.device)
+        chosen = with_replacement(len(self.train), size, rng.generator())
+        if torch.device(self.device).type == "cpu":
+            inputs = self.transform.inputs(self.train.inputs[chosen.numpy()])
+            return inputs, self.transform.targets(self.train.targets[chosen.numpy()])
+        rows, targets = self._rows_there
+        there = chosen.to(self.device, non_blocking=True)
+        return self.transform.inputs(rows[there], self.device), self.transform.targets(targets[there], self.device)
+
+    @cached_property
+    def _rows_there(self) -> tuple[Tensor, Tensor]:
+        """The raw training rows and targets on the device, where they are indexed without a copy from here."""
+        return torch.from_numpy(self.train.inputs).to(self.device), torch.from_numpy(self.train.targets).to(self.device)

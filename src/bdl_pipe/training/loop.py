@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from .. import distributed
 from ..artifacts import State
 from ..errors import Diverged, require
 from ..progress import Report
+
+_LOOK_EVERY: Final = 100  # steps, on a device that works ahead of its driver
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
     """
     optimiser = make_optimiser(task.parameters(), config, task.undecayed())
     start, first = resume(task, optimiser, report), distributed.world()[0] == 0
+    watch = _Watch(ahead=any(parameter.device.type != "cpu" for parameter in task.parameters()))
     try:
         for step in range(start, steps):
             if task.finished():
@@ -122,8 +125,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
             optimiser.zero_grad(set_to_none=True)
             loss = task.loss(step)
             mean = distributed.mean(loss.detach())  # of all ranks, so that all stop together
-            if not torch.isfinite(mean):
-                raise Diverged(f"the loss became {mean.item()} at step {step}: lower the learning rate")
+            watch.see(step, mean)
             loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
             distributed.average_gradients(task.parameters())
             if config.grad_clip_norm is not None:
@@ -133,11 +135,48 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
             if first:
                 report(step + 1, steps, metrics)
             if first and report.due():
+                watch.look()
                 report.save(checkpoint(task, optimiser, step + 1))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise Diverged(f"a matrix became singular, NaN or infinite at step {step}: lower the learning rate") from error
+    watch.look()
     if not all(bool(torch.isfinite(parameter).all()) for parameter in task.parameters()):
         raise Diverged("a parameter became NaN or infinite in the last step: lower the learning rate")
+
+
+@final
+class _Watch:
+    """Losses that must be finite.
+
+    To look at one waits for the device. On a CPU each is looked at; on a device that works ahead of its driver the
+    first that is not finite is remembered, and looked for every 100 steps and before anything is kept.
+    """
+
+    def __init__(self, *, ahead: bool) -> None:
+        self._ahead = ahead
+        self._found: Tensor | None = None  # (step, loss) of the first that is not finite, or of the last
+
+    def see(self, step: int, loss: Tensor) -> None:
+        if not self._ahead:
+            if not torch.isfinite(loss):
+                raise _diverged(step, loss.item())
+            return
+        now = torch.stack((torch.full_like(loss, step), loss))
+        self._found = now if self._found is None else torch.where(self._found[1].isfinite(), now, self._found)
+        if (step + 1) % _LOOK_EVERY == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Raise Diverged where a loss was not finite."""
+        if self._found is None:
+            return
+        step, loss = self._found.tolist()
+        if not math.isfinite(loss):
+            raise _diverged(int(step), loss)
+
+
+def _diverged(step: int, loss: float) -> Diverged:
+    return Diverged(f"the loss became {loss} at step {step}: lower the learning rate")
 
 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:

@@ -1,11 +1,26 @@
-"""The method ``coreset_vi``: VBPC's closed-form posterior on any coreset (Lee et al. 2025, algorithm 2 and table 2)."""
+"""VBPC's closed-form posterior on any coreset: ``coreset_vi`` on one trunk, ``coreset_bma`` on several.
 
+Lee et al. 2025, algorithm 2 and table 2. The paper's Bayesian model average is that of the head's weights, which the
+closed form has exactly; ``coreset_bma`` is over trunks, too, and ours.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
 
 from ... import networks
-from ...method import Method, StageSpec
+from ...artifacts import State, pack, unpack
+from ...data.fitdata import FitData
+from ...errors import require
+from ...method import Inputs, Method, StageSpec
+from ...predictive import Categorical
+from ...progress import Report
+from ...seeds import Seed
 from ..vbpc.head import HeadConfig
-from ..vbpc.posterior import StudentConfig, fit_student
+from ..vbpc.posterior import StudentConfig, VbpcPosterior, fit_student
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,83 @@ class ClosedFormConfig:
     def head(self) -> HeadConfig:
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
+
+@dataclass(frozen=True)
+class MixtureConfig(ClosedFormConfig):
+    """``methods.coreset_bma``.
+
+    Attributes:
+        trunks: how many, each with a posterior of its own.
+    """
+
+    trunks: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.trunks > 0, "trunks", "must be > 0", self.trunks)
+
+
+@final
+class TrunkMixture:
+    """A posterior of several trunks, each with its own q(W): its draws are their predictives, equally likely."""
+
+    key = "vbpc_bma"
+
+    def __init__(self, parts: list[VbpcPosterior]) -> None:
+        self.parts = parts
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """Return class probabilities of transformed inputs; ``rng`` is not used."""
+        return Categorical(torch.stack([part.predict(inputs).log_probs for part in self.parts]))
+
+    def state(self) -> State:
+        packed = pack([part.state() for part in self.parts])
+        return State(packed.tensors, packed.config | {"posterior": self.key})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "TrunkMixture":
+        return cls([VbpcPosterior.from_state(part, device) for part in unpack(state)])
+
+
+@final
+class _OneTrunk(Report):
+    """A report for one trunk of several, whose checkpoints carry those that are done."""
+
+    def __init__(self, report: Report, done: list[State], trunks: int) -> None:
+        self._report, self._done, self._trunks = report, list(done), trunks
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._report(len(self._done) * total + step, self._trunks * total, metrics)
+
+    def due(self) -> bool:
+        return self._report.due()
+
+    def save(self, state: State) -> None:
+        self._report.save(pack([*self._done, state]))
+
+    def load(self) -> State | None:
+        last = self._report.load()
+        states = unpack(last) if last else []
+        return states[-1] if len(states) == len(self._done) + 1 else None
+
+
+def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Seed, report: Report) -> State:
+    """Fit one trunk after another as ``coreset_vi`` does; resumes from ``report.load()`` with the same bits."""
+    last = report.load()
+    done = unpack(last)[:-1] if last else []
+    while len(done) < config.trunks:
+        one = _OneTrunk(report, done, config.trunks)
+        done.append(fit_student(data, inputs, config, rng=rng.fold("trunk", len(done)), report=one))
+    return TrunkMixture([VbpcPosterior.from_state(state) for state in done]).state()
+
+
+CORESET_BMA = Method(
+    name="coreset_bma",
+    config=MixtureConfig,
+    tasks=("classification",),
+    stages={"student": StageSpec(fit_mixture, needs={"coreset": "cyclic"})},
+    search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
+)
 
 CORESET_VI = Method(
     name="coreset_vi",

@@ -1,8 +1,13 @@
-"""The start of a coreset: real training images, equally many of each class, with scaled labels."""
+"""The start of a coreset: real training images, equally many of each class, with scaled labels.
+
+The rows of a class are drawn, or chosen by their raw inputs: the row nearest to each centre of a k-means of the class,
+or the rows of a herding, whose running mean follows the mean of the class (Welling 2009, with inputs as features). Or
+no row is: pixels of intensities from Unif[0, 1] (Lee et al. 2025, the appendix's ablation of the initialisation).
+"""
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -15,6 +20,7 @@ from ...data.fitdata import FitData
 from ...errors import DataError, require
 from ...seeds import Seed
 
+Choice = Literal["random", "kmeans", "herding", "noise"]
 _SAME: Final = 1e-3  # of intensities in [0, 1]: far above rounding, far below what another transform does
 
 
@@ -80,8 +86,8 @@ def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float =
     return label_scale * (onehot - 1 / outputs) / math.sqrt(outputs / 10)
 
 
-def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed) -> Coreset:
-    """Draw ``ipc`` training rows of each class that has any, without replacement.
+def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: Choice = "random") -> Coreset:
+    """Choose ``ipc`` training rows of each class that has any, no row twice.
 
     Raises:
         DataError: such a class has fewer than ``ipc`` training rows.
@@ -91,8 +97,45 @@ def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed) -> Cores
         rows = np.flatnonzero(data.train.targets == number)
         if len(rows) < ipc:
             raise DataError(f"class {number} has {len(rows)} training rows: ipc must be at most that, got {ipc}")
-        chosen.append(np.sort(generator.choice(rows, ipc, replace=False)))
+        if choice in ("random", "noise"):
+            chosen.append(np.sort(generator.choice(rows, ipc, replace=False)))
+            continue
+        inputs = data.train.inputs[rows].reshape(len(rows), -1).astype(np.float32)
+        first = _near_centres(inputs, ipc, generator) if choice == "kmeans" else _herded(inputs, ipc)
+        chosen.append(rows[np.sort(first)])
     index = np.concatenate(chosen)
     classes = torch.tensor(there).repeat_interleave(ipc)
-    images = data.transform.inputs(data.train.inputs[index])
+    raw = data.train.inputs[index]
+    if choice == "noise":
+        raw = generator.integers(0, 256, raw.shape).astype(np.uint8)
+    images = data.transform.inputs(raw)
     return Coreset(images, scaled_labels(classes, data.outputs, label_scale), classes)
+
+
+def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """Return the row nearest to each centre of a k-means, of those that no centre before it has."""
+    from sklearn.cluster import KMeans  # half a second of imports
+
+    state = int(generator.integers(2**31))
+    distances = KMeans(count, n_init=1, random_state=state).fit_transform(inputs)  # [row, centre]
+    taken = list[int]()
+    for centre in range(count):
+        distances[taken, centre] = np.inf
+        taken.append(int(distances[:, centre].argmin()))
+    return np.array(taken)
+
+
+def _herded(inputs: np.ndarray, count: int) -> np.ndarray:
+    """Return rows one after another, each of which brings the mean of all so far nearest to that of the inputs.
+
+    Welling's greedy choice maximises ⟨w, x⟩, w ← w + μ − x, which is this where all inputs have one norm.
+    """
+    mean, squares = inputs.mean(0, dtype=np.float64), (inputs.astype(np.float64) ** 2).sum(1)
+    taken, total = list[int](), np.zeros(inputs.shape[1])
+    for number in range(1, count + 1):
+        ahead = number * mean - total  # the row that would leave no error
+        errors = squares - 2 * (inputs @ ahead)  # ‖x − ahead‖², but for a constant
+        errors[taken] = np.inf
+        taken.append(int(errors.argmin()))
+        total += inputs[taken[-1]]
+    return np.array(taken)

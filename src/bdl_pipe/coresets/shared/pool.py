@@ -65,8 +65,8 @@ class ModelPool:
         slot = self._rng.fold("draw", step).integer() % self._config.networks
         return slot, self._members[slot].network
 
-    def advance(self, slot: int, images: Tensor, labels: Tensor, augmentation: AugmentConfig) -> float:
-        """Train the network of ``slot`` one step on the coreset, draw it anew at age T, and return its loss."""
+    def advance(self, slot: int, images: Tensor, labels: Tensor, augmentation: AugmentConfig) -> Tensor:
+        """Train the network of ``slot`` one step on the coreset, draw it anew at age T, and return its loss []."""
         member = self._members[slot]
         address = self._rng.fold("noise", slot, self._generations[slot], member.steps)
         loss = step_on_coreset(member, images, labels, augmentation, address)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
 from .descent import CoresetDescent, Surrogate, check_average, kept
-from .init import Coreset, balanced
+from .init import Choice, Coreset, balanced
 from .pool import ModelPool, PoolConfig
 
 
@@ -35,26 +36,35 @@ class DistilConfig:
     Attributes:
         steps: outer updates.
         batch: training rows a step.
-        lr, label_lr: Adam's peak learning rates of images and labels; both fall to 0 by a cosine.
+        lr, label_lr: Adam's peak learning rates of images and labels; both fall to 0 by a cosine. Null: labels stay.
         label_scale: factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the model pool.
         augmentation: of the coreset, of the batch and of the networks' own steps.
         accuracy_every: steps between reports of the batch accuracy.
         average: decay of an exponential average of images and labels, without bias, which is kept; null: the last are.
+        start: what the images start from: ``random`` rows, those near the centres of a ``kmeans``, those of a
+            ``herding``, or ``noise``.
     """
 
     steps: int
     batch: int
     lr: float
-    label_lr: float
+    label_lr: float | None
     label_scale: float
     pool: PoolConfig
     augmentation: AugmentConfig
     accuracy_every: int = 20
     average: float | None = field(default=None, metadata=LATER)
+    start: Choice = field(default="random", metadata=LATER)
+
+    @property
+    def label_unit(self) -> float | None:
+        """Return the labels' rate in units of the images'; None where labels stay."""
+        return None if self.label_lr is None else self.label_lr / self.lr
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "lr", "label_lr", "label_scale", "accuracy_every"):
+        require(self.label_lr is None or self.label_lr > 0, "label_lr", "must be > 0 or null", self.label_lr)
+        for name in ("steps", "batch", "lr", "label_scale", "accuracy_every"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
         check_average(self.average)
 
@@ -72,7 +82,7 @@ class PoolSurrogate(Surrogate):
         self._data, self._config, self._rng = data, config, rng
         shape, outputs = data.input_shape, data.outputs
         self._pool = ModelPool(config.pool, network, shape, outputs, rng=rng.fold("pool"), device=data.device)
-        self._slot, self._accuracy = 0, 0.0
+        self._slot, self._accuracy = 0, torch.zeros(())
 
     @abstractmethod
     def outer_loss(
@@ -92,17 +102,17 @@ class PoolSurrogate(Surrogate):
         coreset = augment(images, self._config.augmentation, rng.fold("coreset"))
         loss, outputs = self.outer_loss(network, coreset, labels, rows, classes)
         if self._reports(step):
-            self._accuracy = float((outputs.detach().argmax(1) == classes).float().mean())
+            self._accuracy = (outputs.detach().argmax(1) == classes).float().mean()
         return loss
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
         fit = self.train_network(images, labels)
         if not self._reports(step):
             return {}
-        return {"loss": float(loss), "batch_accuracy": self._accuracy, "pool_loss": fit}
+        return {"loss": float(loss), "batch_accuracy": float(self._accuracy), "pool_loss": float(fit)}
 
-    def train_network(self, images: Tensor, labels: Tensor) -> float:
-        """Train the network that was drawn one step on the coreset, and return its loss."""
+    def train_network(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train the network that was drawn one step on the coreset, and return its loss []."""
         return self._pool.advance(self._slot, images.detach(), labels, self._config.augmentation)
 
     def state(self) -> dict[str, Tensor]:
@@ -145,7 +155,7 @@ def distil(
     outer: DistilConfig = config.coreset
     start, address = _start(data, config, rng), rng.fold("distil")
     made = surrogate(data, config, address)
-    task = CoresetDescent(start, made, label_unit=outer.label_lr / outer.lr, average=outer.average, rng=address)
+    task = CoresetDescent(start, made, label_unit=outer.label_unit, average=outer.average, rng=address)
     loop.run_steps(task, loop.OptimiserConfig("adam", outer.lr, "cosine"), outer.steps, report)
     return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
 
@@ -154,9 +164,11 @@ def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs,
     """Read the coreset as it stands in a checkpoint of :func:`distil`: a search judges it half-way."""
     outer: DistilConfig = config.coreset
     tensors = under("task.", checkpoint.tensors)
-    coreset = kept(tensors, _start(data, config, rng), outer.label_lr / outer.lr, outer.average)
+    coreset = kept(tensors, _start(data, config, rng), outer.label_unit, outer.average)
     return coreset.state(data, {"coreset": name, "ipc": config.ipc})
 
 
 def _start(data: FitData, config: Any, rng: Seed) -> Coreset:
-    return balanced(data, config.ipc, config.coreset.label_scale, rng=rng.fold("start")).to(data.device)
+    outer: DistilConfig = config.coreset
+    made = balanced(data, config.ipc, outer.label_scale, rng=rng.fold("start"), choice=outer.start)
+    return made.to(data.device)

@@ -51,8 +51,8 @@ def features(network: networks.Network, images: Tensor, feature_scale: float) ->
 
 def step_on_coreset(
     trained: OptimisedNetwork, images: Tensor, labels: Tensor, config: AugmentConfig, rng: Seed
-) -> float:
-    """Take one Adam step on the augmented coreset, and return its loss. ``rng`` is the step's own address."""
+) -> Tensor:
+    """Take one Adam step on the augmented coreset, and return its loss []. ``rng`` is the step's own address."""
     network = trained.network.train()
     trained.optimiser.zero_grad(set_to_none=True)
     with networks.dropout_masks(network, rng.fold("dropout")):
@@ -61,4 +61,4 @@ def step_on_coreset(
     loss.backward()
     trained.optimiser.step()
     trained.steps += 1
-    return float(loss.detach())
+    return loss.detach()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...errors import Diverged, require
 from ...predictive import Categorical, mean_field
+from ...seeds import Seed
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,40 @@ class HeadPosterior:
             test_features, self.features, self.factor, rho=self.rho, ratio=self.ratio
         )
 
+    def covariance(self, most_bytes: int = 2**30) -> Float[Tensor, "h h"]:
+        """Form V = ρ⁻¹(I + aΦᵀΦ)⁻¹, which no prediction needs.
+
+        Raises:
+            ConfigError: it would have more than ``most_bytes`` bytes.
+        """
+        width = len(self.mean)
+        size, rule = width**2 * self.mean.element_size(), f"must have at most {most_bytes / 2**20:,.0f} MiB"
+        require(size <= most_bytes, "covariance", rule, f"{width} x {width} numbers of {size / 2**20:,.0f} MiB")
+        identity = torch.eye(width, dtype=self.mean.dtype, device=self.mean.device)
+        if self.features is None:
+            return torch.cholesky_inverse(self.factor) / self.rho
+        whitened = torch.linalg.solve_triangular(self.factor, self.features, upper=False)  # L⁻¹Φ [n, h]
+        return (identity - self.ratio * whitened.T @ whitened) / self.rho
+
+    def draws(self, count: int, rng: Seed) -> Float[Tensor, "draw h k"]:
+        """Draw weights of the head from N(m, V), without V.
+
+        Dual: a draw w₀ of the prior is moved to the posterior by Matheron's rule, w = w₀ − aΦᵀA⁻¹(Φw₀ + e/√(aρ)),
+        e ~ N(0, I). Primal: w = ρ^(−½) L⁻ᵀz.
+        """
+        (width, classes), generator = self.mean.shape, rng.generator()
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
+
+        z = normal(count, width, classes) / self.rho**0.5
+        if self.features is None:
+            return self.mean + torch.linalg.solve_triangular(self.factor.T, z, upper=True)
+        noise = normal(count, len(self.features), classes) / (self.ratio * self.rho) ** 0.5
+        return (
+            self.mean + z - self.ratio * self.features.T @ torch.cholesky_solve(self.features @ z + noise, self.factor)
+        )
+
     def predict(self, test_features: Float[Tensor, "b h"]) -> Categorical:
         """Return softmax(mean / √(1 + π/8 · variance)) (eq. 25), as a predictive of one draw."""
         return Categorical(class_log_probs(*self.logit_moments(test_features))[None])
@@ -96,15 +131,31 @@ def solve(
     ratio = gamma / (rho * temper)
     gram = features @ features.T if n <= h else features.T @ features
     identity = torch.eye(min(n, h), dtype=gram.dtype, device=gram.device)
-    try:
-        factor = torch.linalg.cholesky(identity + ratio * gram)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise Diverged("the coreset's features became NaN or too large: lower the learning rate") from error
+    factor = _factor(identity + ratio * gram, ratio)
     if n <= h:  # m = aΦᵀA⁻¹Ŷ
         mean = ratio * features.T @ torch.cholesky_solve(labels, factor)
     else:  # the push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ
         mean = ratio * torch.cholesky_solve(features.T @ labels, factor)
     return HeadPosterior(features if n <= h else None, mean, factor, rho, ratio)
+
+
+def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
+    """Return the lower Cholesky factor; on another device than the CPU NaN where there is none.
+
+    To look whether there is one waits for the device; NaN is found by whoever looks at the loss.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if matrix.device.type != "cpu":
+        return torch.where(failed > 0, torch.nan, factor)
+    if failed == 0 and bool(factor.diagonal().isfinite().all()):
+        return factor
+    if not bool(matrix.isfinite().all()):
+        raise Diverged("the coreset's features became NaN or too large: lower the learning rate")
+    largest = float(matrix.detach().diagonal().max())
+    raise Diverged(
+        f"I + aΦΦᵀ has entries up to {largest:.3g} at a = gamma/(rho n) = {ratio:.3g}, too large for a factor in "
+        f"{matrix.dtype}: raise rho, or lower gamma or feature_scale"
+    )
 
 
 def variance(

@@ -122,7 +122,7 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     while trained.steps < student.steps:
         address = rng.fold("step", trained.steps)
         loss = step_on_coreset(trained, coreset.images, coreset.labels, student.augmentation, address)
-        report(trained.steps, student.steps, {"loss": loss})
+        report(trained.steps, student.steps, {"loss": float(loss)})
         if report.due():
             report.save(_checkpoint(trained))
     with torch.no_grad():

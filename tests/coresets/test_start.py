@@ -1,0 +1,114 @@
+"""The rows that a coreset starts from: k-means against clusters that are known, herding against trying every row."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.coresets.vbpc.method import VBPC
+from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+
+
+def clustered(per_cluster: int = 20) -> FitData:
+    """Two classes of three clusters each, far apart; a row's first pixel is its cluster's number."""
+    generator = np.random.default_rng(0)
+    inputs = generator.integers(0, 12, (6 * per_cluster, 1, 4, 4))
+    clusters = np.arange(6).repeat(per_cluster)
+    inputs[:, 0, 1, :] += 40 * clusters[:, None]
+    inputs[:, 0, 0, 0] = clusters
+    rows = Examples(inputs.astype(np.uint8), clusters // 3)
+    return FitData("classification", rows, rows, Transform("image", torch.zeros(1), torch.ones(1)), ("a", "b"))
+
+
+def pixels(data: FitData, choice: str, ipc: int, seed: int = 0) -> np.ndarray:
+    images = balanced(data, ipc, 1.0, rng=Seed(seed), choice=choice).images  # type: ignore[arg-type]
+    return np.rint(255 * images.numpy()).astype(int)
+
+
+def test_kmeans_takes_a_row_of_each_cluster() -> None:
+    """The control: a random start has them all with probability .23 a class, so in all of ten seeds never."""
+    data = clustered()
+    found = [sorted(pixels(data, "kmeans", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
+    assert found == [[0, 1, 2, 3, 4, 5]] * 10
+    drawn = [sorted(pixels(data, "random", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
+    assert drawn != found
+
+
+@pytest.mark.parametrize("choice", ["random", "kmeans", "herding"])
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+def test_no_row_is_taken_twice(choice: str) -> None:
+    """As many rows as a class has, two of which are equal: all of them."""
+    data = tiny_data()
+    rows = np.concatenate([np.flatnonzero(data.train.targets == number)[:4] for number in range(3)])
+    inputs = data.train.inputs[rows].copy()
+    inputs[1] = inputs[0]
+    small = replace(data, train=Examples(inputs, data.train.targets[rows]))
+    start = balanced(small, 4, 1.0, rng=Seed(0), choice=choice)  # type: ignore[arg-type]
+    made = (255 * small.transform.inverse_inputs(start.images)).round().int()
+    assert sorted(made.flatten(1).tolist()) == sorted(inputs.reshape(12, -1).tolist())
+
+
+def test_herding_is_the_greedy_choice_among_all_rows() -> None:
+    data = clustered(5)
+    for number in (0, 1):
+        rows = data.train.inputs[data.train.targets == number].reshape(15, -1).astype(np.float64)
+        mean, taken = rows.mean(0), list[int]()
+        for _ in range(6):
+            errors = {i: np.linalg.norm(rows[[*taken, i]].mean(0) - mean) for i in range(len(rows)) if i not in taken}
+            taken.append(min(errors, key=errors.__getitem__))
+        found = pixels(data, "herding", 6)[6 * number : 6 * number + 6].reshape(6, -1)
+        assert sorted(found.tolist()) == sorted(rows[taken].tolist())
+        drawn = pixels(data, "random", 6)[6 * number : 6 * number + 6].reshape(6, -1)
+        assert sorted(drawn.tolist()) != sorted(found.tolist())  # the control
+
+
+def test_a_distillation_starts_from_them() -> None:
+    """At a rate of almost 0 the images are the start's; another name is refused."""
+    changes = {"steps": 1, "lr": 1e-12, "label_lr": 1e-12}
+    data, section = clustered(), tiny_vbpc()
+    for choice in ("random", "kmeans", "herding", "noise"):
+        read = config.read(
+            VBPC.config, config.merge(section, {"ipc": 3, "coreset": {**changes, "start": choice}}), "methods.vbpc"
+        )
+        made = VBPC.stages["coreset"].fit_one(data, {}, read, rng=Seed(0), report=Silent())
+        start = balanced(data, 3, 1.0, rng=Seed(0).fold("start"), choice=choice)  # type: ignore[arg-type]
+        assert torch.allclose(made.tensors["images"], start.images, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"coreset\.start must be one of"):
+        config.read(VBPC.config, config.merge(section, {"coreset": {"start": "best"}}), "methods.vbpc")
+
+
+def test_noise_is_uniform_and_of_no_row() -> None:
+    """16 × 60 numbers in [0, 1]: their mean and variance within five standard errors of 1/2 and 1/12."""
+    data = tiny_data()
+    start = balanced(data, 20, 1.0, rng=Seed(0), choice="noise")
+    raw = data.transform.inverse_inputs(start.images).double().flatten()
+    count = raw.numel()
+    assert abs(raw.mean() - 0.5) < 5 / (12 * count) ** 0.5
+    assert abs(raw.var() - 1 / 12) < 5 / (180 * count) ** 0.5
+    assert start.classes.bincount().tolist() == [20, 20, 20]
+    rows = {row.tobytes() for row in data.train.inputs}
+    assert not rows & {row.tobytes() for row in (255 * raw.view(60, -1)).round().numpy().astype(np.uint8)}
+    drawn = data.transform.inverse_inputs(balanced(data, 20, 1.0, rng=Seed(0)).images).double().flatten()
+    assert abs(drawn.mean() - 0.5) > 5 / (12 * count) ** 0.5  # the control
+
+
+def test_labels_stay_where_they_have_no_rate() -> None:
+    section = config.merge(tiny_vbpc(), {"coreset": {"steps": 3}})
+    labels = {}
+    for rate in (None, 0.1):
+        read = config.read(VBPC.config, config.merge(section, {"coreset": {"label_lr": rate}}), "methods.vbpc")
+        made = VBPC.stages["coreset"].fit_one(tiny_data(), {}, read, rng=Seed(0), report=Silent())
+        labels[rate] = made.tensors["labels"]
+    start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
+    assert torch.equal(labels[None], start.labels) and not torch.equal(labels[0.1], start.labels)
+    with pytest.raises(ConfigError, match=r"label_lr must be > 0 or null, got 0"):
+        config.read(VBPC.config, config.merge(section, {"coreset": {"label_lr": 0.0}}), "methods.vbpc")

@@ -1,0 +1,189 @@
+"""An exported coreset: its tensors are the artifact's, and a network of plain torch learns from the folder alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from bdl_pipe import artifacts
+from bdl_pipe.data.prepared import load_fit
+from pipeline import cli
+
+ROOT = Path(__file__).parents[2]
+KEY = "digits-vbpc"
+ROW = {"dataset": "digits", "method": "vbpc", "seeds": 2}
+TRAINED = """
+import json, runpy, sys
+sys.path = [p for p in sys.path if not p.endswith("src")]
+import numpy, torch
+rows, reached = numpy.load(sys.argv[1]), []
+for folder in sys.argv[2:]:
+    made = runpy.run_path(folder + "/train.py")
+    with torch.no_grad():
+        guess = made["network"](made["transform"](torch.tensor(rows["pixels"]))).argmax(1)
+    reached.append(float((guess == torch.tensor(rows["classes"])).float().mean()))
+assert "bdl_pipe" not in sys.modules
+print(json.dumps(reached))
+"""
+
+
+def params() -> dict[str, object]:
+    whole = yaml.safe_load((ROOT / "params.yaml").read_text())
+    digits = {"source": {"name": "digits"}, "normalise": "train", "whiten": True, "validation": 200}
+    digits |= {"fit_rows": "train_and_validation", "splits": 1, "ood": [], "corrupted_images": 0}
+    vbpc = whole["methods"]["vbpc"]
+    vbpc |= {"ipc": 3, "network": {"name": "convnet", "width": 8, "blocks": 1, "norm": "instance"}}
+    vbpc["coreset"] |= {"steps": 40, "batch": 64}
+    vbpc["student"] |= {"steps": 3}
+    sections = {name: {} for name in ("trajectories", "teachers", "inputs") if name in whole}
+    return sections | {
+        **{name: whole[name] for name in ("seed", "evaluate", "report")},
+        "datasets": {"digits": digits | {"corruptions": "made", "targets": "none"}},
+        "methods": {"vbpc": vbpc},
+        "coresets": {KEY: {**ROW, "input": "prepare/digits"}},
+        "runs": {f"{KEY}-student": {**ROW, "setting": "small", "input": f"coreset/{KEY}"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose coreset and its evaluation are done."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "params.yaml").write_text(yaml.safe_dump(params()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("BDL_TRACKING", "off")
+        stages = (
+            ("prepare", "digits"),
+            ("coreset", KEY),
+            ("student", f"{KEY}-student"),
+            ("evaluate", f"{KEY}-student"),
+        )
+        for stage, key in stages:
+            assert cli.main(["run", stage, key, "--executor", "inline"]) == 0
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+def exported(to: Path, run: str = KEY, seed: int = 0) -> Path:
+    assert cli.main(["export", "coreset", run, "--to", str(to), "--seed", str(seed)]) == 0
+    return to
+
+
+def test_tensors_are_the_artifacts_and_the_images_are_what_they_look_like(project: Path, tmp_path: Path) -> None:
+    folder = exported(tmp_path / "out", f"{KEY}-student")  # by the name of what is fitted to it
+    stored = artifacts.load(Path("work/coreset") / KEY, "coreset").state("0-0").tensors
+    found = load_file(folder / "coreset.safetensors")
+    assert set(found) == {"images", "labels", "classes", "raw"}
+    assert all(torch.equal(found[name], stored[name]) for name in found)
+    about = json.loads((folder / "transform.json").read_text())
+    mean, std = (torch.tensor(about[key])[:, None, None] for key in ("mean", "std"))
+    white = load_file(folder / "whitening.safetensors")
+    assert about["forward"].endswith("centre) matrix") and about["inverse"].startswith("flat = x inverse + centre")
+    flat = ((found["raw"] - mean) / std).flatten(1) - white["centre"]
+    assert torch.allclose((flat @ white["matrix"]).float().view_as(found["images"]), found["images"], atol=2e-3)
+    back = (found["images"].flatten(1).double() @ white["inverse"] + white["centre"]).view_as(found["images"])
+    assert torch.allclose((back * std + mean).float(), found["raw"], atol=1e-5)
+    files = sorted((folder / "images").glob("*/*.png"), key=lambda file: int(file.stem))
+    assert [file.parent.name for file in files] == [about["classes"][c] for c in found["classes"].tolist()]
+    shown = np.stack([np.asarray(Image.open(file)) for file in files])
+    assert np.array_equal(shown, np.rint(255 * found["raw"][:, 0].clamp(0, 1).numpy()).astype(np.uint8))
+    assert Image.open(folder / "sheet.png").size == (3 * 9 * 4, 10 * 9 * 4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_card_has_the_scores_of_what_was_fitted_to_this_very_coreset(
+    project: Path, tmp_path: Path, seed: int
+) -> None:
+    text = (exported(tmp_path / "out", seed=seed) / "README.md").read_text()
+    record = json.loads(Path(f"work/coreset/{KEY}.run.json").read_text())
+    white = "The way back: flat = x inverse + centre;"
+    for said in (record["commit"], record["device"], "CC BY 4.0", white, "`vbpc`", '"ipc": 3', "[30, 1, 8, 8]"):
+        assert said in text
+    assert f"| Seed of the project, of the run | 0, {seed} |" in text
+    line = next(line for line in text.splitlines() if line.startswith(f"| {KEY}-student "))
+    stored = pq.read_table(f"work/evaluate/{KEY}-student/scores.parquet").to_pylist()
+    both = {row["seed"]: 100 * row["value"] for row in stored if row["metric"] == "accuracy" and row["set"] == "test"}
+    assert abs(both[0] - both[1]) > 0.02, "the seeds are not told apart"
+    assert float(line.split("|")[3]) == pytest.approx(both[seed], abs=0.01)
+    assert line.endswith("| 1 |")
+
+
+def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path) -> None:
+    """From 30 images, on 200 rows that were no part of it; with the labels of other images it does not learn."""
+    folder = exported(tmp_path / "out")
+    data = load_fit(Path("work/prepare/digits"), 0, final=False)
+    rows = {"pixels": (data.validation.inputs / 255).astype(np.float32), "classes": data.validation.targets}
+    np.savez(tmp_path / "rows.npz", **rows)
+
+    control = exported(tmp_path / "control")
+    tensors = load_file(control / "coreset.safetensors")
+    save_file(tensors | {"labels": tensors["labels"].roll(9, 0).contiguous()}, control / "coreset.safetensors")
+    command = [sys.executable, "-I", "-c", TRAINED, str(tmp_path / "rows.npz"), str(folder), str(control)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    learned, unlearned = json.loads(ran.stdout.splitlines()[-1])
+    assert learned > 0.6  # chance is .1, and 200 rows have a standard error of .035
+    assert unlearned < 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([KEY[:-1]], "is not a run (did you mean digits-vbpc?)"),
+        ([KEY, "--seed", "3"], "has no split 0 with seed 3 (did you mean 0-1?)"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    project: Path, tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", "coreset", *arguments, "--to", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").write_text("!")
+    assert cli.main(["export", "coreset", KEY, "--to", str(tmp_path)]) == 2
+    assert "--to must be a new or an empty folder" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    exported(empty)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params()))
+    assert cli.main(["export", "coreset", KEY, "--to", str(tmp_path / "new")]) == 2
+    assert "is not made yet; make repro" in capsys.readouterr().err
+
+
+def test_a_coreset_of_other_data_than_there_are_now_is_refused(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transform that would be written is not the one that its images went through."""
+    (tmp_path / "work").mkdir()
+    for name in (f"coreset/{KEY}", f"coreset/{KEY}.run.json"):
+        (tmp_path / "work" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "work" / name).symlink_to(made / "work" / name)
+    changed = params()
+    changed["datasets"]["digits"]["whiten"] = False  # type: ignore[index]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BDL_TRACKING", "off")
+    assert cli.main(["run", "prepare", "digits", "--executor", "inline"]) == 0
+    assert cli.main(["export", "coreset", KEY, "--to", "out"]) == 2
+    assert "whose images went through the transform of the data at hand); make repro" in capsys.readouterr().err
+    assert not Path("out").exists()
