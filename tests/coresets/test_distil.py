@@ -72,6 +72,32 @@ def test_a_resumed_coreset_has_the_same_bits(stop: int, every: int, norm: str) -
     assert same_bits(undisturbed, resumed)
 
 
+STUDIED: dict[str, dict[str, Any]] = {  # what the studies of params/study vary
+    **{f"norm {norm}": {"network": {"norm": norm, "width": 8}} for norm in ("batch_stats", "group", "none")},
+    "largest pools": {"network": {"pool": "max"}},
+    "one block": {"network": {"blocks": 1}},
+    **{f"start {start}": {"coreset": {"start": start}} for start in ("kmeans", "herding", "noise")},
+    "an average": {"coreset": {"average": 0.9}},
+    "labels that stay": {"coreset": {"label_lr": None}},
+    "no augmentation": {"coreset": {"augmentation": {"operations": {"noise": 0.0, "rotate": 0.0, "cutout": 0.0}}}},
+    "one old network": {"coreset": {"pool": {"networks": 1, "steps": 100}}},
+    "other precisions": {"rho": 1000.0, "gamma": 1.0},
+}
+
+
+@pytest.mark.parametrize("changes", STUDIED.values(), ids=STUDIED.keys())
+def test_what_the_studies_vary_resumes_with_the_same_bits(changes: dict[str, Any]) -> None:
+    settings = config.read(method.VbpcConfig, config.merge(tiny_vbpc(), changes), "methods.vbpc")
+    data, rng = tiny_data(), Seed(0).fold("coreset")
+    undisturbed = distil_coreset(data, {}, settings, rng=rng, report=Silent())
+    report = Stops(7, 3)
+    with pytest.raises(Stopped):
+        distil_coreset(data, {}, settings, rng=rng, report=report)
+    report.at = -1
+    assert same_bits(undisturbed, distil_coreset(data, {}, settings, rng=rng, report=report))
+    assert not same_bits(undisturbed, distil_coreset(data, {}, read(), rng=rng, report=Silent()))  # it changes the fit
+
+
 def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
     """Negative control of the test above: without the optimisers' tensors the bits differ."""
     settings, data, rng = read(), tiny_data(), Seed(0).fold("coreset")

@@ -22,6 +22,8 @@ from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.bpc import methods
 from bdl_pipe.coresets.bpc.experts import Experts
 from bdl_pipe.coresets.shared.init import Coreset, balanced
+from bdl_pipe.coresets.vbpc.distil import DatasetLoss
+from bdl_pipe.coresets.vbpc.method import VBPC
 from bdl_pipe.data.augment import AugmentConfig, augment
 from bdl_pipe.data.fitdata import Examples, FitData
 from bdl_pipe.data.transform import Transform
@@ -295,3 +297,54 @@ def test_the_gradients_of_frepo_are_those_of_central_differences() -> None:
     ):
         assert relative(projected(gradient), expected) < 1e-8
     assert relative(central(lambda x: value(x, labels, images), images), projected(of_images)) > 1e-2
+
+
+def dense_outer_loss(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, section: Any) -> Tensor:
+    """Eq. 27 with V, its determinant and its trace, by the formulas of Lee et al. 2025 as they stand."""
+    (n, h), k = phi.shape, labels.shape[1]
+    identity = torch.eye(h, dtype=phi.dtype)
+    covariance = torch.linalg.inv(section.rho * identity + section.gamma / n * phi.T @ phi)
+    mean = section.gamma / n * covariance @ phi.T @ labels
+    logits = batch @ mean / (1 + math.pi / 8 * ((batch @ covariance) * batch).sum(1))[:, None].sqrt()
+    trace = k * section.rho * covariance.trace() + section.rho * mean.square().sum()
+    kl = 0.5 * (trace - k * torch.linalg.slogdet(covariance)[1] - k * h * math.log(section.rho) - k * h)
+    return 30 * F.cross_entropy(logits, classes) + section.beta_dataset * kl
+
+
+LAYERS = [("instance", "average"), ("batch", "average"), ("batch_stats", "average"), ("group", "max"), ("none", "max")]
+
+
+@pytest.mark.parametrize(("norm", "pool"), LAYERS, ids="-".join)
+@pytest.mark.parametrize("ipc", [1, 4], ids=["dual", "primal"])
+def test_the_gradients_of_vbpc_are_those_of_central_differences(ipc: int, norm: str, pool: str) -> None:
+    """In images and labels, of the dense loss, with the augmentation's draw; another draw has another gradient."""
+    width = 8 if ipc == 1 or norm == "group" else 2  # 3 rows of 32 numbers, or 12 of 8
+    network = {"name": "convnet", "width": width, "blocks": 1, "norm": norm, "pool": pool}
+    changes = {"beta_dataset": 0.1, "feature_scale": 0.7, "rho": 2.0, "gamma": 20.0}
+    outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
+    read_config = config.read(VBPC.config, tiny_vbpc(network=network, ipc=ipc, coreset=outer) | changes, "methods.vbpc")
+    surrogate = DatasetLoss(data(), read_config.network, read_config.head, 0.1, read_config.coreset, rng=Seed(2))
+    for member in surrogate._pool._members:
+        smoothed(member.network.double())
+    start = balanced(data(), ipc, 1.0, rng=Seed(5))
+    images = start.images.double()
+    labels = start.labels.double() + 0.01 * drawn(*start.labels.shape, at=HERE)
+    rows, classes = data().batch(outer["batch"], HERE.fold("batch"))
+    batch, trunk = augment(rows, AUGMENTED, HERE.fold("augment")), surrogate._pool.draw(3)[1].eval().trunk
+
+    def phi(pictures: Tensor) -> Tensor:
+        return 0.7 * trunk(pictures).detach()
+
+    def value(images: Tensor, labels: Tensor, address: Seed = HERE) -> Tensor:
+        made = phi(augment(images, AUGMENTED, address.fold("coreset")))
+        return dense_outer_loss(made, labels, phi(batch), classes, read_config)
+
+    leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
+    loss = surrogate.loss(*leaves, 3, HERE)
+    of_images, of_labels = torch.autograd.grad(loss, leaves)
+    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-10)
+    expected = central(lambda x: value(x, labels), images)
+    assert relative(projected(of_images), expected) < 1e-7
+    assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < 1e-7
+    another = central(lambda x: value(x, labels, HERE.fold("another")), images)
+    assert relative(another, expected) > 1e-2

@@ -2,6 +2,8 @@
 
 import math
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,6 +64,49 @@ def test_predictive_and_loss(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     oracle = -1000 / 11 * (onehot * log_probs).sum() + 0.01 * q.kl()
     for form in (classes, onehot):
         torch.testing.assert_close(closed_form.dataset_loss(q, test, form, num_train=1000, beta_dataset=0.01), oracle)
+
+
+def random_case(number: int) -> tuple[Tensor, Tensor, Tensor, float, float, float]:
+    """(Φ, Ŷ, test features, ρ, γ, β) of random sizes: plain, with equal rows, and of a condition number of 1e8."""
+    g = np.random.default_rng(number)
+    n, h, k = (int(g.integers(1, most)) for most in (10, 8, 5))
+    rho, gamma, beta = (float(10 ** g.uniform(-3, 3)) for _ in range(3))
+    features = g.standard_normal((n, h)) * 10 ** g.uniform(-1, 1)
+    if number % 3 == 1:
+        features = features[g.integers(0, max(1, n // 2), n)]
+    if number % 3 == 2:
+        left, _, right = np.linalg.svd(features, full_matrices=False)
+        features = left * np.logspace(1, -7, min(n, h)) @ right
+    arrays = features, g.standard_normal((n, k)), g.standard_normal((4, h))
+    return *map(torch.from_numpy, arrays), rho, gamma, beta  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_random_coresets_against_fifty_digits(number: int) -> None:
+    """Mean, variance, KL and loss by Bayes' rule with V itself; what float64 can hold of each is stated."""
+    features, labels, test, rho, gamma, beta = random_case(number)
+    h, k = features.shape[1], labels.shape[1]
+    q = closed_form.solve(features, labels, rho=rho, gamma=gamma, beta=beta)
+    logit_mean, logit_variance = q.logit_moments(test)
+    with mpmath.workdps(50):
+        phi, targets, rows = (mpmath.matrix(t.tolist()) for t in (features, labels, test))
+        precision = rho * mpmath.eye(h) + (mpmath.mpf(gamma) / beta) * phi.T * phi
+        covariance = precision**-1
+        mean = (mpmath.mpf(gamma) / beta) * covariance * phi.T * targets
+        logits, spread = rows * mean, rows * covariance * rows.T
+        trace = sum(covariance[i, i] for i in range(h))
+        squares = sum(value**2 for value in mean)
+        kl = (
+            k * rho * trace + rho * squares + k * mpmath.log(mpmath.det(precision) / mpmath.mpf(rho) ** h) - k * h
+        ) / 2
+        oracle = torch.tensor([[float(logits[i, j]) for j in range(k)] for i in range(4)], dtype=torch.float64)
+        variances = torch.tensor([float(spread[i, i]) for i in range(4)], dtype=torch.float64)
+    a, largest = gamma / (rho * beta), float(features.square().sum())
+    lost = 1e-15 * (1 + a * largest)  # round-off times the condition number of A
+    torch.testing.assert_close(logit_mean, oracle, rtol=1e-9, atol=float(oracle.abs().max()) * 100 * lost + 1e-12)
+    prior = test.square().sum(1) / rho
+    assert ((logit_variance - variances).abs() <= prior * (1e-12 + 10 * lost)).all()
+    assert float(q.kl()) == pytest.approx(float(kl), rel=1e-8 + 100 * lost)
 
 
 def test_gamma_is_a_precision(problem: tuple[Tensor, Tensor, Tensor]) -> None:
