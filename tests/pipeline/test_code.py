@@ -107,7 +107,7 @@ COMMENT = "\n# a comment\n"
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("src/bdl_pipe/coresets/vbpc/closed_form.py", {"vbpc", "random_coreset", "coreset_vi"}),
+        ("src/bdl_pipe/coresets/vbpc/closed_form.py", {"vbpc", "random_coreset", "coreset_bma", "coreset_vi"}),
         ("src/bdl_pipe/baselines/gp.py", {"gp"}),
         ("src/bdl_pipe/baselines/dropout.py", {"dropout"}),
         ("src/bdl_pipe/trajectory/swag.py", {"swag"}),
