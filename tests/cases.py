@@ -180,6 +180,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
+    ("svgp", "regression"): {"inducing": 12, "ard": True, "training": LEARN},
     ("swa", "classification"): {"batch_norm_rows": 64, "batch_norm_batch": 32},
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,

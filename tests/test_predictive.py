@@ -6,7 +6,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 
-from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.predictive import Categorical, Continuous, Exponential, Gaussian
 
 
 @pytest.fixture
@@ -122,3 +122,61 @@ def test_rescaled_density_follows_the_change_of_variable(gaussian: Gaussian) -> 
 def test_classes_have_no_scale(categorical: Categorical) -> None:
     with pytest.raises(TypeError, match="classes have no scale"):
         categorical.rescale(torch.zeros(3), torch.ones(3))
+
+
+def lognormal(draws: int) -> tuple[Exponential, Gaussian]:
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(draws, 4, 2, generator=generator)
+    base = Gaussian(mean, 0.2 + 0.3 * torch.rand(draws, 4, 2, generator=generator))
+    return Exponential(base), base
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_targets_fitted_as_logarithms_are_scipy_s_lognormal(draws: int) -> None:
+    made, base = lognormal(draws)
+    values = torch.rand(4, 2, dtype=torch.float64) * 3 + 0.01
+    parts = scipy.stats.lognorm(base.draw_variance.double().sqrt().numpy(), scale=base.draw_mean.double().exp().numpy())
+    np.testing.assert_allclose(made.cdf(values), parts.cdf(values).mean(0), rtol=1e-9)
+    assert not made.cdf(-values).any()
+    np.testing.assert_allclose(made.mean, parts.mean().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(
+        made.variance, (parts.var() + parts.mean() ** 2).mean(0) - made.mean.numpy() ** 2, rtol=1e-8
+    )
+    each = parts.logpdf(values)
+    np.testing.assert_allclose(made.log_prob(values), np.logaddexp.reduce(each.sum(-1)) - np.log(draws), rtol=1e-5)
+    np.testing.assert_allclose(made.epistemic_variance, parts.mean().var(0), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(made.cdf(made.quantile(0.95)), 0.95, rtol=1e-9)
+    assert made.log_prob(-values).tolist() == [-torch.inf] * 4
+
+
+def test_moments_of_an_exponential_whose_base_is_no_gaussian_are_integrals() -> None:
+    """The same base, which hides that it is Gaussian; the control is a mean that leaves half a variance out."""
+    made, base = lognormal(3)
+    hidden = Exponential(_Hidden(base))
+    np.testing.assert_allclose(hidden.mean, made.mean, rtol=2e-3)
+    np.testing.assert_allclose(hidden.variance, made.variance, rtol=2e-2)
+    assert ((base.mean.exp() - made.mean).abs() > 0.05 * made.mean).all()
+
+
+class _Hidden(Continuous):
+    """Another class with a Gaussian's distribution."""
+
+    def __init__(self, base: Gaussian) -> None:
+        self._base = base
+
+    mean = property(lambda self: self._base.mean)
+    variance = property(lambda self: self._base.variance)
+    epistemic_variance = property(lambda self: self._base.epistemic_variance)
+    reach = property(lambda self: self._base.reach)
+
+    def log_prob(self, targets: torch.Tensor) -> torch.Tensor:
+        return self._base.log_prob(targets)
+
+    def cdf(self, values: torch.Tensor) -> torch.Tensor:
+        return self._base.cdf(values)
+
+    def bracket(self, level: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._base.bracket(level)
+
+    def rescale(self, shift: torch.Tensor, scale: torch.Tensor) -> Gaussian:
+        return self._base.rescale(shift, scale)

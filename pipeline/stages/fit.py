@@ -27,7 +27,7 @@ from ..core.executors.display import Display
 from ..core.executors.store import Store
 from ..core.params import Params, Run
 from ..core.settings import Settings
-from . import records
+from . import records, retry
 
 GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
 FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
@@ -93,8 +93,20 @@ def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Repor
     if isinstance(payload, GroupTask):
         data, inputs = [shared[task.data] for task in payload.tasks], [_inputs(task, shared) for task in payload.tasks]
         rngs = [task.rng for task in payload.tasks]
-        return artifacts.pack(payload.fit_many(data, inputs, payload.tasks[0].config, rngs=rngs, report=report))
-    return payload.fit(shared[payload.data], _inputs(payload, shared), payload.config, rng=payload.rng, report=report)
+        return artifacts.pack(
+            retry.fitted(
+                lambda config, attempt: payload.fit_many(data, inputs, config, rngs=rngs, report=attempt),
+                payload.tasks[0].config,
+                report,
+            )
+        )
+    rows, above = shared[payload.data], _inputs(payload, shared)
+    (state,) = retry.fitted(
+        lambda config, attempt: [payload.fit(rows, above, config, rng=payload.rng, report=attempt)],
+        payload.config,
+        report,
+    )
+    return state
 
 
 def _inputs(task: SeedTask, shared: Mapping[str, Any]) -> dict[str, list[State]]:
@@ -236,8 +248,9 @@ def _publish(
 
 def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Summarise the seeds together, over splits: the mean, and each kind of warning once."""
+    slow = _slowed(done)
     if run.stage.summarise is None:
-        return {}, []
+        return {}, slow
     sums: dict[str, list[float]] = {}
     warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
     splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
@@ -251,4 +264,14 @@ def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) ->
     return {name: sum(values) / len(values) for name, values in sums.items()}, [
         texts[0] if len(splits) == 1 else f"{texts[0]} (in {len(texts)} of {len(splits)} splits; the first of them)"
         for texts in warnings.values()
-    ]
+    ] + slow
+
+
+def _slowed(done: Mapping[str, Done]) -> list[str]:
+    """Say which fits had diverged, and at what share of their rates they were made again."""
+    shares = {name: made.result.config.get(retry.RATE_SHARE) for name, made in done.items()}
+    slow = {name: share for name, share in shares.items() if share is not None}
+    if not slow:
+        return []
+    which = f"{len(slow)} of {len(done)} fits" if len(done) > 1 else "the fit"
+    return [f"rates: {which} diverged and went on at {min(slow.values()):.2g} of the learning rates; lower them"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 NAME: Final = "posterior"
 _SCRIPT: Final = Path(__file__).with_name("serving.py")
-_NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow")
+_NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow", "pyarrow")
 
 
 def read_installed_packages() -> None:
@@ -71,5 +71,10 @@ def _signature(schema: dict[str, Any]) -> Any:
     if len(schema["input_shape"]) == 3:
         inputs = Schema([TensorSpec(np.dtype("uint8"), (-1, *schema["input_shape"]))])
     else:
-        inputs = Schema([ColSpec(DataType.double, name) for name in schema["features"]])
+        kinds = {"number": DataType.double, "category": DataType.string, "date": DataType.datetime}
+        described = schema.get("columns") or [
+            {"name": name, "kind": "number", "missing": False} for name in schema["features"]
+        ]
+        columns = [ColSpec(kinds[c["kind"]], c["name"], required=not c["missing"]) for c in described]
+        inputs = Schema(columns)
     return ModelSignature(inputs=inputs)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
+from bdl_pipe.data.sources.table import coded_rows
 from bdl_pipe.registry import load_predictor, stored_address
 
 
@@ -32,9 +34,14 @@ class FittedPosterior(PythonModel):
 
         ``model_input`` is an array for images: MLflow takes no union here, and warns without a hint.
         """
+        inputs = np.asarray(model_input)
         if isinstance(model_input, pd.DataFrame):
-            model_input = model_input[self.schema["features"]].to_numpy(np.float64)
-        batches = self.fitted.batches(np.asarray(model_input), rng=self.rng)
+            rows = model_input[self.schema["features"]]
+            if "columns" in self.schema:
+                inputs = coded_rows(pa.Table.from_pandas(rows, preserve_index=False), self.schema, "the input")
+            else:
+                inputs = rows.to_numpy(np.float64)
+        batches = self.fitted.batches(inputs, rng=self.rng)
         return pd.DataFrame(summary.table(batches, self.schema["classes"] or self.schema["targets"]))
 
 

@@ -115,7 +115,7 @@ def score_clean(
     if "accuracy" in scores:
         scores |= _joint(gathered, config.joint_pairs, rng)
     if "log_likelihood" in scores:
-        scores |= _normalised(scores["log_likelihood"], fitted.transform)
+        scores |= _normalised(scores["log_likelihood"], fitted.transform, examples.targets)
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
     return CleanResult(scores, _table(examples, gathered), calibration, in_distribution)
@@ -298,10 +298,15 @@ def _values(gathered: _Collected) -> Scores:
     return scores
 
 
-def _normalised(log_likelihood: tuple[float, int], transform: Transform) -> Scores:
-    """Return the log-likelihood in units of the transformed targets: of z = (y − shift)/scale, p(z) = p(y) Π scale."""
+def _normalised(log_likelihood: tuple[float, int], transform: Transform, targets: np.ndarray) -> Scores:
+    """Return the log-likelihood in units of the transformed targets.
+
+    Of z = (y − shift)/scale, p(z) = p(y) Π scale; of z = (log y − shift)/scale, p(z) = p(y) Π y scale.
+    """
     value, count = log_likelihood
     wider = 0.0 if transform.scale is None else float(transform.scale.double().log().sum())
+    if transform.log:
+        wider += float(np.log(targets).sum(1).mean())
     return {"log_likelihood_normalised": (value + wider, count)}
 
 

@@ -20,7 +20,7 @@ from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .errors import Diverged
-from .predictive import Categorical, Gaussian, Predictive
+from .predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
 from .seeds import Seed
 
 Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
@@ -140,7 +140,11 @@ class Predictor:
         predictive = self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
-        return predictive.rescale(self.transform.shift, self.transform.scale)
+        rescaled = predictive.rescale(self.transform.shift, self.transform.scale)
+        if not self.transform.log:
+            return rescaled
+        assert isinstance(rescaled, Continuous)
+        return Exponential(rescaled)
 
     def batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"

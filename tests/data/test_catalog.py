@@ -80,8 +80,9 @@ def test_published_constants_are_for_the_sets_that_have_them(name: str) -> None:
     if CATALOG[name].published is not None:
         assert read({"name": name}, normalise="published").normalise == "published"
         return
-    rule = "for a table" if CATALOG[name].kind == "table" else f": {name} has no published constants"
-    with pytest.raises(ConfigError, match=f"datasets.d.normalise must be train or none ?{rule}, got 'published'"):
+    table = "train, robust or none for a table"
+    rule = table if CATALOG[name].kind == "table" else f"train or none: {name} has no published constants"
+    with pytest.raises(ConfigError, match=f"datasets.d.normalise must be {rule}, got 'published'"):
         read({"name": name}, normalise="published")
 
 

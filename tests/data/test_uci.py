@@ -199,5 +199,5 @@ def test_the_row_of_params() -> None:
         config.read(DatasetConfig, row | {"source": energy | {"set": "moon"}}, "datasets.d")
     for name in ("concrete", "wine"):
         assert config.read(DatasetConfig, row | {"source": {"name": name}}, "d").task == "regression"
-        with pytest.raises(ConfigError, match=r"normalise must be train or none for a table"):
+        with pytest.raises(ConfigError, match=r"normalise must be train, robust or none for a table"):
             config.read(DatasetConfig, row | {"source": {"name": name}, "normalise": "published"}, "d")

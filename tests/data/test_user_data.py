@@ -204,7 +204,7 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
     ),
     "text feature": (
         of(with_one("red", 4)),
-        r"t\.csv: column 'a' must be numeric, got 'red' in row 4; encode it as numbers or leave it out",
+        r"t\.csv: column 'a' must be numeric, got 'red' in row 4; say what it is with `columns`, or leave it out",
     ),
     "a long text": (of(with_one("x" * 600, 4)), r"t\.csv: column 'a' must be numeric, got 'x+\.\.\.x+' in row 4;"),
     "long names": (of({"y": [1], **{f"{i}" * 90: [1] for i in range(9)}}), r"must have the column 'a', got y, 0{90}, "),
@@ -441,7 +441,7 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "splits": ({"splits": 0}, r"datasets\.d\.splits must be >= 1, got 0"),
     "published": (
         {"normalise": "published"},
-        r"datasets\.d\.normalise must be train or none for a table, got 'published'",
+        r"datasets\.d\.normalise must be train, robust or none for a table, got 'published'",
     ),
     "whiten": ({"whiten": True}, r"datasets\.d\.whiten must be false for a table, got True"),
     "source": (

@@ -29,7 +29,7 @@ from ..networks import NetworkConfig, dropout_masks
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from ..sgmcmc.chains import TargetConfig, average, teacher_spec
+from ..sgmcmc.chains import TargetConfig, average, step_sizes, teacher_spec
 from ..sgmcmc.joint import NetworkJoint
 from ..sgmcmc.sgld import Position, chain
 from ..training.loop import Objective, OptimiserConfig, run_steps
@@ -134,6 +134,7 @@ class LivingChain(Teacher):
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         self.spec, self._config, self._rng = teacher_spec(data, config.target), config, rng
         target, rows = config.target, data.tensors("train", data.device)
+        self._sizes = step_sizes(data, target)
         self._joint = NetworkJoint(self.spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
         self._batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
         self._position: Position = {"flat": self._joint.start}
@@ -141,9 +142,8 @@ class LivingChain(Teacher):
 
     def outputs(self, step: int, inputs: Tensor) -> Tensor:
         stop = self._config.burn_in + step + 1
-        size = self._config.target.step_size
         for done, position in chain(
-            self._position, self._joint.gradient, self._batches, size, self._rng, self._done, stop
+            self._position, self._joint.gradient, self._batches, self._sizes, self._rng, self._done, stop
         ):
             self._done, self._position = done, position
         return self._joint.outputs(self._position["flat"], inputs)

@@ -21,7 +21,8 @@ class DatasetConfig:
     Attributes:
         source: where the raw rows come from.
         normalise: of inputs. ``published``: published constants per channel; ``train``: mean and
-            deviation of the training rows; ``none``: images x/255, tables as they are.
+            deviation of the training rows; ``robust``: of tables, their median and interquartile range, and smoothly
+            into (−3, 3); ``none``: images x/255, tables as they are.
         whiten: ZCA after standardisation, for images.
         validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
         fit_rows: what a final fit sees; a search always sees the training rows alone.
@@ -30,8 +31,8 @@ class DatasetConfig:
         corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
         targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
-            the deviation of the training rows; ``centre``: less their mean alone (Harrison et al.,
-            2024, G.2); ``none``: as they are. Classes have neither.
+            the deviation of the training rows; ``log``: the same of their logarithms, where all are > 0; ``centre``:
+            less their mean alone (Harrison et al., 2024, G.2); ``none``: as they are. Classes have none of these.
         held_out: classes, by their index, that leave the training, validation and test rows; their
             test rows are the out-of-distribution set ``held_out``. Of images alone.
         transfer: labelled sets that share classes with this one, named as in ``ood`` (no ``noise``);
@@ -45,7 +46,7 @@ class DatasetConfig:
     """
 
     source: Source = field(metadata={"read": catalog.read})
-    normalise: Literal["published", "train", "none"]
+    normalise: Literal["published", "train", "robust", "none"]
     whiten: bool
     validation: int | float
     fit_rows: Literal["train", "train_and_validation"]
@@ -53,7 +54,7 @@ class DatasetConfig:
     ood: tuple[str, ...]
     corrupted_images: int
     corruptions: Literal["made", "published"]
-    targets: Literal["standardise", "centre", "none"] = "standardise"
+    targets: Literal["standardise", "log", "centre", "none"] = "standardise"
     held_out: tuple[int, ...] = ()
     transfer: tuple[str, ...] = field(default=(), metadata=LATER)
     transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
@@ -85,16 +86,21 @@ class DatasetConfig:
             require(len(set(names)) == len(names), key, "must not name a set twice", list(names))
         idle = self.transfer_names and not self.transfer
         require(not idle, "transfer_names", "must be empty without transfer", self.transfer_names)
-        meant = self.task == "regression" or self.targets != "centre"
+        meant = self.task == "regression" or self.targets not in ("centre", "log")
         require(meant, "targets", "must be standardise or none for classes", self.targets)
         self._check_held_out()
         self._check_increment()
         if self.source.kind == "table":
-            require(self.normalise != "published", "normalise", "must be train or none for a table", self.normalise)
+            require(
+                self.normalise != "published", "normalise", "must be train, robust or none for a table", self.normalise
+            )
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             for key, names in (("ood", self.ood), ("transfer", self.transfer)):
                 require(not names, key, "must be empty for a table", list(names))
             require(self.corrupted_images == 0, "corrupted_images", "must be 0 for a table", self.corrupted_images)
+        else:
+            rule = "must be published, train or none for images"
+            require(self.normalise != "robust", "normalise", rule, self.normalise)
         there = self.normalise != "published" or catalog.published_constants(self.source) is not None
         rule = f"must be train or none: {self.source.name} has no published constants"
         require(there, "normalise", rule, self.normalise)

@@ -18,7 +18,7 @@ class Examples:
     """A set of raw rows with their targets, in original units.
 
     Attributes:
-        inputs: images uint8 [n, channel, height, width] or features float64 [n, feature].
+        inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
         targets: labels int64 [n] or targets float64 [n, output].
     """
 
@@ -60,8 +60,8 @@ class FitData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return an input's shape, (channel, height, width) or (feature,)."""
-        return tuple(self.train.inputs.shape[1:])
+        """Return the shape of a network's input, (channel, height, width) or (feature,)."""
+        return self.transform.shape(tuple(self.train.inputs.shape[1:]))
 
     @property
     def outputs(self) -> int:

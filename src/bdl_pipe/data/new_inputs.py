@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from .sources.images import SUFFIXES, image_array, image_files, open_npz, read_images
-from .sources.table import feature_matrix, open_table
+from .sources.table import coded_rows, feature_matrix, open_table, sniffed
 
 _ARRAYS: Final = ("x", "x_test")
 
@@ -16,7 +16,9 @@ _ARRAYS: Final = ("x", "x_test")
 def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     """Read raw inputs in file order (images: by name), in the fitted data's own units and shape.
 
-    A table needs the fitted feature columns, by name and in any order; others are ignored. An
+    A table needs the fitted feature columns, by name and in any order; others are ignored. Where they are not all plain
+    numbers, a category that the fitted file did not have is one of the rare ones or, where there were none, no category
+    at all. An
     ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
     must have their size.
 
@@ -24,7 +26,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         schema: ``schema.json`` of the data: kind, features, input_shape.
 
     Returns:
-        float64 [n, feature] or uint8 [n, channel, height, width].
+        float64 [n, column] or uint8 [n, channel, height, width].
 
     Raises:
         DataError: the file, rule and value of whatever is wrong.
@@ -41,7 +43,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 
 def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     features = tuple(schema["features"])
-    if path.suffix.lower() == ".npz":
+    if path.suffix.lower() == ".npz" and "columns" not in schema:
         values = _array(path)
         if values.ndim != 2 or values.shape[1] != len(features) or values.dtype.kind not in "fiu":
             rule = f"must be numbers [n, {len(features)}]"
@@ -50,7 +52,10 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         if len(bad):
             raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, not so in row {bad[0][0] + 1}")
         return values.astype(np.float64)
-    return feature_matrix(open_table(path), features, str(path))
+    if "columns" not in schema:
+        return feature_matrix(open_table(path), features, str(path))
+    texts = tuple(column["name"] for column in schema["columns"] if column["kind"] == "category")
+    return coded_rows(open_table(path, sniffed(path), texts), schema, str(path))
 
 
 def _npz(path: Path, shape: tuple[int, ...]) -> np.ndarray:

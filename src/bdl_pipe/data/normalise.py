@@ -1,6 +1,7 @@
 """The constants of a transform: published ones, or the mean and deviation of the training rows; and its whitening.
 
-All is computed and stored in float64. A column (or channel) that does not vary keeps deviation 1, so it becomes 0.
+All is computed and stored in float64. Tables have robust ones, too: median and interquartile range.
+A column (or channel) that does not vary keeps deviation 1, so it becomes 0.
 
 Whitening is ZCA with a ridge, of standardised images flattened to [n, d]:
 
@@ -10,15 +11,19 @@ W = U diag((s + r)^−½) Uᵀ,   W⁻¹ = U diag((s + r)^½) Uᵀ,   so W C W =
 The ridge relative to tr(C)/d is that of Nguyen et al. (2021, KIP) and Zhou et al. (2022, FRePo).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 import torch
 
 from ..errors import DataError
+from .encoding import BOUNDED_SCALE, Column, Encoding
 from .transform import Transform, Whitening
 
-Scaling = Literal["standardise", "centre", "none"]
+Scaling = Literal["standardise", "log", "centre", "none"]
+Normalise = Literal["published", "train", "robust", "none"]
 Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of x/255
 Constants = tuple[np.ndarray, np.ndarray]
 RIDGE: Final = 0.1  # λ
@@ -30,8 +35,9 @@ def fit_transform(
     targets: np.ndarray,
     *,
     kind: Literal["image", "table"],
-    normalise: Literal["published", "train", "none"],
+    normalise: Normalise,
     whiten: bool,
+    columns: Sequence[Column] = (),
     published: Published | None = None,
     scaling: Scaling = "standardise",
     origin: str = "targets",
@@ -40,21 +46,28 @@ def fit_transform(
 
     Args:
         inputs: uint8 [n, channel, height, width] or float64 [n, feature].
+        columns: of a table whose columns are not all plain numbers; the others are encoded by these rows.
         targets: int64 [n] for classes, which need no constants, or float64 [n, output].
         published: mean and deviation per channel, of x/255, where ``normalise`` asks for them.
         scaling: of regression targets, (y − shift)/scale: ``standardise``: mean and deviation of
-            these rows; ``centre``: their mean and scale 1; ``none``: 0 and 1.
+            these rows; ``log``: the same of their logarithms; ``centre``: their mean and scale 1; ``none``: 0 and 1.
 
     Raises:
-        DataError: a target to standardise is constant.
+        DataError: a target to standardise is constant, or one to take the logarithm of is not above 0.
     """
-    mean, std = _inputs(inputs, kind, normalise, published)
-    transform = Transform(kind, torch.from_numpy(mean), torch.from_numpy(std))
+    encoding = Encoding.fit(columns, inputs) if columns else None
+    if encoding is None:
+        mean, std = _inputs(inputs, kind, normalise, published)
+    else:
+        mean, std = _encoded(encoding(torch.from_numpy(inputs)).numpy(), encoding.bounded, normalise)
     white = fit_zca(inputs, mean, std) if whiten else None
+    made = Transform(
+        kind, torch.from_numpy(mean), torch.from_numpy(std), white, encoding=encoding, smooth=normalise == "robust"
+    )
     if targets.ndim == 1:
-        return Transform(kind, transform.mean, transform.std, white)
+        return made
     shift, scale = _targets(targets, scaling, origin)
-    return Transform(kind, transform.mean, transform.std, white, torch.from_numpy(shift), torch.from_numpy(scale))
+    return replace(made, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale), log=scaling == "log")
 
 
 def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published | None) -> Constants:
@@ -64,8 +77,30 @@ def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published 
     if normalise == "published":
         assert published is not None, "a data set's config sees to it"
         return np.array(published[0]), np.array(published[1])
+    if normalise == "robust":
+        return robust(inputs)
     mean, std = channel_moments(inputs) if kind == "image" else (inputs.mean(axis=0), inputs.std(axis=0))
     return mean, _safe(std)
+
+
+def robust(inputs: np.ndarray) -> Constants:
+    """Compute median and interquartile range of each column; half the range where the quartiles are equal.
+
+    Source: Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", section 3 (scikit-learn's ``RobustScaler``).
+    """
+    from sklearn.preprocessing import RobustScaler
+
+    scaler = RobustScaler().fit(inputs)
+    low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
+    return middle, np.where(high > low, scaler.scale_, _safe(np.ptp(inputs, axis=0) / 2))
+
+
+def _encoded(inputs: np.ndarray, bounded: np.ndarray, normalise: str) -> Constants:
+    """Compute the constants of encoded columns; those of 0 and 1 are centred, and halved rather than standardised."""
+    if normalise == "none":
+        return np.zeros(inputs.shape[1]), np.ones(inputs.shape[1])
+    mean, std = _inputs(inputs, "table", normalise, None)
+    return np.where(bounded, inputs.mean(axis=0), mean), np.where(bounded, BOUNDED_SCALE, std)
 
 
 def channel_moments(images: np.ndarray) -> Constants:
@@ -84,10 +119,14 @@ def _targets(targets: np.ndarray, scaling: Scaling, origin: str) -> Constants:
     zeros, ones = np.zeros(targets.shape[1]), np.ones(targets.shape[1])
     if scaling == "none":
         return zeros, ones
+    if scaling == "log":
+        if not (targets > 0).all():
+            raise DataError(f"{origin}: targets must be > 0 for their logarithm (targets: log), got {targets.min():g}")
+        targets = np.log(targets)
     deviation = targets.std(axis=0)
-    if scaling == "standardise" and (deviation == 0).any():
+    if scaling in ("standardise", "log") and (deviation == 0).any():
         raise DataError(f"{origin}: the target is constant in the training rows of a split")
-    return targets.mean(axis=0), deviation if scaling == "standardise" else ones
+    return targets.mean(axis=0), ones if scaling == "centre" else deviation
 
 
 def _safe(std: np.ndarray) -> np.ndarray:

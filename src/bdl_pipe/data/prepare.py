@@ -139,7 +139,7 @@ def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
     if config.corrupted_images and config.splits > 1:
         raise ConfigError(f"{path}.corrupted_images", "must be 0 where splits > 1", config.corrupted_images)
     if raw.kind == "table" and config.normalise == "published":
-        raise ConfigError(f"{path}.normalise", "must be train or none for a table", config.normalise)
+        raise ConfigError(f"{path}.normalise", "must be train, robust or none for a table", config.normalise)
 
 
 Parts = list[tuple[int, tuple[Examples, Examples]]]
@@ -201,7 +201,7 @@ def _of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) 
 def _fitted(config: DatasetConfig, raw: Raw) -> bool:
     """Tell whether the transform depends on the rows at all."""
     scaled = raw.task == "regression" and config.targets != "none"
-    return config.normalise == "train" or config.whiten or scaled
+    return config.normalise in ("train", "robust") or config.whiten or scaled or bool(raw.columns)
 
 
 def _transform(rows: Examples, raw: Raw, config: DatasetConfig) -> Transform:
@@ -211,6 +211,7 @@ def _transform(rows: Examples, raw: Raw, config: DatasetConfig) -> Transform:
         kind=raw.kind,
         normalise=config.normalise,
         whiten=config.whiten,
+        columns=raw.columns,
         published=published_constants(config.source),
         scaling=config.targets,
         origin=raw.origin,
@@ -265,6 +266,7 @@ def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "input_shape": list(raw.train.inputs.shape[1:]),
         "features": list(raw.features),
         "targets": list(raw.targets),
+        **({"columns": [column.mapping() for column in raw.columns]} if raw.columns else {}),
         "fit_rows": config.fit_rows,
     }
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import DataError, short
+from .encoding import Column
 from .fitdata import Examples
 
 FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
@@ -24,6 +25,7 @@ class Raw:
         test: the set's own test rows; None where the standard UCI splits provide them.
         classes: names, in label order; empty for regression.
         features, targets: column names of a table.
+        columns: what the columns of a table are, where they are not all plain numbers; else none.
     """
 
     origin: str
@@ -34,6 +36,7 @@ class Raw:
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     targets: tuple[str, ...] = ("label",)
+    columns: tuple[Column, ...] = ()
 
 
 @runtime_checkable

@@ -1,8 +1,10 @@
 """From raw rows to what a network sees, and back: scale, standardise, whiten.
 
 Images: x/255, then (x − mean)/std per channel, then optionally W(x − centre) with a ZCA matrix W.
-Tables: (x − mean)/std per column; regression targets (y − shift)/scale. Every constant is given or
-fitted on training rows only; a transform is plain tensors, stored with the data and the posterior.
+Tables: categories, dates and gaps become numbers (:mod:`.encoding`), then z = (x − mean)/std per column and, where
+``smooth``, z/√(1 + (z/3)²), which lies in (−3, 3) (Holzmüller et al. 2024, section 3). Regression targets:
+(y − shift)/scale, of log y where ``log``. Every constant is given or fitted on training rows only; a transform is plain
+tensors, stored with the data and the posterior.
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..artifacts import State
+from ..artifacts import State, under
+from .encoding import Encoding
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Transform:
         mean, std: [channel] or [feature].
         whitening: applied after standardisation, images only.
         shift, scale: [output] of regression targets; None for classes.
+        encoding: of the columns of a table that are not all plain numbers.
+        smooth: whether inputs of a table are brought into (−3, 3).
+        log: whether regression targets are taken as their logarithms.
     """
 
     kind: Literal["image", "table"]
@@ -41,13 +47,24 @@ class Transform:
     whitening: Whitening | None = None
     shift: Tensor | None = None
     scale: Tensor | None = None
+    encoding: Encoding | None = None
+    smooth: bool = False
+    log: bool = False
+
+    def shape(self, raw: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a network's input, of a raw row's shape."""
+        return raw if self.encoding is None else (self.encoding.width,)
 
     def inputs(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Turn raw rows to float32 network inputs of the same shape."""
+        """Turn raw rows to float32 network inputs, each of the shape ``shape``."""
         values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
         if self.kind == "image":
             values = values.to(torch.float32) / 255
+        if self.encoding is not None:
+            values = self.encoding(values)
         standard = (values - self._wide(self.mean, values)) / self._wide(self.std, values)
+        if self.smooth:
+            standard = standard / (1 + (standard / 3).square()).sqrt()
         if self.whitening is None:
             return standard.to(torch.float32)
         flat = standard.reshape(len(standard), -1) - self.whitening.centre.to(standard)
@@ -61,17 +78,24 @@ class Transform:
         return values * self._wide(self.std, values) + self._wide(self.mean, values)
 
     def targets(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Give labels as int64 [n], or standardised targets as float32 [n, output]."""
+        """Give labels as int64 [n], or standardised targets as float32 [n, output]; NaN where there is no logarithm."""
         values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
         if self.shift is None or self.scale is None:
             return values.to(torch.int64)
+        values = values.log() if self.log else values
         return ((values - self.shift.to(values)) / self.scale.to(values)).to(torch.float32)
 
     def state(self) -> State:
         named: dict[str, Any] = {"mean": self.mean, "std": self.std, "shift": self.shift, "scale": self.scale}
         if self.whitening is not None:
             named |= {f"whitening.{k}": getattr(self.whitening, k) for k in ("centre", "matrix", "inverse")}
-        return State({k: v for k, v in named.items() if v is not None}, {"kind": self.kind})
+        about: dict[str, Any] = {"kind": self.kind}
+        about |= {name: True for name in ("smooth", "log") if getattr(self, name)}
+        if self.encoding is not None:
+            encoded = self.encoding.state()
+            named |= {f"encoding.{k}": v for k, v in encoded.tensors.items()}
+            about["encoding"] = dict(encoded.config)
+        return State({k: v for k, v in named.items() if v is not None}, about)
 
     @classmethod
     def from_state(cls, state: State) -> "Transform":
@@ -79,7 +103,21 @@ class Transform:
         white = None
         if "whitening.matrix" in t:
             white = Whitening(t["whitening.centre"], t["whitening.matrix"], t["whitening.inverse"])
-        return cls(state.config["kind"], t["mean"], t["std"], white, t.get("shift"), t.get("scale"))
+        about = state.config
+        encoding = None
+        if "encoding" in about:
+            encoding = Encoding.from_state(State(under("encoding.", t), about["encoding"]))
+        return cls(
+            about["kind"],
+            t["mean"],
+            t["std"],
+            white,
+            t.get("shift"),
+            t.get("scale"),
+            encoding,
+            about.get("smooth", False),
+            about.get("log", False),
+        )
 
     def _wide(self, constants: Tensor, values: Tensor) -> Tensor:
         constants = constants.to(values.device, torch.promote_types(values.dtype, torch.float32))

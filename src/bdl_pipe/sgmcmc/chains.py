@@ -8,7 +8,7 @@ draws of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,9 @@ from ..progress import Report
 from ..seeds import Seed
 from . import diagnostics
 from .joint import NetworkJoint, factorises
-from .sgld import StepSize, Thinning, chain
+from .sgld import ScaledStep, StepSize, Thinning, chain
 
+_MOST_PRECISE: Final = 100.0  # λ_n: of targets that are a linear function of the inputs
 REPORT_EVERY = 50  # steps; progress and checkpoints, which change no result
 
 
@@ -37,22 +38,24 @@ class TargetConfig:
     Attributes:
         network: the teacher's architecture; no norm that ties the rows of a batch together.
         prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
-        noise_precision: λ_n of regression targets in standardised units; not used for classes.
-        step_size: η_t, the variance of the noise of step t.
+        noise_precision: λ_n of regression targets in standardised units; not used for classes. Null: the inverse of the
+            variance that a linear model leaves of the training targets (scikit-learn's ``BayesianRidge``), at most 100.
+        step_size: η_t, the variance of the noise of step t; ``scaled``: over the rows and λ_n.
         batch: M, rows of a minibatch; N or more: all rows.
         temperature: T of the posterior^(1/T) that is sampled; 1 is the posterior.
     """
 
     network: NetworkConfig
     prior_precision: float
-    noise_precision: float
-    step_size: StepSize
+    noise_precision: float | None
+    step_size: StepSize | ScaledStep
     batch: int
     temperature: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
-        require(self.noise_precision > 0, "noise_precision", "must be > 0", self.noise_precision)
+        positive = self.noise_precision is None or self.noise_precision > 0
+        require(positive, "noise_precision", "must be > 0 or null", self.noise_precision)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
 
@@ -87,6 +90,30 @@ class SgldConfig:
     student: AverageConfig
 
 
+def noise_precision(data: FitData, target: TargetConfig) -> float:
+    """Return λ_n, found from the training rows where it is null; 1 for classes, where it is."""
+    if target.noise_precision is not None:
+        return target.noise_precision
+    return 1.0 if data.task == "classification" else _linear_precision(data)
+
+
+def step_sizes(data: FitData, target: TargetConfig) -> StepSize:
+    """Return the schedule of step sizes, in which the number of rows is accounted for."""
+    if not isinstance(target.step_size, ScaledStep):
+        return target.step_size
+    precision = 1.0 if data.task == "classification" else noise_precision(data, target)
+    return target.step_size.settle(len(data.train), precision)
+
+
+def _linear_precision(data: FitData) -> float:
+    """Return the inverse of the variance that linear models leave of the training targets, of all outputs' mean."""
+    from sklearn.linear_model import BayesianRidge
+
+    rows, targets = (tensor.cpu().double().numpy() for tensor in data.tensors("train"))
+    left = [1 / BayesianRidge().fit(rows, column).alpha_ for column in targets.T]
+    return min(float(len(left) / sum(left)), _MOST_PRECISE)
+
+
 def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
     """Return the network whose weights are sampled.
 
@@ -94,7 +121,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
         ConfigError: its norm makes a row's likelihood depend on its batch, or it has dropout.
     """
     likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
-    spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / target.noise_precision)
+    spec = NetworkSpec(target.network, data.input_shape, data.outputs, likelihood, 1 / noise_precision(data, target))
     network = spec.build(Seed(0))
     dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
     require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
@@ -108,12 +135,12 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
 def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
     """Run one chain, which resumes exactly: every random number is addressed by its step."""
     spec, total = teacher_spec(data, config.target), config.thinning.steps
-    target, rows = config.target, data.tensors("train", data.device)
+    target, rows, sizes = config.target, data.tensors("train", data.device), step_sizes(data, config.target)
     joint = NetworkJoint(spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
     draws = joint.start.new_zeros(config.thinning.count, len(joint.start))
     start, position, kept = _resume(report, joint.start, draws)
     batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
-    for done, theta in chain(position, joint.gradient, batches, config.target.step_size, rng, start, total):
+    for done, theta in chain(position, joint.gradient, batches, sizes, rng, start, total):
         if config.thinning.keeps(done):
             draws[kept] = theta["flat"]
             kept += 1

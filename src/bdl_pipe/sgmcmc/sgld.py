@@ -65,6 +65,24 @@ StepSize = ConstantStep | PolynomialDecay
 
 
 @dataclass(frozen=True)
+class ScaledStep:
+    """The constant schedule η_t = value / (N λ_n), one value for any number N of rows and precision λ_n of noise.
+
+    The curvature of the log-likelihood grows as N λ_n (λ_n = 1 for classes).
+    """
+
+    name: Literal["scaled"]
+    value: float
+
+    def __post_init__(self) -> None:
+        require(self.value > 0, "value", "must be > 0", self.value)
+
+    def settle(self, rows: int, noise_precision: float) -> ConstantStep:
+        """Return the step for this many rows."""
+        return ConstantStep("constant", self.value / (rows * noise_precision))
+
+
+@dataclass(frozen=True)
 class Thinning:
     """The choice of positions θ_1 … θ_steps that are kept: every ``every``-th after the first ``burn_in``."""
 

@@ -1,15 +1,23 @@
-"""A user's table: CSV with a header line, or Parquet."""
+"""A user's table: CSV with a header line, or Parquet.
 
+Without ``columns`` every feature is a number, and none is missing. With them each is read as what it is said to be;
+what a network sees of it is fitted to the training rows (:mod:`bdl_pipe.data.encoding`).
+"""
+
+import csv
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError, brief, require, short
+from ...config import LATER
+from ...errors import ConfigError, DataError, brief, require, short
 from ...files import require_file, require_utf8
+from ..encoding import UNSEEN, Column, ColumnKind
 from ..fitdata import Examples
 from ..raw import Kind, Raw, Task, check_finite, encode_labels
 
@@ -17,6 +25,34 @@ _LABELS: Final = (  # the kinds of columns that can name classes
     *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal),
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
 )
+
+
+_DAY: Final = 86_400_000_000  # microseconds
+_SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
+SEPARATORS: Final = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """How a CSV file is written.
+
+    Attributes:
+        separator: between cells.
+        decimal: the point of a number.
+        encoding: of its characters; what it is read as is UTF-8.
+    """
+
+    separator: str = ","
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        require(len(self.separator) == 1, "separator", "must be one character", self.separator)
+        require(self.separator != self.decimal, "decimal", "must not be the separator", self.decimal)
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise ConfigError("encoding", "must be an encoding that Python knows", self.encoding) from None
 
 
 @dataclass(frozen=True)
@@ -28,12 +64,21 @@ class Table:
         target: the target column, or several for regression.
         task: ``classification`` (labels: whole numbers or texts) or ``regression``.
         features: the feature columns; empty: every column that is not a target.
+        columns: the feature columns and what each is: ``number``, ``category`` or ``date``; cells may be empty. Null:
+            all are numbers.
+        categories: the most columns that a category becomes; the less frequent share the last of them.
+        csv: how a CSV file is written.
+        skip_without_target: leave out rows whose target is missing.
     """
 
     path: str
     target: tuple[str, ...]
     task: Task
     features: tuple[str, ...] = ()
+    columns: dict[str, ColumnKind] | None = field(default=None, metadata=LATER)
+    categories: int = field(default=20, metadata=LATER)
+    csv: CsvForm = field(default=CsvForm(), metadata=LATER)
+    skip_without_target: bool = field(default=False, metadata=LATER)
     name: Literal["table"] = "table"
     kind: ClassVar[Kind] = "table"
 
@@ -42,6 +87,11 @@ class Table:
         single = self.task == "regression" or len(self.target) == 1
         require(single, "target", "must be one column for classification", list(self.target))
         check_columns(self.target, self.features)
+        require(self.categories >= 2, "categories", "must be >= 2", self.categories)
+        if self.columns is not None:
+            require(not self.features, "features", "must be empty where columns says them", list(self.features))
+            require(len(self.columns) > 0, "columns", "must name at least one column, or be null")
+            check_columns(self.target, tuple(self.columns))
 
     def read(self) -> Raw:
         """Read features float64 [n, feature] and labels int64 [n] or targets float64 [n, output].
@@ -50,11 +100,26 @@ class Table:
             DataError: the file is missing, empty or malformed; a column is missing, doubled or not
                 numeric; a value is missing, NaN or inf; a label is not whole.
         """
-        return table_rows(open_table(Path(self.path)), self)
+        table = open_table(Path(self.path), self.csv, texts=self._texts())
+        return table_rows(self._with_targets(table) if self.skip_without_target else table, self)
 
     def files(self) -> tuple[Path, ...]:
         """List the user's file."""
         return (Path(self.path),)
+
+    def _texts(self) -> tuple[str, ...]:
+        return tuple(name for name, kind in (self.columns or {}).items() if kind == "category")
+
+    def _with_targets(self, table: pa.Table) -> pa.Table:
+        """Leave out the rows that lack a target."""
+        import pyarrow.compute as pc
+
+        for name in self.target:
+            if name in table.column_names:
+                table = table.filter(pc.invert(pc.is_null(table.column(name), nan_is_null=True)))
+        if table.num_rows == 0:
+            raise DataError(f"{self.path}: must have a row with a target, got none")
+        return table
 
 
 def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
@@ -70,28 +135,159 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
     for name in source.target:
         if name not in table.column_names:
             raise DataError(f"{source.path}: must have the target column {short(name)}, got {_listed(table)}")
-    features = source.features or tuple(n for n in table.column_names if n not in source.target)
-    if not features:
-        raise DataError(f"{source.path}: must have a column beside the target, got {_listed(table)}")
-    inputs = feature_matrix(table, features, source.path)
+    described: tuple[Column, ...] = ()
+    if source.columns is not None:
+        features = tuple(source.columns)
+        described = tuple(describe(table, n, kind, source) for n, kind in source.columns.items())
+        inputs = coded_matrix(table, described, source.path)
+    else:
+        features = source.features or tuple(n for n in table.column_names if n not in source.target)
+        if not features:
+            raise DataError(f"{source.path}: must have a column beside the target, got {_listed(table)}")
+        inputs = feature_matrix(table, features, source.path)
     if source.task == "regression":
         targets = feature_matrix(table, source.target, source.path)
-        return Raw(source.path, "regression", "table", Examples(inputs, targets), None, (), features, source.target)
-    column = source.target[0]
-    labels, classes = encode_labels(_labels(table, column, source.path), source.path, column)
-    return Raw(source.path, "classification", "table", Examples(inputs, labels), None, classes, features, source.target)
+        rows, classes = Examples(inputs, targets), tuple[str, ...]()
+    else:
+        column = source.target[0]
+        labels, classes = encode_labels(_labels(table, column, source.path), source.path, column)
+        rows = Examples(inputs, labels)
+    return Raw(source.path, source.task, "table", rows, None, classes, features, source.target, described)
 
 
-def open_table(path: Path) -> pa.Table:
-    """Open the table at ``path``, which must exist, parse, have unique column names and at least a row."""
+def describe(table: pa.Table, name: str, kind: ColumnKind, source: Table) -> Column:
+    """Say what a column holds, of all rows of the file.
+
+    Raises:
+        DataError: it is not there, has no value, or holds something else than ``kind``.
+    """
+    values = _cells(table, name, source.path)
+    if values.null_count == len(values):
+        raise DataError(f"{source.path}: column {short(name)} must have a value in some row, got none; leave it out")
+    if kind == "category":
+        known = sorted(value for value in _texts(values).unique().to_pylist() if value is not None)
+        return Column(name, kind, tuple(known), values.null_count > 0, source.categories)
+    codes = _codes(table, Column(name, kind), source.path)
+    there = codes[~np.isnan(codes)]
+    return Column(name, kind, (), len(there) < len(codes), hours=kind == "date" and bool((there % 1 != 0).any()))
+
+
+def coded_rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:
+    """Take the columns that ``schema`` describes, as :func:`coded_matrix` does."""
+    return coded_matrix(table, tuple(Column.of(mapping) for mapping in schema["columns"]), origin)
+
+
+def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> np.ndarray:
+    """Take the columns as numbers, float64 [n, column]: NaN where a cell is empty, ``UNSEEN`` for a new category.
+
+    Raises:
+        DataError: a column is not there or holds something else; a cell is empty in a column that had a value in every
+            row when it was described.
+    """
+    matrix = np.stack([_codes(table, column, origin) for column in columns], axis=1)
+    for column, values in zip(columns, matrix.T, strict=True):
+        if not column.missing and np.isnan(values).any():
+            row = int(np.argmax(np.isnan(values))) + 1
+            rule = "must have a value in every row, as it had in the file that was fitted"
+            raise DataError(f"{origin}: column {short(column.name)} {rule}, got none in row {row}")
+    return matrix
+
+
+def _cells(table: pa.Table, name: str, origin: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        raise DataError(f"{origin}: must have the column {short(name)}, got {_listed(table)}")
+    return table.column(name)
+
+
+def _codes(table: pa.Table, column: Column, origin: str) -> np.ndarray:
+    """Give one column as float64 [n]."""
+    cells = _cells(table, column.name, origin)
+    if column.kind == "category":
+        return _places(cells, column)
+    if pa.types.is_null(cells.type):
+        return np.full(len(cells), np.nan)
+    if column.kind == "date":
+        return _days(cells, column.name, origin)
+    _require_numeric(cells, column.name, origin)
+    values: np.ndarray = cells.cast(pa.float64()).to_numpy().astype(np.float64)
+    if np.isinf(values).any():
+        row = int(np.argmax(np.isinf(values)))
+        raise DataError(f"{origin}: column {short(column.name)} must be finite, got {values[row]:g} in row {row + 1}")
+    return values
+
+
+def _texts(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
+    return cells.cast(kind).cast(pa.string())
+
+
+def _places(cells: pa.ChunkedArray, column: Column) -> np.ndarray:
+    """Give the place of each category in the column's values."""
+    import pyarrow.compute as pc
+
+    texts = _texts(cells)
+    found = pc.index_in(texts, value_set=pa.array(column.values, pa.string()))
+    codes = found.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
+    codes[texts.is_null().to_numpy()] = np.nan
+    return codes
+
+
+def _days(cells: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
+    """Give dates and times as days since 1970."""
+    if not (pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type)):
+        row, value = _first_word(cells)
+        way = "write it as 2026-01-31 or 2026-01-31 12:00:00"
+        raise DataError(f"{origin}: column {short(name)} must be dates, got {short(value)} in row {row}; {way}")
+    moments = cells.cast(pa.timestamp("us")).cast(pa.int64())
+    days: np.ndarray = moments.cast(pa.float64(), safe=False).to_numpy().astype(np.float64) / _DAY
+    return days
+
+
+def sniffed(path: Path) -> CsvForm:
+    """Find out how a CSV file is written, by its beginning; the default for anything else."""
+    if is_parquet(path) or not path.is_file():
+        return CsvForm()
+    with path.open("rb") as file:
+        start = file.read(_SNIFFED)
+    encoding = "utf-8"
+    try:
+        text = start.decode("utf-8")
+    except UnicodeDecodeError as error:
+        cut_off = error.start >= len(start) - 3  # in the middle of a character
+        encoding, text = ("utf-8", start[: error.start].decode()) if cut_off else ("cp1252", start.decode("latin-1"))
+    lines = text.splitlines()
+    header = lines[0] if lines else ""
+    try:
+        separator = csv.Sniffer().sniff("\n".join(lines[:50]), "".join(SEPARATORS)).delimiter
+    except csv.Error:
+        separator = max(SEPARATORS, key=header.count)
+    if header.count(separator) == 0:
+        separator = max(SEPARATORS, key=header.count)
+    cells = [cell.strip() for line in lines[1:50] for cell in line.split(separator)] if separator != "," else []
+    commas = sum(_is_decimal(cell, ",") for cell in cells)
+    return CsvForm(separator, "," if commas > sum(_is_decimal(cell, ".") for cell in cells) else ".", encoding)
+
+
+def _is_decimal(cell: str, point: str) -> bool:
+    whole, found, rest = cell.strip('"').partition(point)
+    return bool(found) and whole.lstrip("+-").isdigit() and rest.isdigit()
+
+
+def open_table(path: Path, form: CsvForm = CsvForm(), texts: tuple[str, ...] = ()) -> pa.Table:
+    """Open the table at ``path``, which must exist, parse, have unique column names and at least a row.
+
+    Args:
+        form: how a CSV file is written.
+        texts: columns of a CSV file that are texts whatever they look like.
+    """
     require_file(path)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty")
-    if not _is_parquet(path):
+    if not is_parquet(path) and form.encoding == "utf-8":
         require_utf8(path)
     try:
-        table = _parse(path)
-    except (pa.ArrowException, OSError) as error:
+        table = _parse(path, form, texts)
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)})") from None
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
@@ -111,36 +307,51 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
     return matrix
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def _parse(path: Path) -> pa.Table:
+def _parse(path: Path, form: CsvForm, texts: tuple[str, ...]) -> pa.Table:
     # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
-    if _is_parquet(path):
+    if is_parquet(path):
         import pyarrow.parquet
 
         return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
     import pyarrow.csv
 
-    return pyarrow.csv.read_csv(path, read_options=pyarrow.csv.ReadOptions(use_threads=False))
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(texts, pa.string()), decimal_point=form.decimal, strings_can_be_null=bool(texts)
+    )
+    return pyarrow.csv.read_csv(
+        path,
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=form.separator),
+        convert_options=convert,
+    )
 
 
 def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
     kind = column.type
     if pa.types.is_null(kind) or column.null_count:
         _missing(column, name, origin)
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (numeric or pa.types.is_decimal(kind)):
-        row, value = _first_word(column)
-        way = "encode it as numbers or leave it out with `features`"
-        raise DataError(f"{origin}: column {short(name)} must be numeric, got {short(value)} in row {row}; {way}")
+    _require_numeric(column, name, origin)
     try:
         return column.cast(pa.float64()).to_numpy()
     except pa.ArrowInvalid as error:  # whole numbers beyond 2^53
         raise DataError(
             f"{origin}: column {short(name)} must be numbers that a float64 holds ({brief(error)})"
         ) from None
+
+
+def _require_numeric(column: pa.ChunkedArray, name: str, origin: str) -> None:
+    kind = column.type
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not (numeric or pa.types.is_decimal(kind)):
+        row, value = _first_word(column)
+        way = "say what it is with `columns`, or leave it out with `features`"
+        if isinstance(value, str) and value.replace(",", "").replace(" ", "").replace("'", "").lstrip("+-").isdigit():
+            way = "write numbers without separators of thousands"
+        raise DataError(f"{origin}: column {short(name)} must be numeric, got {short(value)} in row {row}; {way}")
 
 
 def _labels(table: pa.Table, name: str, origin: str) -> np.ndarray:

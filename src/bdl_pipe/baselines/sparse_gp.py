@@ -1,0 +1,162 @@
+"""The method ``svgp``: a sparse variational Gaussian process, for more rows than the exact one holds.
+
+Inducing inputs Z, q(u) = N(m, S) whitened, minus the ELBO per row by Adam on minibatches (Hensman et al. 2013;
+gpytorch's variational strategy). One process an output, inducing inputs of its own, with a constant mean, a scaled RBF
+kernel and Gaussian noise, as ``gp`` has them. Z starts at training rows drawn without replacement. float64 throughout.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, final
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from torch import Tensor
+
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, StageSpec
+from ..predictive import Gaussian
+from ..progress import Report
+from ..seeds import Seed
+from ..training.fit import fit_epochs
+from ..training.learner import Learner, TrainingConfig
+from .exact_gp import dense
+
+_NOISE: Final = 0.1  # σ² before the first step, in standardised units
+
+
+@dataclass(frozen=True)
+class SvgpConfig:
+    """The section ``methods.svgp`` of params.yaml.
+
+    Attributes:
+        inducing: the number of inducing inputs; at most the training rows.
+        ard: a length scale for each input column, else one for all.
+        training: how it is fitted.
+    """
+
+    inducing: int
+    ard: bool
+    training: TrainingConfig
+
+    def __post_init__(self) -> None:
+        require(self.inducing > 0, "inducing", "must be > 0", self.inducing)
+        none = self.training.augmentation is None
+        require(none, "training.augmentation", "must be null: the rows are not images", self.training.augmentation)
+
+
+@final
+class _Process(gpytorch.models.ApproximateGP):
+    """A batch of o independent processes with inducing inputs [o, m, d]."""
+
+    def __init__(self, inducing: Tensor, ard: bool) -> None:
+        outputs, count, columns = inducing.shape
+        batch = torch.Size([outputs])
+        posterior = CholeskyVariationalDistribution(count, batch_shape=batch, mean_init_std=0.0)
+        super().__init__(VariationalStrategy(self, inducing, posterior, learn_inducing_locations=True))
+        kernel = RBFKernel(ard_num_dims=columns if ard else None, batch_shape=batch)
+        self.mean_module = ConstantMean(batch_shape=batch)
+        self.covar_module = ScaleKernel(kernel, batch_shape=batch)
+        kernel.lengthscale = math.sqrt(columns)
+
+    def forward(self, inputs: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
+
+
+@final
+class SparseGp(Learner):
+    """A learner whose loss is minus the ELBO per row."""
+
+    def __init__(self, inducing: Tensor, ard: bool) -> None:
+        """Start q(u) at the prior, with inducing inputs [o, m, d]."""
+        super().__init__()
+        self.process = _Process(inducing.double(), ard)
+        self.likelihood = GaussianLikelihood(batch_shape=torch.Size([len(inducing)]))
+        self.likelihood.noise = _NOISE
+        self.double()
+        self.process.variational_strategy.variational_params_initialized.fill_(1)  # without a global draw
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        mean, variance = self._latent(inputs)
+        noises = self.likelihood.noise[:, 0]
+        error = (targets.double() - mean).square() + variance
+        fit = -0.5 * (error / noises + noises.log() + math.log(2 * math.pi)).sum(-1).mean()
+        kl = self.process.variational_strategy.kl_divergence().sum()
+        return (kl / num_train - fit).to(inputs.dtype)
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
+        mean, variance = self._latent(inputs)
+        total = variance + self.likelihood.noise[:, 0]
+        return Gaussian(mean[None].to(inputs.dtype), total[None].to(inputs.dtype))
+
+    def undecayed(self) -> set[str]:
+        return {name for name, _ in self.named_parameters()}
+
+    def _latent(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of f [batch, output]."""
+        with dense():
+            latent = self.process(inputs.double())
+            return latent.mean.T, latent.variance.T
+
+
+@final
+class SvgpPosterior:
+    """A fitted process, which predicts in closed form, deterministically."""
+
+    key = "svgp"
+
+    def __init__(self, learner: SparseGp, config: SvgpConfig) -> None:
+        self.learner, self._config = learner.eval(), config
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
+        """Predict transformed inputs; ``rng`` is not used."""
+        return self.learner.predict(inputs, rng=rng)
+
+    def state(self) -> State:
+        tensors = {name: value.detach().clone() for name, value in self.learner.state_dict().items()}
+        return State(tensors, {"posterior": self.key, "config": to_mapping(self._config)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "SvgpPosterior":
+        config = read(SvgpConfig, state.config["config"], "config")
+        (place,) = (name for name in state.tensors if name.endswith(".inducing_points"))
+        learner = SparseGp(state.tensors[place], config.ard)
+        learner.load_state_dict(state.tensors)
+        return cls(learner.to(device), config)
+
+
+def fit(data: FitData, inputs: Inputs, config: SvgpConfig, *, rng: Seed, report: Report) -> State:
+    """Return the posterior given the training rows.
+
+    Raises:
+        Diverged: the loss became NaN or infinite.
+    """
+    build = partial(_build, config)
+    (result,) = fit_epochs(build, [data], config.training, rngs=[rng], report=report)
+    learner = build(data, rng.fold("weights"))
+    learner.load_state_dict(result.state)
+    return SvgpPosterior(learner, config).state()
+
+
+def _build(config: SvgpConfig, data: FitData, rng: Seed) -> SparseGp:
+    rows, _ = data.drawn(min(config.inducing, len(data.train)), rng.fold("inducing"))
+    return SparseGp(rows.expand(data.outputs, -1, -1).clone(), config.ard)
+
+
+SVGP = Method(
+    name="svgp",
+    config=SvgpConfig,
+    tasks=("regression",),
+    stages={"student": StageSpec(fit)},
+    search={"training.optimiser.lr": (1e-3, 1e-1, "log")},
+)

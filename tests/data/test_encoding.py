@@ -1,0 +1,226 @@
+"""Columns as people have them: against scikit-learn and pandas, and fitted to the training rows alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, RobustScaler
+
+from bdl_pipe import config
+from bdl_pipe.data.encoding import Column, Encoding
+from bdl_pipe.data.new_inputs import new_inputs
+from bdl_pipe.data.normalise import fit_transform
+from bdl_pipe.data.sources.table import CsvForm, Table, sniffed
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError, DataError
+
+GRADES = ("bad", "fair", "good", "great", "odd")
+
+
+def frame(rows: int = 200) -> pd.DataFrame:
+    g = np.random.default_rng(0)
+    made = pd.DataFrame(
+        {
+            "size": g.lognormal(size=rows),
+            "grade": g.choice(GRADES, rows, p=[0.4, 0.3, 0.2, 0.05, 0.05]),
+            "when": pd.Timestamp("2024-02-01") + pd.to_timedelta(g.integers(0, 900, rows), unit="D"),
+            "sold": g.integers(0, 2, rows).astype(bool),
+            "price": g.normal(size=rows),
+        }
+    )
+    made.loc[g.choice(rows, 20, replace=False), "size"] = np.nan
+    made.loc[g.choice(rows, 20, replace=False), "grade"] = None
+    return made
+
+
+def table(path: Path, **changes: Any) -> Table:
+    columns = {"size": "number", "grade": "category", "when": "date", "sold": "category"}
+    made = {"name": "table", "path": str(path), "target": ["price"], "task": "regression", "columns": columns}
+    return config.read(Table, {**made, **changes}, "source")
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    place = tmp_path / f"rows.{request.param}"
+    rows = frame()
+    rows.to_csv(place, index=False) if request.param == "csv" else rows.to_parquet(place)
+    return place
+
+
+def test_a_file_becomes_codes_without_learning_anything(path: Path) -> None:
+    raw, rows = table(path).read(), frame()
+    size, grade, when, sold = raw.train.inputs.T
+    np.testing.assert_array_equal(size, rows["size"])
+    assert [column.values for column in raw.columns][1] == GRADES
+    expected = [GRADES.index(value) if isinstance(value, str) else np.nan for value in rows["grade"]]
+    np.testing.assert_array_equal(grade, expected)
+    np.testing.assert_array_equal(when, (rows["when"] - pd.Timestamp(0)).dt.days)
+    np.testing.assert_array_equal(sold, rows["sold"].astype(float))
+    assert [column.missing for column in raw.columns] == [True, True, False, False]
+
+
+def test_encoding_is_that_of_scikit_learn(path: Path) -> None:
+    """Medians and indicators, one-hot columns with the rare ones as one; fitted to the first half, applied to all."""
+    raw, rows = table(path, categories=4).read(), frame()
+    encoding = Encoding.fit(raw.columns, raw.train.inputs[:100])
+    found = pd.DataFrame(encoding(torch.from_numpy(raw.train.inputs)).numpy(), columns=encoding.names())
+    imputer = SimpleImputer(strategy="median", add_indicator=True).fit(rows[["size"]][:100])
+    np.testing.assert_array_equal(found[["size", "size missing"]], imputer.transform(rows[["size"]]))
+    known = rows["grade"].notna()
+    encoder = OneHotEncoder(max_categories=4, handle_unknown="infrequent_if_exist", sparse_output=False)
+    encoder.fit(rows[["grade"]][:100][known[:100]])
+    grades = [name for name in found if name.startswith("grade=")]
+    assert grades == ["grade=bad", "grade=fair", "grade=good", "grade=great|odd"]
+    np.testing.assert_array_equal(found.loc[known, grades], encoder.transform(rows.loc[known, ["grade"]]))
+    assert not found.loc[~known, grades].to_numpy().any()
+    np.testing.assert_array_equal(found["grade missing"], ~known)
+    turn = 2 * np.pi * (rows["when"] - pd.Timestamp(0)).dt.days / 7
+    np.testing.assert_allclose(found["when:week sin"], np.sin(turn), atol=1e-12)
+
+
+def test_nothing_depends_on_other_rows_than_those_it_is_fitted_to() -> None:
+    """The control: a median of all rows is another one."""
+    columns = (Column("a", "number", missing=True), Column("b", "category", ("x", "y", "z")))
+    g = np.random.default_rng(1)
+    rows = np.stack([g.normal(size=60), g.integers(0, 2, 60).astype(float)], axis=1)
+    other = rows.copy()
+    other[40:] = [[100.0, 2.0]]
+    first, second, wrong = (Encoding.fit(columns, some).state() for some in (rows[:40], other[:40], other))
+    for name, tensor in first.tensors.items():
+        assert torch.equal(tensor, second.tensors[name])
+    assert not torch.equal(first.tensors["medians"], wrong.tensors["medians"])
+    seen = Encoding.fit(columns, rows[:40])(torch.tensor([[0.0, 2.0]]))
+    assert seen.shape == (1, 5)
+    assert seen[0, 2:].sum() == 0  # no training row has z, and none is rare
+
+
+def test_every_split_has_as_many_columns() -> None:
+    column = Column("b", "category", tuple("abcdefgh"), slots=3)
+    for codes in ([0.0] * 5, [0.0, 1.0, 2.0, 3.0, 4.0], [np.nan] * 5):
+        encoding = Encoding.fit((column,), np.array(codes)[:, None])
+        assert encoding(torch.tensor([[7.0], [-1.0], [np.nan]])).shape == (3, 3)
+
+
+def test_an_unseen_category_is_one_of_the_rare_ones_or_none(path: Path) -> None:
+    schema_of = [column.mapping() for column in table(path, categories=4).read().columns]
+    new = path.with_name("new.csv")
+    new.write_text("grade,size,when,sold\nunheard,1.5,2026-01-31,True\n,,2026-01-31,False\n")
+    schema = {"kind": "table", "features": ["size", "grade", "when", "sold"], "input_shape": [4], "columns": schema_of}
+    inputs = new_inputs(new, schema)
+    assert inputs[0, 1] == -1
+    assert np.isnan(inputs[1, :2]).all()
+    raw = table(path, categories=4).read()
+    encoding = Encoding.fit(raw.columns, raw.train.inputs)
+    row = dict(zip(encoding.names(), encoding(torch.from_numpy(inputs))[0].tolist(), strict=True))
+    assert row["grade=great|odd"] == 1
+    assert sum(value for name, value in row.items() if name.startswith("grade=")) == 1
+    new.write_text("grade,size,when,sold\nbad,1.5,,True\n")
+    with pytest.raises(DataError, match=r"'when' must have a value in every row, as it had in the file that was"):
+        new_inputs(new, schema)
+
+
+def test_a_stored_transform_is_the_same(path: Path) -> None:
+    raw = table(path).read()
+    fitted = fit_transform(
+        raw.train.inputs,
+        np.exp(raw.train.targets),
+        kind="table",
+        normalise="robust",
+        whiten=False,
+        columns=raw.columns,
+        scaling="log",
+    )
+    again = Transform.from_state(fitted.state())
+    assert torch.equal(fitted.inputs(raw.train.inputs), again.inputs(raw.train.inputs))
+    assert torch.equal(fitted.targets(raw.train.targets + 9), again.targets(raw.train.targets + 9))
+    inputs = fitted.inputs(raw.train.inputs)
+    assert inputs.isfinite().all()
+    assert inputs.abs().max() < 3
+    assert fitted.shape((4,)) == tuple(inputs.shape[1:])
+
+
+def test_robust_constants_are_those_of_scikit_learn() -> None:
+    """Quartiles that are equal: half the range; a column that does not vary becomes 0."""
+    g = np.random.default_rng(2)
+    rows = np.stack([g.standard_cauchy(300), np.r_[np.ones(280), g.normal(size=20)], np.full(300, 7.0)], axis=1)
+    fitted = fit_transform(rows, np.arange(300) % 2, kind="table", normalise="robust", whiten=False)
+    scaled = RobustScaler().fit_transform(rows)[:, 0]
+    found = fitted.inputs(rows).numpy()
+    np.testing.assert_allclose(found[:, 0], scaled / np.sqrt(1 + (scaled / 3) ** 2), rtol=1e-5, atol=1e-6)
+    assert float(fitted.std[1]) == pytest.approx(np.ptp(rows[:, 1]) / 2)
+    assert not found[:, 2].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("a,b\n1,2\n", CsvForm()),
+        ("a;b\n1,5;2\n3,25;x\n", CsvForm(";", ",")),
+        ("a;b\n1.5;2\n", CsvForm(";")),
+        ("a\tb\n1\t2\n", CsvForm("\t")),
+        ("größe,b\n1,2\n".encode("cp1252"), CsvForm(",", ".", "cp1252")),
+    ],
+)
+def test_how_a_file_is_written_is_found_out(tmp_path: Path, text: str | bytes, form: CsvForm) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert sniffed(path) == form
+
+
+def test_a_german_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [f"{i},5;{'naß' if i % 2 else 'trocken'};{i}" for i in range(12)]
+    path.write_bytes("\n".join(["menge;wetter;preis", *lines]).encode("cp1252"))
+    made = {"target": ["preis"], "columns": {"menge": "number", "wetter": "category"}}
+    form = {"separator": ";", "decimal": ",", "encoding": "cp1252"}
+    raw = table(path, **made, csv=form).read()
+    assert raw.columns[1].values == ("naß", "trocken")
+    assert raw.train.inputs[3].tolist() == [3.5, 0.0]
+
+
+def test_rows_without_a_target_are_left_out_where_that_is_said(tmp_path: Path) -> None:
+    rows = frame()
+    rows.loc[:9, "price"] = np.nan
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(DataError, match="'price' must have a value in every row, got none or NaN in row 1"):
+        table(tmp_path / "rows.csv").read()
+    assert len(table(tmp_path / "rows.csv", skip_without_target=True).read().train) == 190
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {"grade": "number"}}, "'grade' must be numeric, got '.*' in row 1; say what it is with `columns`"),
+        ({"columns": {"grade": "date"}}, "'grade' must be dates, got '.*' in row 1; write it as 2026-01-31"),
+        ({"columns": {"none": "number"}}, "must have the column 'none'"),
+        ({"columns": {"empty": "number"}}, "'empty' must have a value in some row, got none; leave it out"),
+        ({"columns": {"amount": "number"}}, "got '1,234' in row 1; write numbers without separators of thousands"),
+    ],
+)
+def test_a_column_that_is_something_else_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    rows = frame().assign(empty=None, amount="1,234")
+    rows.loc[0, "grade"] = "bad"
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(DataError, match=message):
+        table(tmp_path / "rows.csv", **changes).read()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {}}, "columns must name at least one column, or be null"),
+        ({"columns": {"price": "number"}}, "must not contain a target column"),
+        ({"columns": {"size": "text"}}, "source.columns.*must be one of"),
+        ({"features": ["size"]}, "features must be empty where columns says them"),
+        ({"categories": 1}, "categories must be >= 2"),
+        ({"csv": {"separator": ", "}}, "separator must be one character"),
+        ({"csv": {"encoding": "klingon"}}, "encoding must be an encoding that Python knows"),
+    ],
+)
+def test_numbers_that_break_a_rule(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        table(tmp_path / "rows.csv", **changes)

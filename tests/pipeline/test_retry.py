@@ -1,0 +1,111 @@
+"""A fit that diverges is made again at smaller rates, with the bits of a fit that has these rates from the start."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import Diverged
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from pipeline.core.executors import Done
+from pipeline.stages import retry
+from pipeline.stages.fit import GroupTask, SeedTask, _slowed, make
+from tests.cases import CONFIGS
+
+
+def sgld(step: float) -> Any:
+    numbers = config.merge(CONFIGS["sgld", "regression"], {"target": {"step_size": {"value": step}}})
+    return config.read(METHODS["sgld"].config, numbers, "sgld")
+
+
+def task(step: float) -> SeedTask:
+    return SeedTask(METHODS["sgld"].stages["teacher"].fit_one, sgld(step), "data", {}, Seed(0))
+
+
+class Kept(Report):
+    """Keeps each checkpoint, and dies at its ``deaths``-th save."""
+
+    def __init__(self, deaths: int = 0) -> None:
+        self.deaths, self.saves, self.blob = deaths, 0, b""
+
+    def __call__(self, step: int, total: int, metrics: Any = None) -> None:
+        pass
+
+    def due(self) -> bool:
+        return True
+
+    def save(self, state: State) -> None:
+        self.blob, self.saves = to_bytes(state), self.saves + 1
+        if self.saves == self.deaths:
+            raise KeyboardInterrupt
+
+    def load(self) -> State | None:
+        return from_bytes(self.blob) if self.blob else None
+
+
+def test_a_chain_that_diverges_goes_on_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
+    shared = {"data": tiny["regression"]}
+    found = make(task(0.01), shared, Silent())
+    share = found.config[retry.RATE_SHARE]
+    assert share in (0.3, 0.3**2, 0.3**3)
+    direct = make(task(0.01 * share), shared, Silent())
+    assert retry.RATE_SHARE not in direct.config
+    for name, tensor in direct.tensors.items():
+        assert torch.equal(tensor, found.tensors[name])
+    with pytest.raises(Diverged):
+        make(task(1e6), shared, Silent())
+
+
+def test_a_killed_retry_goes_on_with_the_same_bits(tiny: dict[str, FitData]) -> None:
+    shared = {"data": tiny["regression"]}
+    undisturbed = make(task(0.01), shared, whole := Kept())
+    report = Kept(deaths=whole.saves - 1)
+    with pytest.raises(KeyboardInterrupt):
+        make(task(0.01), shared, report)
+    assert report.load().config["attempt"] >= 1  # type: ignore[union-attr]
+    again = Kept()
+    again.blob = report.blob
+    assert to_bytes(make(task(0.01), shared, again)) == to_bytes(undisturbed)
+    assert again.saves < whole.saves
+
+
+def test_fits_of_a_group_are_made_again_together(tiny: dict[str, FitData]) -> None:
+    def both(data: Any, inputs: Any, numbers: Any, *, rngs: Any, report: Report) -> list[State]:
+        if numbers.target.step_size.value > 0.001:
+            raise Diverged("too fast")
+        return [State({"rate": torch.tensor(numbers.target.step_size.value)}, {}) for _ in rngs]
+
+    group = GroupTask(("0-0", "0-1"), (task(0.01), task(0.01)), both)
+    packed = make(group, {"data": tiny["regression"]}, Silent())
+    assert [float(v) for v in packed.tensors.values()] == pytest.approx([0.0009, 0.0009])
+
+
+def test_every_rate_of_a_config_is_smaller_and_nothing_else() -> None:
+    for (name, task_name), numbers in CONFIGS.items():
+        whole = config.read(METHODS[name].config, numbers, name)
+        first, second = (flat(config.to_mapping(c)) for c in (whole, retry.slower(whole, 0.5)))
+        changed = {key for key in first if first[key] != second[key]}
+        rates = {k for k in first if k[-1] in ("lr", "label_lr", "step_size") and first[k] is not None}
+        rates |= {key for key in first if "step_size" in key[:-1] and key[-1] in ("value", "a")}
+        assert changed == rates, (name, task_name)
+        assert all(second[key] == first[key] / 2 for key in changed)
+
+
+def flat(mapping: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(mapping, dict):
+        return {prefix: mapping}
+    return {k: v for key, value in mapping.items() for k, v in flat(value, (*prefix, key)).items()}
+
+
+def test_the_report_is_told() -> None:
+    made = Done(State({}, {}), 1.0, 0)
+    slow = replace(made, result=State({}, {retry.RATE_SHARE: 0.09}))
+    (text,) = _slowed({"0-0": made, "0-1": slow})
+    assert text == "rates: 1 of 2 fits diverged and went on at 0.09 of the learning rates; lower them"
+    assert _slowed({"0-0": made}) == []
