@@ -48,7 +48,7 @@ def apply(overlay: Path, target: Path = Path("params.yaml")) -> list[str]:
     _merge(document, changes, "", lines, new)
     text = io.StringIO()
     yaml.dump(document, text)
-    _check(text.getvalue(), target)
+    check(text.getvalue(), target)
     write_bytes(target, text.getvalue().encode())
     return lines + [_brief(section, names) for section, names in new.items()]
 
@@ -88,7 +88,7 @@ def _brief(section: str, names: list[str]) -> str:
     return f"{section}: {len(names)} new: {shown}"
 
 
-def _check(text: str, target: Path) -> None:
+def check(text: str, target: Path) -> None:
     """Read ``text`` as params.yaml before it becomes that."""
     trial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

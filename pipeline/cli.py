@@ -1,4 +1,4 @@
-"""The command line: ``python -m pipeline {check,status,repro,run,paper,tune,study,apply,upgrade,predict,export,ui}``.
+"""The command line: ``python -m pipeline VERB``; ``--help`` lists the verbs.
 
 A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
 """
@@ -43,6 +43,19 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("stage", choices=(*STAGES, "all"))
     run.add_argument("key", nargs="?", help="a run of the stage's section, or a data set")
     run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
+    add = verbs.add_parser("add", help="look at a file of yours, and add it with a run of each method")
+    add.add_argument("path", type=Path, metavar="FILE", help="CSV or Parquet")
+    add.add_argument("--target", required=True, nargs="+", metavar="COLUMN", help="what is predicted")
+    add.add_argument("--task", choices=("classification", "regression"), help="default: by the target")
+    add.add_argument("--methods", nargs="+", metavar="METHOD", help="only these; default: all that fit")
+    add.add_argument("--leave-out", nargs="+", default=[], metavar="COLUMN", help="columns that are no features")
+    add.add_argument("--splits", type=_positive, metavar="N", help="default: by the number of rows")
+    add.add_argument("--minutes", type=_positive, default=10, metavar="M", help="about how long it may take (10)")
+    add.add_argument("--log", action=argparse.BooleanOptionalAction, help="fit logarithms of the targets, or not")
+    add.add_argument("--name", help="of the data set in params.yaml; default: the file's")
+    add.add_argument("--dry-run", action="store_true", help="say what would be added, and write nothing")
+    remove = verbs.add_parser("remove", help="take a data set and all runs on it out of params.yaml")
+    remove.add_argument("name", help="a key of datasets")
     paper = verbs.add_parser("paper", help="run a paper's table under its protocol, and print ours beside the paper's")
     paper.add_argument("table", metavar="PAPER:TABLE", help="such as vbll:table2; its numbers: params/paper/")
     paper.add_argument("--dataset", metavar="A,B", help="only these; default: all that the params file has")

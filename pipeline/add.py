@@ -1,0 +1,169 @@
+"""A file of one's own into a comparison: ``python -m pipeline add data/diamonds.csv --target price``.
+
+The file is looked at, what was found is said, and a data set with a run of each method is written as an overlay,
+``params/data/<name>.yaml``, and merged into params.yaml. Nothing is written where anything is wrong.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe.errors import DataError, UserError, brief, short
+
+from . import apply
+from .adding import numbers
+from .adding.cost import estimate
+from .adding.look import Look, look
+from .adding.numbers import METHODS, Size, needed
+from .core import params
+
+FOLDER: Final = Path("params/data")
+SECTIONS: Final = {"sgd": "trajectories", "iterates": "trajectories", "sgld": "teachers"}
+_SEEDS: Final = {"sgd": 3, "iterates": 1, "sgld": 3}
+_KINDS: Final = {"sgd": "trajectory", "iterates": "trajectory", "sgld": "teacher"}
+_CATEGORIES: Final = 20
+_SHOWN: Final = 8
+
+
+def main(args: argparse.Namespace) -> int:
+    """Look at ``args.path`` and add it.
+
+    Raises:
+        UserError: the file cannot be used, or the name is taken.
+    """
+    params.load()
+    name = args.name or _slug(args.path)
+    _require_free(name)
+    _require_watched(args.path)
+    found = look(args.path, args.target, args.task, args.leave_out, _CATEGORIES)
+    chosen = _chosen(args.methods, found)
+    plain = Size(found.task, found.rows, found.width)
+    seconds = estimate(plain, chosen)
+    pace = min(1.0, 60 * args.minutes / seconds)
+    size = Size(found.task, found.rows, found.width, pace)
+    log = found.log if args.log is None else args.log
+    overlay = made(name, found, size, chosen, log=log, splits=args.splits)
+    for line in told(name, found, size, chosen, log=log, seconds=seconds * pace):
+        print(line)
+    if args.dry_run:
+        print("nothing was written (--dry-run)")
+        return 0
+    place = FOLDER / f"{name}.yaml"
+    command = f"python -m pipeline add {args.path} --target {' '.join(args.target)}"
+    apply.write(place, overlay, [f"{name}: {found.rows:,} rows of {args.path}", f"made by: {command}"])
+    try:
+        apply.apply(place)
+    except UserError:
+        place.unlink()
+        raise
+    print(f"written to {place} and merged into params.yaml; now: make repro")
+    print(f"undone by: python -m pipeline remove {name}")
+    return 0
+
+
+def told(name: str, found: Look, size: Size, chosen: Sequence[str], *, log: bool, seconds: float) -> list[str]:
+    """Say what was found and what will run, a line each."""
+    kinds = {kind: [n for n, k in found.columns.items() if k == kind] for kind in ("number", "category", "date")}
+    lines = [f"{found.path}: {found.rows:,} rows, {len(found.columns)} columns to predict {', '.join(found.targets)}"]
+    lines += [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    if found.without_target:
+        lines.append(f"  left out: {found.without_target:,} rows without a target")
+    lines += [f"  left out: column {column}, {why}" for column, why in found.left_out.items()]
+    lines += [f"  note: {remark}" for remark in found.remarks]
+    if found.classes:
+        shares = [f"{label} {count:,}" for label, count in found.classes.items()]
+        lines.append(f"  {len(found.classes)} classes: {_listed(shares)}")
+    else:
+        said = "their logarithms are fitted (skewed; --no-log fits them as they are)" if log else "fitted as they are"
+        lines.append(f"  targets: {said}; densities are in their own units")
+    lines.append(f"{name}: {len(chosen)} methods, {size.splits} splits; a network sees {found.width} numbers a row")
+    lines.append(f"  about {_minutes(seconds)} with every method; fewer with --methods or --minutes")
+    return lines
+
+
+def made(
+    name: str, found: Look, size: Size, chosen: Sequence[str], *, log: bool, splits: int | None = None
+) -> dict[str, Any]:
+    """Make the overlay: the data set, what its runs are made from, and a run of each method."""
+    source: dict[str, Any] = {"name": "table", "path": str(found.path), "target": list(found.targets)}
+    source |= {"task": found.task, "columns": dict(found.columns), "categories": _CATEGORIES}
+    form = {key: value for key, value in vars(found.form).items() if value != getattr(type(found.form)(), key)}
+    source |= {"csv": form} if form else {}
+    source |= {"skip_without_target": True} if found.without_target else {}
+    dataset = {
+        "source": source,
+        "normalise": "robust",
+        "whiten": False,
+        "validation": 0.2 if found.rows < 50_000 else 0.1,
+        "fit_rows": "train_and_validation",
+        "splits": splits or size.splits,
+        "ood": [],
+        "corrupted_images": 0,
+        "corruptions": "made",
+        "targets": "log" if log else "standardise" if found.task == "regression" else "none",
+    }
+    overlay: dict[str, Any] = {"datasets": {name: dataset}, "trajectories": {}, "teachers": {}, "runs": {}}
+    for above in ("sgd", "iterates", "sgld"):
+        if above in needed(chosen, size):
+            overlay[SECTIONS[above]][f"{name}-{above}"] = _above(name, above, size)
+    for method in chosen:
+        entry = METHODS[method]
+        source_of = f"{_KINDS[entry.above]}/{name}-{entry.above}" if entry.above else f"prepare/{name}"
+        row = {"dataset": name, "method": method, "setting": "auto", "seeds": 1, "input": source_of}
+        changes = entry.numbers(size)
+        overlay["runs"][f"{name}-{method}"] = {**row, **({"override": changes} if changes else {})}
+    return {section: rows for section, rows in overlay.items() if rows}
+
+
+def _above(name: str, above: str, size: Size) -> dict[str, Any]:
+    start = f"trajectory/{name}-sgd" if above == "iterates" and not size.small else f"prepare/{name}"
+    made_by = getattr(numbers, above)(size)
+    method = "sgld" if above == "sgld" else "sgd"
+    return {"dataset": name, "method": method, "seeds": _SEEDS[above], "input": start, "override": made_by}
+
+
+def _chosen(asked: Sequence[str] | None, found: Look) -> list[str]:
+    """List the methods of the comparison.
+
+    Raises:
+        UserError: one is unknown, or is not for this task or so many rows.
+    """
+    size = Size(found.task, found.rows, found.width)
+    fitting = [name for name, entry in METHODS.items() if found.task in entry.tasks and entry.fits(size)]
+    for name in asked or ():
+        if name not in fitting:
+            why = f"is not among the methods for {found.task} of {found.rows:,} rows"
+            raise UserError(f"--methods: {short(name)} {why} ({', '.join(fitting)})")
+    return [name for name in fitting if not asked or name in asked]
+
+
+def _slug(path: Path) -> str:
+    """Make a key of params.yaml of a file's name."""
+    slug = re.sub(r"[^A-Za-z0-9_]+", "_", path.stem).strip("_").lower()
+    return slug or "data"
+
+
+def _require_free(name: str) -> None:
+    raw: Mapping[str, Any] = params.read_yaml(Path("params.yaml"))
+    if name in raw.get("datasets", {}):
+        cure = f"choose another with --name, or first: python -m pipeline remove {name}"
+        raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+        raise UserError(f"--name: must be of letters, digits, _ and - alone, got {short(name)}")
+
+
+def _require_watched(path: Path) -> None:
+    """Refuse what is not there, with the place where DVC would watch it."""
+    if not path.exists():
+        raise DataError(f"{path}: is missing")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return brief(", ".join(names[:_SHOWN])) + more
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,249 @@
+"""Numbers of a comparison that follow from the data alone: rows, numbers a row, task.
+
+They are made so that nothing diverges. Inputs lie in (−3, 3) and targets are standardised, so that rates need not
+depend on units; gradients are clipped; the variance of a network's noise has a floor; steps are counted rather than
+epochs; a chain's step is over rows and the precision of their noise (``scaled``). What diverges all the same is fitted
+again at a smaller rate (``pipeline/stages/retry.py``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bdl_pipe.data.raw import Task
+
+EXACT_GP: Final = 3_000  # training rows up to which the exact process is affordable
+EXACT_LAYER: Final = 5_000_000  # rows times features of an exact last layer
+_SNAPSHOTS: Final = 20
+_SHARE: Final = 0.9  # of the rows, which train
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the numbers follow from.
+
+    Attributes:
+        rows: of the file.
+        width: numbers a row, as a network sees them.
+        pace: a factor of all steps: 1 is what the rules say.
+    """
+
+    task: Task
+    rows: int
+    width: int
+    pace: float = 1.0
+
+    @property
+    def train(self) -> int:
+        """Return the rows of one split that train."""
+        return round(_SHARE * self.rows)
+
+    @property
+    def splits(self) -> int:
+        """Return how many splits there are: fewer rows need more."""
+        return 5 if self.rows < 1_000 else 3 if self.rows < 10_000 else 1
+
+    @property
+    def batch(self) -> int:
+        """Return the rows of a step."""
+        return 32 if self.train < 2_000 else 128 if self.train < 20_000 else 256 if self.train < 200_000 else 1024
+
+    @property
+    def hidden(self) -> list[int]:
+        """Return the hidden layers."""
+        return [64] if self.train < 1_000 else [64, 64] if self.train < 10_000 else [128, 128]
+
+    def steps(self, usual: int) -> int:
+        """Return steps at this pace; ``usual``: of 1,000 to 10,000 rows."""
+        scale = 0.5 if self.train < 1_000 else 1.0 if self.train < 10_000 else 2.0
+        return max(100, round(self.pace * scale * usual))
+
+    def epochs(self, usual: int) -> int:
+        """Return the epochs of about that many steps."""
+        return max(1, round(self.steps(usual) / max(1, self.train // self.batch)))
+
+    @property
+    def network(self) -> Section:
+        """Return the network of all methods."""
+        return {"name": "mlp", "hidden": self.hidden}
+
+    @property
+    def small(self) -> bool:
+        """Say whether a network could learn the rows by heart in these steps, so that validation rows end its fit."""
+        return self.train < 10_000
+
+    def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw") -> Section:
+        """Return how networks descend: in one cycle or, where validation rows end it, at a constant rate."""
+        wd = (0.1 if self.small else 0.01) if decay is None else decay
+        schedule = {"lr": 0.4 * lr, "schedule": "constant"} if self.small else {"lr": lr, "schedule": "one_cycle"}
+        return {"name": name, **schedule, "warmup": 0.3, "weight_decay": wd, "grad_clip_norm": 1.0}
+
+    def early_stopping(self, epochs: int) -> Section | None:
+        """Return how the number of epochs is chosen."""
+        every = max(1, epochs // 50)
+        return {"every": every, "patience": max(every, epochs // 3)} if self.small else None
+
+    def training(
+        self, lr: float = 5e-3, steps: int = 2_000, decay: float | None = None, name: str = "adamw"
+    ) -> Section:
+        """Return a learner's ``training``."""
+        epochs, optimiser = self.epochs(steps), self.optimiser(lr, decay, name)
+        stopping = self.early_stopping(epochs)
+        return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping}
+
+
+def sgd(size: Size) -> Section:
+    """Networks that others start from."""
+    floor = {"variance_floor": 1.0e-3} if size.task == "regression" else {}
+    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **floor}
+
+
+def iterates(size: Size) -> Section:
+    """Twenty snapshots at a constant rate: of the epochs after the chosen one, or after the end of a network above."""
+    if size.small:
+        after = max(1, -(-_SNAPSHOTS // max(1, size.train // size.batch)))
+        parts = -(-_SNAPSHOTS // after)
+        more = {"extra_epochs": after}
+    else:
+        epochs = max(2, size.epochs(600))
+        parts = max(1, -(-_SNAPSHOTS // epochs))
+        more = {"epochs": epochs, "optimiser": {**size.optimiser(1e-3), "schedule": "constant"}}
+    return {**sgd(size), **more, "snapshots": _SNAPSHOTS, "snapshots_per_epoch": parts}
+
+
+def sgld(size: Size) -> Section:
+    """Chains whose step follows from rows and noise."""
+    burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
+    every = max(1, kept // count)
+    return {
+        "target": {
+            "network": size.network,
+            "prior_precision": 2.0,
+            "noise_precision": None,
+            "step_size": {"name": "scaled", "value": 0.1},
+            "batch": 3 * size.batch,
+        },
+        "thinning": {"steps": burn_in + count * every, "burn_in": burn_in, "every": every},
+    }
+
+
+def _last_layer(size: Size) -> Section:
+    return {"network": size.network, "training": size.training()}
+
+
+def _weights(size: Size, kind: Mapping[str, Any], draws: int = 30) -> Section:
+    return {
+        "network": size.network,
+        "training": size.training(1e-2, decay=0.0, name="adam"),
+        "weights": dict(kind),
+        "draws": draws,
+        "validation_draws": 10,
+        "kl_weight": 0.2,
+        "annealing": None,
+        **({"noise_variance": 0.1} if size.task == "regression" else {}),
+    }
+
+
+_INDUCING: Final = {"rows": 16, "cols": 16, "lambda_max": 0.3, "lambda_init": 0.1, "prior_scale": 2.0}
+
+
+def _noise(size: Size) -> Section:
+    return {"noise_variance": 0.1} if size.task == "regression" else {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison.
+
+    Attributes:
+        tasks: of which it is a part.
+        above: the row that it is made from: ``sgd``, ``iterates``, ``sgld`` or, of the data alone, none.
+        numbers: what differs from ``methods.<name>``, of a size.
+        fits: whether it can be made at a size.
+    """
+
+    tasks: tuple[Task, ...]
+    above: str
+    numbers: Callable[[Size], Section]
+    fits: Callable[[Size], bool] = lambda size: True
+
+
+_BOTH: Final[tuple[Task, ...]] = ("regression", "classification")
+_REGRESSION: Final[tuple[Task, ...]] = ("regression",)
+_CLASSIFICATION: Final[tuple[Task, ...]] = ("classification",)
+_SUBSPACE: Final = {"dimension": 5, "rows": 1000, "batch": 500}
+METHODS: Final[Mapping[str, Entry]] = {
+    "deterministic": Entry(_BOTH, "sgd", lambda size: {}),
+    "ensemble": Entry(_BOTH, "sgd", lambda size: {}),
+    "swa": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
+    "swag": Entry(_BOTH, "iterates", lambda size: {"rank": 10, "draws": 20}),
+    "pca_ess": Entry(_CLASSIFICATION, "iterates", lambda size: {**_SUBSPACE, "temperature": 10.0, "draws": 10}),
+    "pca_vi": Entry(_CLASSIFICATION, "iterates", lambda size: {"dimension": 5, "temperature": 10.0, "draws": 10}),
+    "kfac_laplace": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
+    "ciber": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
+    "ciber_last": Entry(_REGRESSION, "iterates", lambda size: {}),
+    "ciber_second": Entry(_REGRESSION, "iterates", lambda size: {}),
+    "vbll": Entry(_REGRESSION, "", lambda size: {**_last_layer(size), "layer": {"wishart_scale": 1.0}}),
+    "d_vbll": Entry(_CLASSIFICATION, "", _last_layer),
+    "g_vbll": Entry(_CLASSIFICATION, "", _last_layer),
+    "sngp": Entry(_BOTH, "", lambda size: {"network": size.network, "features": 512, "training": size.training()}),
+    "map_blr": Entry(
+        _REGRESSION,
+        "",
+        lambda size: {"network": size.network, "training": size.training()},
+        lambda size: size.train * (size.hidden[-1] + 1) <= EXACT_LAYER,
+    ),
+    "gp": Entry(_REGRESSION, "", lambda size: {}, lambda size: size.train <= EXACT_GP),
+    "svgp": Entry(
+        _REGRESSION,
+        "",
+        lambda size: {
+            "inducing": 200,
+            "training": {"epochs": size.epochs(2_000), "batch": size.batch, "optimiser": {"lr": 2e-2}},
+        },
+        lambda size: size.train > EXACT_GP,
+    ),
+    "sgld": Entry(_BOTH, "sgld", lambda size: {"student": {"max_draws": 100}}),
+    "dark_knowledge": Entry(
+        _BOTH,
+        "sgld",
+        lambda size: {
+            "network": size.network,
+            "inputs": {"name": "noisy_training", "noise": 0.2},
+            "batch": size.batch,
+            "steps": size.steps(2_000),
+            "optimiser": {"lr": 5.0e-3, "warmup": 0.3, "grad_clip_norm": 1.0},
+        },
+    ),
+    "ffg_u": Entry(
+        _BOTH, "", lambda size: _weights(size, {"kind": "ffg_u", **_INDUCING, "sd_max": 0.3, "sd_init": 0.05})
+    ),
+    "ensemble_u": Entry(_BOTH, "", lambda size: _weights(size, {"kind": "ensemble_u", **_INDUCING, "members": 5})),
+    "ffg_w": Entry(_BOTH, "", lambda size: _weights(size, {"kind": "ffg_w", "sd_max": 0.3, "sd_init": 0.05})),
+    "bnn": Entry(
+        _BOTH,
+        "",
+        lambda size: {
+            "network": size.network,
+            "stochastic": "all",
+            "initial_sd": 0.05,
+            "kl_weight": 0.2,
+            "draws": 30,
+            "training": size.training(decay=0.0),
+            **_noise(size),
+        },
+    ),
+    "dropout": Entry(
+        _BOTH,
+        "",
+        lambda size: {"network": size.network, "rate": 0.1, "draws": 30, "training": size.training(), **_noise(size)},
+    ),
+}
+
+
+def needed(chosen: Sequence[str], size: Size) -> set[str]:
+    """Return the rows that the chosen methods are made from; the iterates of many rows start at a network's end."""
+    above = {METHODS[method].above for method in chosen} - {""}
+    return above | ({"sgd"} if "iterates" in above and not size.small else set())
