@@ -105,7 +105,7 @@ def iterates(size: Size) -> Section:
     if size.small:
         after = max(1, -(-_SNAPSHOTS // max(1, size.train // size.batch)))
         parts = -(-_SNAPSHOTS // after)
-        more = {"extra_epochs": after}
+        more: Section = {"extra_epochs": after}
     else:
         epochs = max(2, size.epochs(600))
         parts = max(1, -(-_SNAPSHOTS // epochs))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..core.scores import DEFAULT_SCORE, Quantity
+from . import which
 from .estimates import Estimate
 from .tables import Paper, RunInfo, Table
 
@@ -45,10 +46,12 @@ class Headline:
     """A data set's headline table.
 
     Attributes:
-        head: the columns' titles; the first three are the method, the setting and the count of independent values.
+        head: the columns' titles; the first three are the method, the setting and the count of independent values, the
+            last is the network.
         rows: the cells of each run.
         sources: where the papers' figures among the cells stand.
         remarks: what is said of runs, and of which.
+        verdict: what can be concluded, in sentences.
     """
 
     title: str
@@ -56,6 +59,7 @@ class Headline:
     rows: list[list[Cell]]
     sources: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    verdict: list[str] = field(default_factory=list)
 
 
 def percent(value: float) -> str:
@@ -192,7 +196,9 @@ def _markdown(table: Headline) -> str:
     rows = [_row([_plain(cell) for cell in row]) for row in table.rows]
     notes = [f"- [paper]: {source}, as printed there" for source in table.sources]
     notes += [f"- {remark}" for remark in table.remarks]
-    return "\n".join([f"## {table.title}", "", _row(table.head), rule, *rows, "", *notes, *([""] if notes else [])])
+    verdict = [" ".join(table.verdict), ""] if table.verdict else []
+    lines = [f"## {table.title}", "", _row(table.head), rule, *rows, "", *verdict, *notes, *([""] if notes else [])]
+    return "\n".join(lines)
 
 
 def _headline(table: Table, dataset: str, paper: Paper) -> Headline:
@@ -202,14 +208,15 @@ def _headline(table: Table, dataset: str, paper: Paper) -> Headline:
     for i, run in enumerate(runs):
         n = seeds(table, run.key)
         about = (run.method, run.setting, str(n) if n else NOTHING)
-        rows.append([*map(Cell, about), *(column[i] for column in grid)])
+        rows.append([*map(Cell, about), *(column[i] for column in grid), Cell(run.network or NOTHING)])
     remarks: dict[str, list[str]] = {}
     for run in runs:
         for _, text in table.remarks(run.key):
             remarks.setdefault(text, []).append(run.key)
-    head = ["Method", "Setting", "Seeds", *(column.title for column in shown)]
+    head = ["Method", "Setting", "Seeds", *(column.title for column in shown), "Network"]
+    found = which.verdict(table, dataset)
     said = [f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()]
-    return Headline(dataset, head, rows, sources(runs, paper), said)
+    return Headline(dataset, head, rows, sources(runs, paper), said, found.said if found else [])
 
 
 def _plain(cell: Cell) -> str:

@@ -25,6 +25,9 @@ def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[st
     if steps := increments.section(table, look, dpi):
         parts.append(steps)
         links += f'<a href="#{increments.ANCHOR}">{increments.TITLE}</a>'
+    if over_all := sections.ranks(table):
+        parts.append(over_all)
+        links += '<a href="#ranks">Over all data sets</a>'
     style, script = (HERE / "style.css").read_text(), (HERE / "sort.js").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from ..core.scores import Quantity
-from . import columns, cross, images, plots
+from . import columns, cross, images, plots, which
 from .columns import NOTHING, Cell
 from .estimates import Estimate
 from .images import CoresetInfo
@@ -50,7 +50,7 @@ def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look
     """Return the part of the page of one data set."""
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
-    kinds = (headline, coresets_by_protocol, regression, reliability, severity, cost, transfer, ood)
+    kinds = (headline, which_one, coresets_by_protocol, regression, reliability, severity, cost, transfer, ood)
     sections = [section(part) for section in kinds]
     pictures = images.of(coresets, name)
     if pictures:
@@ -71,14 +71,67 @@ def headline(part: Part) -> str:
     for i, run in enumerate(part.runs):
         n = columns.seeds(part.table, run.key)
         count = f'<td data-v="{n}">{n}</td>' if n else f"<td>{NOTHING}</td>"
-        rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}</tr>")
-    head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}</tr></thead>'
+        network = f"<td>{escape(run.network or NOTHING)}</td>"
+        rows.append(f"<tr>{_run(part, run)}{count}{''.join(cell(c[i]) for c in grid)}{network}</tr>")
+    last = '<th scope="col" title="the architecture that predicts">Network</th>'
+    head = f'<thead><tr><th scope="col">Method, setting</th><th scope="col">Seeds</th>{heads}{last}</tr></thead>'
     about = "Mean ± standard error over data splits, or over seeds where there is one split. "
     about += "Bold: best in its column. Click a heading to sort."
     if printed := columns.sources(part.runs, part.paper):
         about += f" <i>Italic: the paper's own figure ({escape('; '.join(printed))}), from its own set-up.</i>"
     notes = "".join(_notes(part, run) for run in part.runs)
     return f'<p class="read">{about}</p>{_scroll(head, rows, "headline sortable")}{notes}'
+
+
+def which_one(part: Part) -> str:
+    """Return the differences of all runs to the best and to the deterministic network, and what they allow to say."""
+    found = which.verdict(part.table, part.dataset)
+    if found is None:
+        return ""
+    heads = "".join(f'<th scope="col">{title}</th>' for title in ("NLL", "to the best", "to deterministic", "front"))
+    rows = []
+    for row in found.rows:
+        differences = "".join(map(_difference, (row.to_best, row.to_baseline)))
+        front = f'<td data-v="{int(row.efficient)}">{"yes" if row.efficient else ""}</td>'
+        nll = f'<td data-v="{row.nll!r}">{row.nll:.3f}</td>'
+        rows.append(f"<tr>{_run(part, row.run)}{nll}{differences}{front}</tr>")
+    head = f'<thead><tr><th scope="col">Method, setting</th>{heads}</tr></thead>'
+    about = (
+        "Differences of NLL in pairs, of the same splits or test rows, with intervals that hold together at 95 % "
+        "(over splits: Nadeau and Bengio's, since splits share rows); bold: 0 is outside. Front: no run has a lower "
+        "NLL and predicts as fast."
+    )
+    said = f'<p class="verdict">{escape(" ".join(found.said))}</p>'
+    return _titled("Which one?", "", said + f'<p class="read">{about}</p>' + _scroll(head, rows, "sortable"))
+
+
+def _difference(found: which.Difference | None) -> str:
+    if found is None:
+        return f"<td>{NOTHING}</td>"
+    error = f" <small>± {found.half:.3f}</small>" if math.isfinite(found.half) else ""
+    text = f"{found.mean:+.3f}"
+    return f'<td data-v="{found.mean!r}">{f"<b>{text}</b>" if found.apart else text}{error}</td>'
+
+
+def ranks(table: Table) -> str:
+    """Return the methods' mean ranks over data sets; nothing where there are not two of each."""
+    found = which.ranks(table)
+    if found is None:
+        return ""
+    rows = [f'<tr><th scope="row">{escape(m)}</th><td data-v="{r!r}">{r:.2f}</td></tr>' for m, r in found.means.items()]
+    first, *rest = found.means.items()
+    tied = [name for name, rank in rest if rank - first[1] <= found.critical]
+    about = (
+        f"Mean rank by NLL over {found.datasets} data sets, of the methods that all of them have. Ranks that differ by "
+        f"less than {found.critical:.2f} cannot be told apart at 95 % (Nemenyi); "
+        f"Friedman's test: p = {found.p_value:.2g}."
+    )
+    said = f"{first[0]} ranks first" + (f"; not told apart from it: {', '.join(tied)}." if tied else " alone.")
+    grid = _scroll('<thead><tr><th>Method</th><th scope="col">Mean rank</th></tr></thead>', rows, "sortable")
+    return (
+        f'<section id="ranks"><h2>Over all data sets</h2><p class="verdict">{escape(said)}</p>'
+        f'<p class="read">{about}</p>{grid}</section>'
+    )
 
 
 def _run(part: Part, run: RunInfo) -> str:

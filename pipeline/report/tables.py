@@ -55,6 +55,7 @@ class RunInfo:
         upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
         step: where its data set is a step of class-incremental learning.
         coreset: what it predicts from, if that is one.
+        network: the architecture that predicts, in short.
     """
 
     key: str
@@ -66,6 +67,7 @@ class RunInfo:
     upstream: tuple[Path, ...] = ()
     step: Step | None = None
     coreset: CoresetInfo | None = None
+    network: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ def show(tables: "Sequence[Headline]", console: Console) -> None:
         left = _show_table(table, console)
         if left:
             console.print(f"[dim]in the report: {', '.join(left)}[/dim]", highlight=False)
+        if table.verdict:
+            console.print(" ".join(table.verdict), markup=False, highlight=False)
         if table.remarks:
             console.print(f"[yellow]warnings: {len(table.remarks)}, in report/comparison.md[/yellow]", highlight=False)
         console.print()

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from bdl_pipe import artifacts, config
@@ -52,7 +53,26 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         record=places.record("student", run.key),
         upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
+        network=_network(run, params),
     )
+
+
+def _network(run: Run, params: Params) -> str:
+    """Name the architecture of a run, its own or that of the row which it is made from."""
+    for row in (run, *reversed(params.lineage(run))):
+        holder = getattr(row.config, "target", row.config)
+        if hasattr(holder, "network"):
+            return _brief(config.to_mapping(holder.network))
+    return ""
+
+
+def _brief(network: Mapping[str, Any]) -> str:
+    """Write ``mlp 64-64``, ``convnet 16, instance``: the sizes that differ from run to run."""
+    hidden = "-".join(map(str, network.get("hidden", ())))
+    width = f"{network['width']}" if "width" in network else ""
+    blocks = f"{network['blocks']} blocks" if "blocks" in network else ""
+    norm = str(network["norm"]) if network.get("norm", "none") != "none" else ""
+    return " ".join([network["name"], ", ".join(filter(None, (hidden, width, blocks, norm)))]).strip()
 
 
 def _step(dataset: DatasetConfig) -> report.Step | None:

@@ -1,0 +1,128 @@
+"""What the report concludes: intervals of the stated coverage, published critical differences, and its sentences."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from bdl_pipe import artifacts
+from pipeline.core import scores
+from pipeline.core.scores import Quantity, Score
+from pipeline.report import RunInfo, columns, page, tables, which
+from pipeline.report.svg import Look
+
+
+def test_intervals_over_splits_cover_as_often_as_they_say() -> None:
+    """4,000 sets of five differences whose errors correlate as those of splits that share rows do.
+
+    The number of misses is within 5 standard errors of 5 %, a false alarm in 1.7 million; with the error of independent
+    splits, the control, misses are three times as many.
+    """
+    g, count, shared = np.random.default_rng(0), 5, which.TEST_OVER_TRAIN / (1 + which.TEST_OVER_TRAIN)
+    common, own = g.normal(size=(4000, 1)), g.normal(size=(4000, count))
+    draws = 0.3 + math.sqrt(shared) * common + math.sqrt(1 - shared) * own
+    for ratio, low, high in ((which.TEST_OVER_TRAIN, 0.033, 0.067), (0.0, 0.08, 1.0)):
+        found = [which.resampled(row, ratio) for row in draws]
+        missed = np.mean([abs(d.mean - 0.3) > d.half for d in found])
+        assert low < missed < high
+
+
+def test_an_interval_is_student_s() -> None:
+    values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
+    found = which.resampled(values, 0.0, comparisons=1)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert which.resampled(values, 0.0, comparisons=7).half > 1.5 * found.half
+
+
+def test_the_critical_difference_is_that_of_demsar() -> None:
+    """Demšar 2006, section 3.2.2: four classifiers on fourteen data sets, q = 2.569, CD = 1.25."""
+    g = np.random.default_rng(0)
+    found = which.ranked("abcd", g.normal(size=(14, 4)))
+    assert found.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert sum(found.means.values()) == pytest.approx(10)
+    assert list(found.means.values()) == sorted(found.means.values())
+    assert which.ranked("abc", np.arange(3) + np.zeros((9, 3))).p_value < 0.01
+
+
+def stored(folder: Path, key: str, nll: list[float], rows: np.ndarray | None = None, cost: float = 1.0) -> RunInfo:
+    """A run with an NLL a split or, of one split, with a log-likelihood a row."""
+    dataset, method = key.split("-", 1)
+    figures = [Score(s, 0, Quantity("nll"), value, 50) for s, value in enumerate(nll)]
+    figures += [Score(s, 0, Quantity("seconds_per_1000", "cost"), cost, 1) for s in range(len(nll))]
+    place = folder / "evaluate" / key
+    with artifacts.publish(place, "evaluate", about={}) as made:
+        pq.write_table(scores.table(dataset, method, "", figures), made / "scores.parquet")
+        if rows is not None:
+            frame = pd.DataFrame({"split": 0, "seed": 0, "row": np.arange(len(rows)), "log_prob": rows})
+            frame.to_parquet(made / "predictions.parquet")
+    network = "mlp 8" if method != "sgld" else "mlp 64"
+    return RunInfo(key, dataset, method, "", place, folder / "none.json", network=network)
+
+
+def test_sentences_over_splits(tmp_path: Path) -> None:
+    g = np.random.default_rng(1)
+    base = 2 + g.normal(size=5)
+    near, far = base + 0.001 * g.normal(size=5), base + 1 + 0.001 * g.normal(size=5)
+    runs = [
+        stored(tmp_path, "d-deterministic", far.tolist(), cost=0.1),
+        stored(tmp_path, "d-vbll", base.tolist(), cost=0.5),
+        stored(tmp_path, "d-sgld", near.tolist(), cost=2.0),
+    ]
+    table = tables.gather(runs)
+    found = which.verdict(table, "d")
+    assert found is not None
+    best, second, third = found.rows
+    assert {best.run.method, second.run.method} == {"vbll", "sgld"}
+    assert third.run.method == "deterministic"
+    assert second.to_best is not None and not second.to_best.apart
+    assert third.to_best is not None and third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
+    text = " ".join(found.said)
+    assert "Over 5 splits it cannot be told apart from" in text
+    assert "1 of 2 are worse" in text
+    assert "There are 2 networks" in text
+    assert "1 of 1 are better than the deterministic network of their own architecture" in text
+    efficient = {row.run.method for row in found.rows if row.efficient}
+    assert {"deterministic", "vbll"} <= efficient
+    assert text in columns.markdown(columns.headlines(table, {}))
+    html = page.render(table, [], {}, {}, 100)
+    assert "Which one?" in html
+    assert "mlp 64" in html
+    assert Look(table.runs)
+
+
+def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_path: Path) -> None:
+    g = np.random.default_rng(2)
+    rows = g.normal(size=400)
+    better = rows + 0.5 + 0.1 * g.normal(size=400)
+    runs = [
+        stored(tmp_path, "d-deterministic", [-rows.mean()], rows),
+        stored(tmp_path, "d-vbll", [-better.mean()], better),
+    ]
+    found = which.verdict(tables.gather(runs), "d")
+    assert found is not None
+    second = found.rows[1].to_best
+    assert second is not None
+    low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
+    assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
+    assert "over the test rows of one split every 95 % interval" in " ".join(found.said)
+    assert "Another draw of training rows could order them otherwise" in " ".join(found.said)
+
+
+def test_ranks_over_data_sets(tmp_path: Path) -> None:
+    runs = [
+        stored(tmp_path, f"{d}-{m}", [level + 0.1 * i, level])
+        for i, d in enumerate("abcdefgh")
+        for m, level in (("vbll", 1.0), ("sgld", 2.0), ("gp", 3.0))
+    ]
+    runs.append(stored(tmp_path, "a-svgp", [0.1, 0.2]))
+    found = which.ranks(tables.gather(runs))
+    assert found is not None
+    assert found.means == {"vbll": 1.0, "sgld": 2.0, "gp": 3.0}
+    assert found.datasets == 8
+    assert "vbll ranks first; not told apart from it: sgld." in page.render(tables.gather(runs), [], {}, {}, 100)
+    assert which.ranks(tables.gather(runs[:3])) is None
