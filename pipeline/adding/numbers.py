@@ -15,6 +15,7 @@ from bdl_pipe.data.raw import Task
 EXACT_GP: Final = 3_000  # training rows up to which the exact process is affordable
 EXACT_LAYER: Final = 5_000_000  # rows times features of an exact last layer
 _SNAPSHOTS: Final = 20
+_LONGEST_AFTER: Final = 4  # epochs after the chosen one, in which few rows are learnt by heart
 _SHARE: Final = 0.9  # of the rows, which train
 
 Section = dict[str, Any]
@@ -62,7 +63,12 @@ class Size:
 
     def epochs(self, usual: int) -> int:
         """Return the epochs of about that many steps."""
-        return max(1, round(self.steps(usual) / max(1, self.train // self.batch)))
+        return max(1, round(self.steps(usual) / self.steps_per_epoch))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the whole batches of an epoch."""
+        return max(1, self.train // self.batch)
 
     @property
     def network(self) -> Section:
@@ -96,21 +102,23 @@ class Size:
 
 def sgd(size: Size) -> Section:
     """Networks that others start from."""
-    floor = {"variance_floor": 1.0e-3} if size.task == "regression" else {}
+    floor = {"variance_floor": 1.0e-2 if size.train < 1_000 else 1.0e-3} if size.task == "regression" else {}
     return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **floor}
 
 
 def iterates(size: Size) -> Section:
     """Twenty snapshots at a constant rate: of the epochs after the chosen one, or after the end of a network above."""
+    snapshots = _SNAPSHOTS
     if size.small:
-        after = max(1, -(-_SNAPSHOTS // max(1, size.train // size.batch)))
-        parts = -(-_SNAPSHOTS // after)
+        parts = min(size.steps_per_epoch, _SNAPSHOTS)
+        after = min(_LONGEST_AFTER, -(-_SNAPSHOTS // parts))
+        snapshots = min(snapshots, after * parts)
         more: Section = {"extra_epochs": after}
     else:
         epochs = max(2, size.epochs(600))
         parts = max(1, -(-_SNAPSHOTS // epochs))
         more = {"epochs": epochs, "optimiser": {**size.optimiser(1e-3), "schedule": "constant"}}
-    return {**sgd(size), **more, "snapshots": _SNAPSHOTS, "snapshots_per_epoch": parts}
+    return {**sgd(size), **more, "snapshots": snapshots, "snapshots_per_epoch": parts}
 
 
 def sgld(size: Size) -> Section:
@@ -173,18 +181,18 @@ class Entry:
 _BOTH: Final[tuple[Task, ...]] = ("regression", "classification")
 _REGRESSION: Final[tuple[Task, ...]] = ("regression",)
 _CLASSIFICATION: Final[tuple[Task, ...]] = ("classification",)
-_SUBSPACE: Final = {"dimension": 5, "rows": 1000, "batch": 500}
+_SUBSPACE: Final = {"dimension": 3, "rows": 1000, "batch": 500}
 METHODS: Final[Mapping[str, Entry]] = {
     "deterministic": Entry(_BOTH, "sgd", lambda size: {}),
     "ensemble": Entry(_BOTH, "sgd", lambda size: {}),
     "swa": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
-    "swag": Entry(_BOTH, "iterates", lambda size: {"rank": 10, "draws": 20}),
+    "swag": Entry(_BOTH, "iterates", lambda size: {"rank": min(10, iterates(size)["snapshots"] - 1), "draws": 20}),
     "pca_ess": Entry(_CLASSIFICATION, "iterates", lambda size: {**_SUBSPACE, "temperature": 10.0, "draws": 10}),
-    "pca_vi": Entry(_CLASSIFICATION, "iterates", lambda size: {"dimension": 5, "temperature": 10.0, "draws": 10}),
+    "pca_vi": Entry(_CLASSIFICATION, "iterates", lambda size: {"dimension": 3, "temperature": 10.0, "draws": 10}),
     "kfac_laplace": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
     "ciber": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
-    "ciber_last": Entry(_REGRESSION, "iterates", lambda size: {}),
-    "ciber_second": Entry(_REGRESSION, "iterates", lambda size: {}),
+    "ciber_last": Entry(_REGRESSION, "iterates", lambda size: {"tail": 0.05}),
+    "ciber_second": Entry(_REGRESSION, "iterates", lambda size: {"tail": 0.05}),
     "vbll": Entry(_REGRESSION, "", lambda size: {**_last_layer(size), "layer": {"wishart_scale": 1.0}}),
     "d_vbll": Entry(_CLASSIFICATION, "", _last_layer),
     "g_vbll": Entry(_CLASSIFICATION, "", _last_layer),
