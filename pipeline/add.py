@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     pace = min(1.0, 60 * args.minutes / seconds)
     size = Size(found.task, found.rows, found.width, pace)
     log = found.log if args.log is None else args.log
-    overlay = made(name, found, size, chosen, log=log, splits=args.splits)
+    overlay = made(name, found, size, chosen, log=log, splits=args.splits, calibration=args.calibration)
     for line in told(name, found, size, chosen, log=log, seconds=seconds * pace):
         print(line)
     if args.dry_run:
@@ -84,7 +84,14 @@ def told(name: str, found: Look, size: Size, chosen: Sequence[str], *, log: bool
 
 
 def made(
-    name: str, found: Look, size: Size, chosen: Sequence[str], *, log: bool, splits: int | None = None
+    name: str,
+    found: Look,
+    size: Size,
+    chosen: Sequence[str],
+    *,
+    log: bool,
+    splits: int | None = None,
+    calibration: float = 0,
 ) -> dict[str, Any]:
     """Make the overlay: the data set, what its runs are made from, and a run of each method."""
     source: dict[str, Any] = {"name": "table", "path": str(found.path), "target": list(found.targets)}
@@ -92,7 +99,7 @@ def made(
     form = {key: value for key, value in vars(found.form).items() if value != getattr(type(found.form)(), key)}
     source |= {"csv": form} if form else {}
     source |= {"skip_without_target": True} if found.without_target else {}
-    dataset = {
+    dataset: dict[str, Any] = {
         "source": source,
         "normalise": "robust",
         "whiten": False,
@@ -103,6 +110,7 @@ def made(
         "corrupted_images": 0,
         "corruptions": "made",
         "targets": "log" if log else "standardise" if found.task == "regression" else "none",
+        **({"calibration": calibration} if calibration else {}),
     }
     overlay: dict[str, Any] = {"datasets": {name: dataset}, "trajectories": {}, "teachers": {}, "runs": {}}
     for above in ("sgd", "iterates", "sgld"):

@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--minutes", type=_positive, default=10, metavar="M", help="about how long it may take (10)")
     add.add_argument("--log", action=argparse.BooleanOptionalAction, help="fit logarithms of the targets, or not")
     add.add_argument("--name", help="of the data set in params.yaml; default: the file's")
+    add.add_argument(
+        "--calibration", type=_share, default=0, metavar="SHARE", help="of the training rows, to recalibrate on (0)"
+    )
     add.add_argument("--dry-run", action="store_true", help="say what would be added, and write nothing")
     remove = verbs.add_parser("remove", help="take a data set and all runs on it out of params.yaml")
     remove.add_argument("name", help="a key of datasets")
@@ -80,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
     predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
     predict.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
+    predict.add_argument("--level", type=float, metavar="P", help="of conformal sets or intervals (0.9)")
     predict.add_argument(
         "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
     )
@@ -99,6 +103,13 @@ def parser() -> argparse.ArgumentParser:
     ui.add_argument("--host", default="127.0.0.1")
     ui.add_argument("--port", type=_positive, default=5000)
     return top
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be in [0, 1), got {text}")
+    return value
 
 
 def _positive(text: str) -> int:

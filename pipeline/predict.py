@@ -31,10 +31,13 @@ def main(args: argparse.Namespace) -> int:
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     given, output = Path(args.input), Path(args.output)
     inputs = new_inputs(given, schema)
-    names = _names(given, len(inputs))
-    batches = fitted.batches(inputs, rng=stored_address(student, args.split, args.seed), device=device)
-    predictions = summary.table(batches, schema["classes"] or schema["targets"])
-    table = {"row" if names is None else "file": names or np.arange(len(inputs)), **predictions}
+    files = _names(given, len(inputs))
+    rng, level = stored_address(student, args.split, args.seed), args.level or summary.COVERAGE
+    if args.level is not None and fitted.recalibration is None:
+        raise UserError(f"--level: {args.run} has no conformal sets: its data set has no calibration rows")
+    names = schema["classes"] or schema["targets"]
+    predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
+    table = {"row" if files is None else "file": files or np.arange(len(inputs)), **predictions}
     _write(output, table)
     print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
     return 0

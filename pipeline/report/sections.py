@@ -50,7 +50,18 @@ def dataset(table: Table, name: str, coresets: Sequence[CoresetInfo], look: Look
     """Return the part of the page of one data set."""
     runs = table.of(name)
     part = Part(table, name, runs, columns.labels(runs), look, paper, dpi)
-    kinds = (headline, which_one, coresets_by_protocol, regression, reliability, severity, cost, transfer, ood)
+    kinds = (
+        headline,
+        which_one,
+        recalibration,
+        coresets_by_protocol,
+        regression,
+        reliability,
+        severity,
+        cost,
+        transfer,
+        ood,
+    )
     sections = [section(part) for section in kinds]
     pictures = images.of(coresets, name)
     if pictures:
@@ -111,6 +122,54 @@ def _difference(found: which.Difference | None) -> str:
     error = f" <small>± {found.half:.3f}</small>" if math.isfinite(found.half) else ""
     text = f"{found.mean:+.3f}"
     return f'<td data-v="{found.mean!r}">{f"<b>{text}</b>" if found.apart else text}{error}</td>'
+
+
+def recalibration(part: Part) -> str:
+    """Return scores before and after recalibration, and the coverage of conformal sets; nothing without any."""
+    classes = part.table.has(part.dataset, "size_conformal")
+    if not part.table.has(part.dataset, "nll_recalibrated"):
+        return ""
+    width = "size_conformal" if classes else "width_conformal"
+    pairs = [("NLL", "nll"), ("ECE %", "ece")] if classes else [("NLL", "nll"), ("CRPS", "crps")]
+    heads = [f"{title} {when}" for title, _ in pairs for when in ("before", "after")]
+    heads += ["Coverage %", "Size" if classes else "Width", *([] if classes else ["Coverage % before", "Width before"])]
+    more = [] if classes else ["coverage_90", "width_90"]
+    metrics = [m for _, base in pairs for m in (base, f"{base}_recalibrated")] + ["coverage_conformal", width, *more]
+    rows = []
+    for run in part.done():
+        if part.table.estimate(run.key, Quantity("nll_recalibrated")) is None:
+            continue
+        rows.append(f"<tr>{_run(part, run)}{''.join(_score(part, run, metric) for metric in metrics)}</tr>")
+    heading = "".join(f'<th scope="col">{title}</th>' for title in heads)
+    about = (
+        "On test rows, with what was learnt from rows that no fit saw: a temperature of the probabilities, or a width "
+        "of the predictive; conformal sets at 90 %, whose coverage is 90 % on average over calibration and test rows, "
+        "with the exact binomial interval of the coverage that was counted."
+    )
+    head = f'<thead><tr><th scope="col">Method, setting</th>{heading}</tr></thead>'
+    return _titled("Recalibration", about, _scroll(head, rows, "sortable"))
+
+
+def _score(part: Part, run: RunInfo, metric: str) -> str:
+    known = part.table.estimate(run.key, Quantity(metric))
+    if known is None:
+        return f"<td>{NOTHING}</td>"
+    if not metric.startswith("coverage"):
+        text = columns.percent(known.mean) if metric.startswith("ece") else f"{known.mean:.3f}"
+        return f'<td data-v="{known.mean!r}">{text}</td>'
+    low, high = _binomial(part, run, metric)
+    return f'<td data-v="{known.mean!r}">{100 * known.mean:.1f} <small>{100 * low:.1f} to {100 * high:.1f}</small></td>'
+
+
+def _binomial(part: Part, run: RunInfo, metric: str) -> tuple[float, float]:
+    """Return the exact 95 % interval of a share over all test rows (Clopper & Pearson 1934)."""
+    from scipy.stats import binomtest
+
+    stored = part.table.stored[run.key].to_pylist()
+    found = [(row["value"], row["n"]) for row in stored if row["metric"] == metric and row["set"] == "test"]
+    count = sum(n for _, n in found)
+    interval = binomtest(round(sum(value * n for value, n in found)), count).proportion_ci(0.95)
+    return float(interval.low), float(interval.high)
 
 
 def ranks(table: Table) -> str:

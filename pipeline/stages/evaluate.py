@@ -18,7 +18,8 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig, Scores
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
-from bdl_pipe.registry import POSTERIORS
+from bdl_pipe.recalibration import Recalibration
+from bdl_pipe.registry import POSTERIORS, RECALIBRATION
 from bdl_pipe.seeds import Seed
 
 from ..core import places, scores
@@ -81,7 +82,9 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
 def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> EvalResult:
     """Do the work of a task: score one fit."""
     at, config, rng, device = f"{question.split}-{question.seed}", question.config, question.rng, question.device
-    fitted = _fitted(shared[f"state-{at}"], shared[f"transform-{question.split}"], device)
+    fitted = _fitted(
+        shared[f"state-{at}"], shared[f"transform-{question.split}"], shared.get(f"recalibration-{at}"), device
+    )
     if question.corruption is not None:
         shifted = dict[Quantity, tuple[float, int]]()
         for severity, file in shared[f"corrupted-{question.corruption}"].items():
@@ -111,9 +114,10 @@ def _of(
     return {Quantity(metric, where, name, severity, score): figure for metric, figure in metrics.items()}
 
 
-def _fitted(state: State, transform: State, device: str) -> Predictor:
+def _fitted(state: State, transform: State, recalibration: State | None, device: str) -> Predictor:
     posterior = POSTERIORS[state.config["posterior"]].from_state(state, device)
-    return Predictor(posterior, Transform.from_state(transform))
+    again = None if recalibration is None else Recalibration.from_state(recalibration)
+    return Predictor(posterior, Transform.from_state(transform), recalibration=again)
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
@@ -140,11 +144,14 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
         for seed in range(run.spec.seeds):
             state = f"state-{split}-{seed}"
             shared[state] = student.state(f"{split}-{seed}")
+            again, more = f"{RECALIBRATION}-{split}-{seed}", tuple[str, ...]()
+            if again in student.names():
+                shared[again], more = student.state(again), (again,)
             rng = prediction_address(params.seed, run.key, split, seed)
             for corruption in (None, *corruptions):
                 question = EvalTask(split, seed, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
-                name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data)
+                name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data, *more)
                 size = len(held.test) + clean if corruption is None else sizes[corruption]
                 tasks.append(Task(name, question, needs, size=size))
     return shared, tasks

@@ -8,17 +8,19 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import artifacts, config
+from bdl_pipe import artifacts, config, recalibration
 from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Fit, FitMany, Kind, fan_in
+from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
+from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core import places
@@ -77,7 +79,7 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
             )
         named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
-        _publish(place, run, about, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
+        _publish(place, run, about, params.seed, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
         metrics, warnings = _summarise(run, named, shared)
         records.write(run, named, settings, metrics, warnings, above)
         store.clear()
@@ -232,7 +234,7 @@ def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, Stat
 
 
 def _publish(
-    place: Path, run: Run, about: Mapping[str, Any], done: Mapping[str, Done], data: Mapping[str, FitData]
+    place: Path, run: Run, about: Mapping[str, Any], seed: int, done: Mapping[str, Done], data: Mapping[str, FitData]
 ) -> None:
     places.sweep(place)
     with artifacts.publish(place, run.kind, about={**about, "run": run.key}) as folder:
@@ -242,8 +244,25 @@ def _publish(
             for key, fit_data in data.items():
                 split = key.removeprefix("data-")
                 artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
+                for name, recalibrated in _recalibrate(run, seed, int(split), done, fit_data):
+                    artifacts.write_state(folder / name, recalibrated)
             schema = prepared.load_schema(places.artifact("prepare", run.spec.dataset))
             write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
+
+
+def _recalibrate(
+    run: Run, seed: int, split: int, done: Mapping[str, Done], data: FitData
+) -> Iterator[tuple[str, State]]:
+    """Yield what is learnt of each fit of a split from the rows that no fit saw, with its name in the artifact."""
+    rows = prepared.load_calibration(places.artifact("prepare", run.spec.dataset), split)
+    if rows is None:
+        return
+    for number in range(run.spec.seeds):
+        name = f"{split}-{number}"
+        fitted = Predictor(posterior_of(done[name].result, data.device), data.transform)
+        rng = prediction_address(seed, run.key, split, number)
+        batches = fitted.transformed_batches(rows.inputs, rng=rng, device=data.device)
+        yield f"{RECALIBRATION}-{name}", recalibration.fit(batches, rows, data.transform).state()
 
 
 def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:

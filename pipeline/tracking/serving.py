@@ -41,8 +41,8 @@ class FittedPosterior(PythonModel):
                 inputs = coded_rows(pa.Table.from_pandas(rows, preserve_index=False), self.schema, "the input")
             else:
                 inputs = rows.to_numpy(np.float64)
-        batches = self.fitted.batches(inputs, rng=self.rng)
-        return pd.DataFrame(summary.table(batches, self.schema["classes"] or self.schema["targets"]))
+        names = self.schema["classes"] or self.schema["targets"]
+        return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng))
 
 
 set_model(FittedPosterior())

@@ -21,6 +21,7 @@ from .metrics import cost
 from .plugins import PluginError, Registered
 from .posterior import Predictor
 from .predictive import Categorical, Continuous, Predictive
+from .recalibration import Recalibration
 from .seeds import Seed
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
@@ -72,6 +73,7 @@ class _Collected:
 
     means: dict[str, metrics.Mean] = field(default_factory=dict)
     bins: metrics.Bins | None = None
+    recalibrated_bins: metrics.Bins | None = None
     columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     ood_scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     terms: list[Tensor] = field(default_factory=list)
@@ -99,12 +101,17 @@ def score_clean(
 
     ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
 
+    Where the posterior was recalibrated: ``nll_recalibrated``, ``ece_recalibrated`` or ``crps_recalibrated``, and of
+    conformal sets at 90 % ``coverage_conformal`` and ``size_conformal`` (classes) or ``width_conformal``.
+
     Raises:
         Diverged: a prediction is not finite.
     """
     gathered = _Collected()
-    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
-        targets = torch.tensor(examples.targets[rows], device=device)
+    for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
+        predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
+        if fitted.recalibration is not None:
+            _recalibrated(gathered, fitted, fitted.recalibration, transformed, targets, config)
         for name, values in ood_scores(predictive).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         if isinstance(predictive, Categorical):
@@ -289,12 +296,41 @@ def _regression(gathered: _Collected, predictive: Continuous, targets: Tensor) -
     gathered.column("log_prob", predictive.log_prob(targets))
 
 
+def _recalibrated(
+    gathered: _Collected,
+    fitted: Predictor,
+    recalibration: Recalibration,
+    transformed: Predictive,
+    targets: Tensor,
+    config: EvaluateConfig,
+) -> None:
+    """Score the recalibrated predictive and the conformal sets of a batch."""
+    better = fitted.own_units(recalibration.apply(transformed))
+    gathered.mean("nll_recalibrated", metrics.nll(better, targets))
+    if isinstance(better, Categorical):
+        assert isinstance(transformed, Categorical)
+        more = metrics.bins_of(better, targets, config.calibration_bins)
+        gathered.recalibrated_bins = more if gathered.recalibrated_bins is None else gathered.recalibrated_bins + more
+        members = recalibration.class_set(transformed, INTERVAL)
+        gathered.mean("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
+        gathered.mean("size_conformal", metrics.Mean.of(members.sum(1)))
+        return
+    assert isinstance(better, Continuous) and isinstance(transformed, Continuous)
+    gathered.mean("crps_recalibrated", metrics.crps(better, targets))
+    low, high = recalibration.interval(transformed, fitted.transform, INTERVAL)
+    gathered.mean("coverage_conformal", metrics.Mean.of(((low <= targets) & (targets <= high)).all(-1)))
+    gathered.mean("width_conformal", metrics.Mean.of(high - low))
+
+
 def _values(gathered: _Collected) -> Scores:
     scores = {name: (mean.value, mean.count) for name, mean in gathered.means.items() if name != "mse"}
     if "mse" in gathered.means:
         scores = {"rmse": (gathered.means["mse"].root, gathered.means["mse"].count)} | scores
     if gathered.bins is not None:
         scores["ece"] = (gathered.bins.ece(), int(gathered.bins.count.sum()))
+    if gathered.recalibrated_bins is not None:
+        again = gathered.recalibrated_bins
+        scores["ece_recalibrated"] = (again.ece(), int(again.count.sum()))
     return scores
 
 

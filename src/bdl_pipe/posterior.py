@@ -21,6 +21,7 @@ from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .errors import Diverged
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
+from .recalibration import Recalibration
 from .seeds import Seed
 
 Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
@@ -130,14 +131,32 @@ class NetworkDraws:
 
 @final
 class Predictor:
-    """A posterior with the transform of its data: raw inputs in, original units out."""
+    """A posterior with the transform of its data: raw inputs in, original units out.
 
-    def __init__(self, posterior: Posterior, transform: Transform, classes: tuple[str, ...] = ()) -> None:
+    Attributes:
+        recalibration: what was learnt from rows that the fit did not see; None where there were none.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        transform: Transform,
+        classes: tuple[str, ...] = (),
+        recalibration: Recalibration | None = None,
+    ) -> None:
         self.posterior, self.transform, self.classes = posterior, transform, classes
+        self.recalibration = recalibration
 
     def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
         """Predict raw rows; regression is rescaled to the targets' own units."""
-        predictive = self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
+        return self.own_units(self.transformed(raw, rng=rng, device=device))
+
+    def transformed(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
+        """Predict raw rows in the units of the transformed targets, before any recalibration."""
+        return self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
+
+    def own_units(self, predictive: Predictive) -> Predictive:
+        """Bring a predictive of transformed targets to their own units."""
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
         rescaled = predictive.rescale(self.transform.shift, self.transform.scale)
@@ -147,6 +166,13 @@ class Predictor:
         return Exponential(rescaled)
 
     def batches(
+        self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
+    ) -> Iterator[tuple[slice, Predictive]]:
+        """Yield the predictive of each batch of raw rows in the targets' own units, as :meth:`transformed_batches`."""
+        for rows, predictive in self.transformed_batches(raw, batch, rng=rng, device=device):
+            yield rows, self.own_units(predictive)
+
+    def transformed_batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of raw rows, in order, with the rows that it is of.
@@ -160,7 +186,7 @@ class Predictor:
         count = max(1, -(-len(raw) // batch))
         for start, stop in pairwise(np.linspace(0, len(raw), count + 1).astype(int)):
             rows = slice(int(start), int(stop))
-            predictive = self.predict(raw[rows], rng=rng.fold("predict"), device=device)
+            predictive = self.transformed(raw[rows], rng=rng.fold("predict"), device=device)
             if not bool(torch.isfinite(predictive.mean).all()):
                 raise Diverged("the posterior's predictions must be finite: its fit diverged, make it again")
             yield rows, predictive

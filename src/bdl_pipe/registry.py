@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does with
     from .seeds import Seed
 
 T = TypeVar("T")
+RECALIBRATION: Final = "recalibration"  # of a student artifact: before the name of the fit
 
 
 class Lazy(Registered[T], Generic[T]):
@@ -179,16 +180,19 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     from . import artifacts
     from .data.transform import Transform
     from .posterior import Predictor
+    from .recalibration import Recalibration
 
     artifact = artifacts.load(path, "student")
     name = f"{split}-{seed}"
-    stored = [n for n in artifact.names() if not n.startswith("transform-")]
+    stored = [n for n in artifact.names() if not n.startswith(("transform-", f"{RECALIBRATION}-"))]
     if name not in stored:
         raise ArtifactError(f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})")
     _load_plugins(path, artifact.manifest["about"].get("plugins", ()))
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
-    return Predictor(posterior_of(artifact.state(name), device), transform, classes)
+    of_rows = f"{RECALIBRATION}-{name}"
+    recalibration = Recalibration.from_state(artifact.state(of_rows)) if of_rows in artifact.names() else None
+    return Predictor(posterior_of(artifact.state(name), device), transform, classes, recalibration)
 
 
 def _load_plugins(path: Path, names: Any) -> None:

@@ -4,15 +4,21 @@ Classes: ``p_<class>``, ``predicted``, ``entropy`` H[y|x] and ``mutual_informati
 Regression, in original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of
 the draws' means) and the central 90 % interval ``lower``, ``upper``, the quantiles of the *mixture*
 of draws, not of one Gaussian of its moments; with several outputs each name ends in ``_<target>``.
+
+A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set, or
+``recalibrated_sd`` and the ends ``conformal_lower``, ``conformal_upper``.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from .posterior import Predictor
 from .predictive import Categorical, Continuous, Predictive
+from .seeds import Seed
 
 COVERAGE: Final = 0.9
 
@@ -21,6 +27,54 @@ def table(batches: Iterable[tuple[slice, Predictive]], names: Sequence[str]) -> 
     """Make :func:`columns` of all rows, from the predictives of their batches (``Predictor.batches``)."""
     parts = [columns(predictive, names) for _, predictive in batches]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def predictions(
+    fitted: Predictor,
+    raw: np.ndarray,
+    names: Sequence[str],
+    *,
+    rng: Seed,
+    level: float = COVERAGE,
+    device: torch.device | str = "cpu",
+) -> dict[str, np.ndarray]:
+    """Predict raw rows: the :func:`columns`, and those of the recalibration where there was one.
+
+    Args:
+        names: the classes, or the target columns.
+        level: of the conformal sets.
+
+    Raises:
+        ConfigError: there are too few calibration rows for ``level``.
+        Diverged: a prediction is not finite.
+    """
+    parts = []
+    for _, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
+        part = columns(fitted.own_units(transformed), names)
+        parts.append(part | _recalibrated(fitted, transformed, names, level))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _recalibrated(
+    fitted: Predictor, transformed: Predictive, names: Sequence[str], level: float
+) -> dict[str, np.ndarray]:
+    learnt = fitted.recalibration
+    if learnt is None:
+        return {}
+    better = fitted.own_units(learnt.apply(transformed))
+    if isinstance(transformed, Categorical):
+        found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
+        members = learnt.class_set(transformed, level).cpu().numpy()
+        sets = ["|".join(name for name, inside in zip(names, row, strict=True) if inside) for row in members]
+        return {**found, "set": np.array(sets, dtype=object)}
+    assert isinstance(transformed, Continuous)
+    low, high = learnt.interval(transformed, fitted.transform, level)
+    values = {
+        "recalibrated_sd": np.sqrt(_array(better.variance)),
+        "conformal_lower": _array(low),
+        "conformal_upper": _array(high),
+    }
+    return {f"{k}_{t}" if len(names) > 1 else k: v[:, i] for i, t in enumerate(names) for k, v in values.items()}
 
 
 def columns(predictive: Predictive, names: Sequence[str]) -> dict[str, np.ndarray]:

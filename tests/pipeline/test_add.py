@@ -182,7 +182,10 @@ def test_from_a_file_to_predictions(project: Path, monkeypatch: pytest.MonkeyPat
     """Missing cells, dates, categories and skewed targets through four methods, and new rows of unheard categories."""
     monkeypatch.setenv("BDL_EXECUTOR", "inline")
     methods = ["deterministic", "sgld", "vbll", "gp"]
-    assert add("--target", "price", "--leave-out", "kind", "--splits", "1", "--methods", *methods) == 0
+    assert (
+        add("--target", "price", "--leave-out", "kind", "--splits", "1", "--calibration", "0.1", "--methods", *methods)
+        == 0
+    )
     for name in ("fashion_mnist", "boston"):
         assert cli.main(["remove", name]) == 0
     assert cli.main(["run", "all"]) == 0
@@ -202,3 +205,10 @@ def test_from_a_file_to_predictions(project: Path, monkeypatch: pytest.MonkeyPat
         assert (found["lower"] > 0).all()
         assert (found["lower"] < found["mean"]).all()
         assert np.isfinite(found["upper"]).all()
+        assert (found["conformal_lower"] < found["conformal_upper"]).all()
+    recalibrated = scores[scores["metric"] == "nll_recalibrated"]
+    assert set(recalibrated["method"]) == set(methods)
+    page = Path("report/index.html").read_text()
+    assert "Recalibration" in page
+    assert "Which one?" in page
+    assert cli.main(["predict", "houses-gp", "--input", "new.csv", "--output", "found.parquet", "--level", "0.99"]) == 2

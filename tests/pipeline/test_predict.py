@@ -24,7 +24,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    settings = {"split": 0, "seed": 0, "paper": None, **more}
+    settings = {"split": 0, "seed": 0, "paper": None, "level": None, **more}
     predict.main(argparse.Namespace(run=run, input=str(given), output="out/made.parquet", **settings))
     return pd.read_parquet("out/made.parquet")
 

@@ -39,6 +39,8 @@ class DatasetConfig:
             their test rows of the shared classes are scored by the posteriors fitted here.
         transfer_names: classes of those sets -> the class of this set that they are, where the names
             differ and ``data/transfer.py`` does not know it; null: none.
+        calibration: rows (a whole number) or a share (< 1) of the training rows that no fit sees: posteriors are
+            recalibrated on them. 0: none.
         increment: one step of class-incremental learning: training and validation rows are those of the classes
             that are new in it, all that is scored with labels of this set those of all classes so far; the outputs
             stay those of all classes, and the transform that of all training rows, the same at every step. Null: all
@@ -59,6 +61,7 @@ class DatasetConfig:
     transfer: tuple[str, ...] = field(default=(), metadata=LATER)
     transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
     increment: IncrementConfig | None = field(default=None, metadata=LATER)
+    calibration: int | float = field(default=0, metadata=LATER)
 
     @property
     def task(self) -> Task:
@@ -77,9 +80,11 @@ class DatasetConfig:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TESTED}
 
     def __post_init__(self) -> None:
-        share = isinstance(self.validation, float)
         rule = "must be a whole number of rows >= 0, or a share in [0, 1)"
-        require(0 <= self.validation < 1 if share else self.validation >= 0, "validation", rule, self.validation)
+        for key, rows in (("validation", self.validation), ("calibration", self.calibration)):
+            require(0 <= rows < 1 if isinstance(rows, float) else rows >= 0, key, rule, rows)
+        apart = self.increment is None or not self.calibration
+        require(apart, "calibration", "must be 0 where classes come in steps", self.calibration)
         require(self.splits >= 1, "splits", "must be >= 1", self.splits)
         require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
         for key, names in (("ood", self.ood), ("transfer", self.transfer)):

@@ -3,7 +3,8 @@
 ``folder_fit`` holds what a fit may see: per split s the training and validation rows
 ``<s>/train.arrow`` (training rows first, so that both parts and their union are views of one
 memory map) and ``<s>/transform`` (of all rows that a final fit sees; ``<s>/transform-search`` of the
-training rows alone where that differs), and ``schema.json``. ``folder_holdout`` holds the rest:
+training rows alone where that differs), ``schema.json`` and, where asked for, ``<s>/calibration.arrow``, rows
+which no fit sees and posteriors are recalibrated on. ``folder_holdout`` holds the rest:
 ``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``.
 No byte of the first depends on a row of the second.
 
@@ -34,11 +35,12 @@ from .corrupted import corrupt_one, corruption_jobs
 from .fitdata import Examples
 from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
-from .prepared import SCHEMA_FILE, Job
+from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
 from .raw import Raw, Source
 from .transfer import shared_rows
 from .transform import Transform
 
+FEWEST_CALIBRATION: Final = 20  # rows: a set at 95 % needs 19
 TRAIN_SHARE: Final = 0.9  # of the standard UCI splits
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
@@ -154,6 +156,13 @@ def _parts(raw: Raw, splits: int) -> Parts:
 
 
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
+    if config.calibration:
+        rest, apart = hold_out(len(rows), config.calibration, raw.origin, rng=rng.fold("calibration"))
+        if len(apart) < FEWEST_CALIBRATION:
+            rule = f"must be 0 or at least {FEWEST_CALIBRATION} rows"
+            raise DataError(f"{raw.origin}: calibration {rule}, got {len(apart)} of {len(rows)} training rows")
+        store.write(folder / CALIBRATION_FILE, _take(rows, apart), features=raw.features, targets=raw.targets)
+        rows = _take(rows, rest)
     train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
     ordered = _take(rows, np.concatenate([train, validation]))
     searched, _ = ordered.cut(len(train))

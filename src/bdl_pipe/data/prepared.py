@@ -18,6 +18,7 @@ from .transform import Transform
 FIT_KIND: Final = "prepare"
 HOLDOUT_KIND: Final = "holdout"
 SCHEMA_FILE: Final = "schema.json"
+CALIBRATION_FILE: Final = "calibration.arrow"
 
 
 class Job(NamedTuple):
@@ -107,6 +108,12 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
     search = data(rows.about["train"], apart)
     joined = schema["fit_rows"] == "train_and_validation" and len(search.validation) > 0
     return data(len(rows.examples), "transform", search) if final and joined else search
+
+
+def load_calibration(path: Path, split: int) -> Examples | None:
+    """Read the rows of one split that posteriors are recalibrated on; None where there are none."""
+    place = path / str(split) / CALIBRATION_FILE
+    return store.read(place).examples if place.is_file() else None
 
 
 def load_schema(path: Path) -> dict[str, Any]:

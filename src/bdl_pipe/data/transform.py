@@ -85,6 +85,12 @@ class Transform:
         values = values.log() if self.log else values
         return ((values - self.shift.to(values)) / self.scale.to(values)).to(torch.float32)
 
+    def own_units(self, values: Tensor) -> Tensor:
+        """Turn transformed targets, or ends of intervals of them, back to the targets' own units."""
+        assert self.shift is not None and self.scale is not None, "classes have no units"
+        values = self.shift.to(values) + self.scale.to(values) * values
+        return values.exp() if self.log else values
+
     def state(self) -> State:
         named: dict[str, Any] = {"mean": self.mean, "std": self.std, "shift": self.shift, "scale": self.scale}
         if self.whitening is not None:

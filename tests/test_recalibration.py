@@ -1,0 +1,225 @@
+"""Recalibration: known temperatures and widths are found again, and conformal sets hold what they say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from bdl_pipe import recalibration, summary
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.evaluation import EvaluateConfig, score_clean
+from bdl_pipe.posterior import Predictor
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.recalibration import Recalibration, Widened
+from bdl_pipe.seeds import Seed
+
+PLAIN = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.tensor([3.0]), scale=torch.tensor([2.0]))
+CLASSES = Transform("table", torch.zeros(1), torch.ones(1))
+
+
+def one_batch(predictive: Predictive, rows: int) -> Iterator[tuple[slice, Predictive]]:
+    return iter([(slice(0, rows), predictive)])
+
+
+def classes(rows: int, temperature: float, seed: int = 0, spread: float = 1.0) -> tuple[Categorical, Examples]:
+    """Labels drawn from the true probabilities; the predictive is sharper by ``temperature``."""
+    g = np.random.default_rng(seed)
+    logits = torch.from_numpy(spread * g.normal(size=(rows, 4)))
+    labels = (logits.softmax(1).cumsum(1) < torch.from_numpy(g.random((rows, 1)))).sum(1).numpy()
+    return Categorical((temperature * logits).log_softmax(1)[None]), Examples(np.zeros((rows, 1)), labels)
+
+
+def values(rows: int, width: float, seed: int = 0) -> tuple[Gaussian, Examples]:
+    """Targets whose deviation is ``width`` of the predictive's; transformed z = (y − 3)/2."""
+    g = np.random.default_rng(seed)
+    mean, sd = g.normal(size=(rows, 1)), 0.3 + g.random((rows, 1))
+    z = mean + width * sd * g.normal(size=(rows, 1))
+    predictive = Gaussian(torch.from_numpy(mean)[None], torch.from_numpy(sd**2)[None])
+    return predictive, Examples(np.zeros((rows, 1)), 3 + 2 * z)
+
+
+@pytest.mark.parametrize("true", [0.5, 1.0, 2.5])
+def test_a_temperature_and_a_width_are_found_again(true: float) -> None:
+    """4,000 rows: within 10 %, more than five standard errors of either."""
+    predictive, rows = classes(4000, true, spread=2.0)
+    learnt = recalibration.fit(one_batch(predictive, 4000), rows, CLASSES)
+    assert learnt.factor == pytest.approx(true, rel=0.1)
+    wide, targets = values(4000, true)
+    learnt = recalibration.fit(one_batch(wide, 4000), targets, PLAIN)
+    z = (targets.targets - 3) / 2
+    closed = ((z - wide.mean.numpy()) ** 2 / wide.variance.numpy()).mean() ** 0.5
+    assert learnt.factor == pytest.approx(closed, rel=1e-3)  # the maximum likelihood of a common width
+    again = Recalibration.from_state(learnt.state())
+    assert again.factor == learnt.factor
+    assert torch.equal(again.scores, learnt.scores)
+
+
+def test_a_widened_mixture_is_the_distribution_of_what_was_widened() -> None:
+    """Against SciPy for one draw, and against the moved draws of a mixture."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(3, 5, 2, generator=generator, dtype=torch.float64)
+    base = Gaussian(mean, 0.1 + torch.rand(3, 5, 2, generator=generator, dtype=torch.float64))
+    centre, s = base.mean, 1.7
+    expected = Gaussian(centre + s * (base.draw_mean - centre), s**2 * base.draw_variance)
+    found, points = Widened(base, s), torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    for name in ("mean", "variance", "epistemic_variance"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    torch.testing.assert_close(found.log_prob(points), expected.log_prob(points))
+    torch.testing.assert_close(found.cdf(points), expected.cdf(points))
+    torch.testing.assert_close(found.quantile(0.9), expected.quantile(0.9))
+    shift, scale = torch.tensor([1.0, -2.0]).double(), torch.tensor([3.0, 0.5]).double()
+    moved, other = found.rescale(shift, scale), expected.rescale(shift, scale)
+    torch.testing.assert_close(moved.log_prob(points), other.log_prob(points))
+    assert found.reach[1].isinf().all()
+
+
+@pytest.mark.parametrize("task", ["classes", "values"])
+def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
+    """A posterior that is three times too sure, 400 times 39 calibration rows and 25 test rows at 80 %.
+
+    With 39 rows the coverage is exactly ⌈40·0.8⌉/40 = 0.8 on average over calibration rows, as scores have no ties. Its
+    distribution over a set's rows is beta-binomial; 400 means are within 5 standard errors of 0.8: a false alarm in
+    1.7 million. The control: its own probability says 80 % of sets that hold far less.
+    """
+    level, calibrating, count = 0.8, 39, 25
+    found, naive = [], []
+    for number in range(400):
+        predictive, rows = (classes if task == "classes" else values)(calibrating + count, 3.0, seed=number)
+        first = Examples(rows.inputs[:calibrating], rows.targets[:calibrating])
+        transform = CLASSES if task == "classes" else PLAIN
+        part, rest = cut(predictive, slice(0, calibrating)), cut(predictive, slice(calibrating, None))
+        learnt = recalibration.fit(one_batch(part, calibrating), first, transform)
+        targets = torch.from_numpy(rows.targets[calibrating:])
+        if isinstance(rest, Categorical):
+            found.append(learnt.class_set(rest, level)[torch.arange(count), targets].double().mean())
+            ordered = rest.mean.sort(1, descending=True)
+            before = ordered.values.cumsum(1) - ordered.values  # of the classes that are more probable
+            naive.append(before[ordered.indices == targets[:, None]].lt(level).double().mean())
+        else:
+            assert isinstance(rest, Gaussian)
+            low, high = learnt.interval(rest, PLAIN, level)
+            found.append(((low <= targets) & (targets <= high)).double().mean())
+            own = PLAIN.own_units(rest.quantile(0.1)), PLAIN.own_units(rest.quantile(0.9))
+            naive.append(((own[0] <= targets) & (targets <= own[1])).double().mean())
+    a, b = 32, 8
+    variance = scipy.stats.betabinom(count, a, b).var() / count**2
+    assert abs(float(torch.stack(found).mean()) - level) < 5 * (variance / 400) ** 0.5
+    assert float(torch.stack(naive).mean()) < level - 5 * (variance / 400) ** 0.5
+
+
+def cut(predictive: Predictive, rows: slice) -> Predictive:
+    if isinstance(predictive, Categorical):
+        return Categorical(predictive.draw_log_probs[:, rows])
+    assert isinstance(predictive, Gaussian)
+    return Gaussian(predictive.draw_mean[:, rows], predictive.draw_variance[:, rows])
+
+
+def test_a_level_beyond_the_calibration_rows_is_refused() -> None:
+    learnt = Recalibration(1.0, torch.arange(19).double())
+    assert learnt.threshold(0.95) == 18.0
+    assert learnt.threshold(0.5) == 9.0
+    with pytest.raises(ConfigError, match=r"level must be at most 0\.95 with 19 calibration rows, got 0\.96"):
+        learnt.threshold(0.96)
+    with pytest.raises(ConfigError, match=r"level must be in \(0, 1\), got 1\.0"):
+        learnt.threshold(1.0)
+
+
+class _Stored:
+    """A posterior that answers with rows of a predictive, whose number is the first input."""
+
+    def __init__(self, predictive: Predictive) -> None:
+        self.predictive = predictive
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        first, last = int(inputs[0, 0]), int(inputs[-1, 0])
+        return cut(self.predictive, slice(first, last + 1))
+
+    def state(self) -> State:
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls, state: State, device: object = "cpu") -> "_Stored":
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("task", ["classes", "values"])
+def test_scores_and_columns_before_and_after(task: str) -> None:
+    rows = 3000
+    predictive, examples = (classes if task == "classes" else values)(rows, 3.0)
+    transform, names = (CLASSES, list("abcd")) if task == "classes" else (PLAIN, ["y"])
+    numbered = Examples(np.arange(rows, dtype=float)[:, None], examples.targets)
+    learnt = recalibration.fit(one_batch(predictive, rows), examples, transform)
+    fitted = Predictor(_Stored(predictive), transform, tuple(names), learnt)
+    scores = score_clean(fitted, numbered, EvaluateConfig(15, 700, 0), Seed(0)).metrics
+    assert scores["nll_recalibrated"][0] < scores["nll"][0] - 0.2
+    assert scores["coverage_conformal"] == (pytest.approx(0.9, abs=0.002), rows)  # of the rows that it was learnt from
+    better = "ece" if task == "classes" else "crps"
+    assert scores[f"{better}_recalibrated"][0] < scores[better][0]
+    found = summary.predictions(fitted, numbered.inputs, names, rng=Seed(0), level=0.8)
+    if task == "classes":
+        inside = [
+            names[label] in members.split("|") for label, members in zip(examples.targets, found["set"], strict=True)
+        ]
+        assert np.mean(inside) == pytest.approx(0.8, abs=0.002)
+        recalibrated = np.stack([found[f"recalibrated_p_{name}"] for name in names], axis=1)
+        np.testing.assert_allclose(recalibrated.sum(1), 1, rtol=1e-6)
+        return
+    y = examples.targets[:, 0]
+    inside = (found["conformal_lower"] <= y) & (y <= found["conformal_upper"])
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.002)
+    np.testing.assert_allclose(found["recalibrated_sd"], learnt.factor * found["sd"], rtol=1e-5)
+
+
+def test_intervals_of_targets_fitted_as_logarithms_are_their_exponentials() -> None:
+    logs = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.zeros(1), scale=torch.ones(1), log=True)
+    predictive = Gaussian(torch.zeros(1, 2, 1).double(), torch.full((1, 2, 1), 4.0).double())
+    low, high = Recalibration(1.0, torch.linspace(0, 1, 99).double()).interval(predictive, logs, 0.5)
+    np.testing.assert_allclose(low * high, 1)
+    np.testing.assert_allclose(high.log(), 2 * torch.linspace(0, 1, 99).double()[49])
+
+
+def test_calibration_rows_are_apart_from_all_others(tmp_path: Path) -> None:
+    from bdl_pipe import artifacts, config
+    from bdl_pipe.data import prepare, prepared
+    from bdl_pipe.data.config import DatasetConfig
+
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n" for i in range(200)))
+    section = {
+        "source": {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"},
+        "normalise": "train",
+        "whiten": False,
+        "validation": 0.2,
+        "fit_rows": "train_and_validation",
+        "splits": 2,
+        "ood": [],
+        "corrupted_images": 0,
+        "corruptions": "made",
+        "calibration": 0.25,
+    }
+
+    def made(**changes: object) -> None:
+        read = {"d": config.read(DatasetConfig, {**section, **changes}, "datasets.d")}
+        prepare.prepare("d", read, tmp_path / "fit", tmp_path / "held", rng=Seed(0))
+
+    made()
+    for split in range(2):
+        kept = prepared.store.read(tmp_path / "fit" / str(split) / "train.arrow").examples
+        apart = prepared.load_calibration(tmp_path / "fit", split)
+        test = prepared.store.read(tmp_path / "held" / str(split) / "test.arrow").examples
+        assert apart is not None
+        parts = [set(rows.inputs[:, 0].tolist()) for rows in (kept, apart, test)]
+        assert [len(part) for part in parts] == [135, 45, 20]
+        assert len(set.union(*parts)) == 200
+        stored = artifacts.read_state(tmp_path / "fit" / str(split) / "transform")
+        assert float(stored.tensors["mean"]) == pytest.approx(kept.inputs.mean())
+    with pytest.raises(DataError, match="calibration must be 0 or at least 20 rows, got 18 of 180 training rows"):
+        made(calibration=0.1)
+    with pytest.raises(ConfigError, match=r"calibration must be a whole number of rows >= 0, or a share in \[0, 1\)"):
+        made(calibration=1.0)
