@@ -67,8 +67,13 @@ def look(path: Path, targets: Sequence[str], task: Task | None, leave_out: Seque
     Raises:
         DataError: it cannot be used, with the cure.
     """
+    if path.is_dir() or path.suffix.lower() == ".npz":
+        raise DataError(f"{path}: must be a CSV or Parquet file; images are an entry of datasets: docs/your-data.md")
+    before = _stamp(path)
     form = sniffed(path)
     table = open_table(path, form)
+    if _stamp(path) != before:
+        raise DataError(f"{path}: changed while it was read; wait until it is whole")
     for name in (*targets, *leave_out):
         _require_column(table, name, path)
     whole = table.num_rows
@@ -109,6 +114,14 @@ def look(path: Path, targets: Sequence[str], task: Task | None, leave_out: Seque
         width=sum(widths[name] for name in columns),
         without_target=whole - table.num_rows,
     )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return what differs once a file is written to."""
+    if not path.is_file():
+        return 0, 0
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _require_column(table: pa.Table, name: str, path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from bdl_pipe.errors import UserError
 from pipeline import cli
 from pipeline.add import made, needed
+from pipeline.adding import look as look_module
 from pipeline.adding.cost import SHARES
 from pipeline.adding.look import look
 from pipeline.adding.numbers import METHODS, Size
@@ -167,6 +168,24 @@ def test_what_cannot_be_used_is_one_line_and_nothing_is_written(
     (line,) = capsys.readouterr().err.splitlines()
     with pytest.raises(UserError, match=message):
         raise UserError(line)
+
+
+def test_a_folder_and_a_file_that_grows_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["add", "data", "--target", "price"]) == 2
+    assert "must be a CSV or Parquet file; images are an entry of datasets" in capsys.readouterr().err
+    opened = look_module.open_table
+
+    def growing(path: Path, form: Any) -> Any:
+        table = opened(path, form)
+        with path.open("a") as file:
+            file.write("1,wood,2,3,1990-01-01,small,True\n")
+        return table
+
+    monkeypatch.setattr(look_module, "open_table", growing)
+    assert add("--target", "price") == 2
+    assert "changed while it was read; wait until it is whole" in capsys.readouterr().err
 
 
 def test_features_that_tell_the_target_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
