@@ -7,6 +7,7 @@ The file is looked at, what was found is said, and a data set with a run of each
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,10 +40,10 @@ def main(args: argparse.Namespace) -> int:
     _require_watched(args.path)
     found = look(args.path, args.target, args.task, args.leave_out, _CATEGORIES)
     chosen = _chosen(args.methods, found)
-    plain = Size(found.task, found.rows, found.width)
+    plain = Size(found.task, found.rows, found.width, calibration=args.calibration)
     seconds = estimate(plain, chosen)
     pace = min(1.0, 60 * args.minutes / seconds)
-    size = Size(found.task, found.rows, found.width, pace)
+    size = replace(plain, pace=pace)
     log = found.log if args.log is None else args.log
     overlay = made(name, found, size, chosen, log=log, splits=args.splits, calibration=args.calibration)
     for line in told(name, found, size, chosen, log=log, seconds=seconds * pace):

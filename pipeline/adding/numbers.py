@@ -29,17 +29,19 @@ class Size:
         rows: of the file.
         width: numbers a row, as a network sees them.
         pace: a factor of all steps: 1 is what the rules say.
+        calibration: the share of the training rows that no fit sees.
     """
 
     task: Task
     rows: int
     width: int
     pace: float = 1.0
+    calibration: float = 0.0
 
     @property
     def train(self) -> int:
         """Return the rows of one split that train."""
-        return round(_SHARE * self.rows)
+        return int(_SHARE * self.rows * (1 - self.calibration))
 
     @property
     def splits(self) -> int:

@@ -58,8 +58,9 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
 
 
 def _network(run: Run, params: Params) -> str:
-    """Name the architecture of a run, its own or that of the row which it is made from."""
-    for row in (run, *reversed(params.lineage(run))):
+    """Name the architecture of a run: of its method's own row above, its own, or another's that it is made from."""
+    above = [row for row in reversed(params.lineage(run)) if row is not run]
+    for row in (*(row for row in above if row.method.name == run.method.name), run, *above):
         holder = getattr(row.config, "target", row.config)
         if hasattr(holder, "network"):
             return _brief(config.to_mapping(holder.network))
