@@ -62,7 +62,7 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
     files = {"input": "new.csv", "output": "new.parquet"}
-    predict.main(argparse.Namespace(run=run, split=0, seed=seed, paper=paper, **files))
+    predict.main(argparse.Namespace(run=run, split=0, seed=seed, paper=paper, level=None, **files))
     return pd.read_parquet("new.parquet")
 
 
