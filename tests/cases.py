@@ -4,16 +4,34 @@ A new method adds its config for each of its tasks to ``CONFIGS``; if it is made
 method's artifact, that method to ``UPSTREAM``; if a stage of it draws nothing, the stage to ``FIXED``.
 """
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
+from bdl_pipe.config import read
 from bdl_pipe.method import StageSpec
+from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
 
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
 MLP = {"name": "mlp", "hidden": [8]}
 ADAM = {"name": "adam", "lr": 1.0e-2, "schedule": "one_cycle"}
+
+_FOLDER = tempfile.TemporaryDirectory()  # of weights that were trained elsewhere
+
+
+def weights_of(network: Mapping[str, Any], shape: list[int], outputs: int, likelihood: str) -> str:
+    """Write weights of a network, and return the file."""
+    section = {"network": network, "input_shape": shape, "outputs": outputs, "likelihood": likelihood}
+    path = Path(_FOLDER.name) / f"{network['name']}.safetensors"
+    save_file(read(NetworkSpec, section, "spec").build(Seed(0)).state_dict(), path)
+    return str(path)
+
 
 SGLD = {
     "target": {
@@ -157,6 +175,11 @@ RANDOM_IMAGES = {**RANDOM, "network": CONVNET, "training": {**LEARN, "early_stop
 CAPPED = {"sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
+    ("pretrained", "classification"): {
+        "network": CONVNET,
+        "weights": weights_of(CONVNET, [1, 8, 8], 3, "categorical"),
+    },
+    ("pretrained", "regression"): {"network": MLP, "weights": weights_of(MLP, [4], 1, "gaussian_head")},
     ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "snapshots": 2, "batch": 32, "optimiser": ADAM},
     ("sgd", "regression"): {
         "network": MLP,
@@ -309,7 +332,9 @@ UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset"
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
 COLLAPSED = ("ciber", "ciber_last", "ciber_second")
-FIXED = {(name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", *COLLAPSED)}
+FIXED = {("pretrained", "trajectory")} | {
+    (name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", *COLLAPSED)
+}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from bdl_pipe.evaluation import OOD_SCORES, ood_scores
 from bdl_pipe.networks import NETWORKS, build
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core.params import typed
@@ -38,6 +39,7 @@ BLOCKS = [
     for page in PAGES
     for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S))
 ]
+NOT_RUN = ("# plugins/", '"""plugins/')  # files of a user's: tested below
 KINDS = {"python", "sh", "yaml", "diff", "text", ""}
 OTHER_PROGRAMS = ("export", "mlflow", "dvc")
 WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
@@ -76,7 +78,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # one that make repro would leave
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
-    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith("# plugins/")]
+    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith(NOT_RUN)]
     outs = [folder / str(number) for number in range(len(texts))]
     asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
     done = subprocess.run(
@@ -99,8 +101,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 def test_the_library_runs_without_the_pipeline(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
 ) -> None:
-    if text.startswith("# plugins/"):
-        return  # a plugin, see below
+    if text.startswith(NOT_RUN):
+        return
     code, out, error = ran[text]
     assert code == 0, error
     assert re.search(r"tensor|Size|\d", out)
@@ -217,6 +219,29 @@ def test_the_new_network_is_its_formula(plugins_here: None) -> None:
     x, (weight, *_) = torch.randn(7, 1, 2, 2), network.trunk.parameters()
     torch.testing.assert_close(network.trunk(x), (x.flatten(1) @ weight.T).sin())
     assert network(x).shape == (7, 3)
+
+
+def test_the_trained_module_becomes_runs_that_predict_as_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_images: FitData
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for name in ("plugins", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "plugins/mine.py").write_text(block('"""plugins/mine.py'))
+    plugins.load_file("plugins/mine.py")
+    module = plugins.module_of_file("plugins/mine.py").build((1, 8, 8), classes=3).eval()
+    save_file(module.state_dict(), "data/mine.safetensors")
+    shown = yaml.safe_load("\n".join(line[1:] for line in block("+  pretrained:").splitlines()))
+    params = typed(merge(yaml.safe_load((ROOT / "params.yaml").read_text()), shown))
+    run = params.run("trajectory", "fashion_mnist-mine")
+    state = run.stage.fit_one(tiny_images, {}, run.config, rng=Seed(0), report=Silent())
+    inputs, _ = tiny_images.tensors("validation")
+    made = params.run("student", "fashion_mnist-mine")
+    posterior = posterior_of(
+        made.stage.fit_one(tiny_images, {"trajectory": [state]}, made.config, rng=Seed(0), report=Silent())
+    )
+    torch.testing.assert_close(posterior.predict(inputs, rng=Seed(0)).mean.float(), module(inputs).softmax(-1).detach())
 
 
 def test_the_new_score_is_its_formula(plugins_here: None) -> None:

@@ -128,6 +128,10 @@ class Params:
         owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
         return [name for name in self.plugins if name in owners]
 
+    def files_of(self, run: Run) -> list[Path]:
+        """List the users' files, beside those of data and plugins, that a run's own numbers name."""
+        return sorted(set(_files(run.config)))
+
     def run(self, kind: str, key: str) -> Run:
         """Return the run ``key`` of a stage kind.
 
@@ -142,6 +146,10 @@ class Params:
     def of(self, kind: str) -> list[Run]:
         """List the runs of a stage kind."""
         return [run for run in self.runs.values() if run.kind == kind]
+
+    def of_method(self, method: str) -> list[Run]:
+        """List the runs of a method, of all stage kinds."""
+        return [run for run in self.runs.values() if run.method.name == method]
 
     def lineage(self, run: Run) -> list[Run]:
         """List all that a run is made from, and the run itself as the last. Each stands after what it is made from."""
@@ -202,6 +210,14 @@ def _modules(value: Any) -> set[str]:
         return set()
     inside = [_modules(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return {type(value).__module__}.union(*inside)
+
+
+def _files(value: Any) -> list[Path]:
+    """Return the files that a config and the configs in it say that they are read from."""
+    if not dataclasses.is_dataclass(value):
+        return []
+    own = value.files() if hasattr(value, "files") else []
+    return own + [path for field in dataclasses.fields(value) for path in _files(getattr(value, field.name))]
 
 
 def _library() -> Mapping[str, Method]:
@@ -272,6 +288,8 @@ def _row(
     merged = config.merge(methods[spec.method], spec.override)
     numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
     run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
+    for file in _files(run.config):
+        require(file.is_file(), f"methods.{spec.method}", f"must name files that are there in {Path.cwd()}", str(file))
     _check_sources(run, path, above, datasets)
     return run
 
@@ -360,10 +378,17 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 def unwatched(params: Params) -> list[str]:
     """Say what DVC does not watch, a line each: files outside ``data/``, ``plugins/``; data sets that others name."""
+    watched = [Path(name).absolute() for name in ("data", "plugins")]
     lines = []
     for name in params.plugins:
         if not (name.endswith(".py") and Path(name).absolute().is_relative_to(Path("plugins").absolute())):
             lines.append(f"plugins: {name} is outside plugins/, so a change in it goes unnoticed by a plain dvc repro")
+    named = {(run.method.name, file): None for run in params.runs.values() for file in params.files_of(run)}
+    lines += [
+        f"methods.{method}: {file} is outside data/ and plugins/, so a change in it goes unnoticed by a plain dvc repro"
+        for method, file in named
+        if not any(file.absolute().is_relative_to(folder) for folder in watched)
+    ]
     for key, dataset in params.datasets.items():
         outside = [p for p in dataset.source.files() if not p.absolute().is_relative_to(Path("data").absolute())]
         lines += [

@@ -47,8 +47,16 @@ def digests(params: Params) -> dict[str, Any]:
 
 
 def fit_digest(method: str, params: Params) -> str:
-    """Hash the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs."""
-    return code.digest("student", method, _plugins(method, params))
+    """Hash the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs.
+
+    So are the users' files that its runs' configs name, such as a network's.
+    """
+    digest = code.digest("student", method, _plugins(method, params))
+    named = {str(path) for run in params.of_method(method) for path in params.files_of(run)}
+    if not named:
+        return digest
+    facts = [digest, {path: _sha256(Path(path)) for path in sorted(named)}]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def evaluate_digest(method: str, params: Params) -> str:
@@ -69,8 +77,7 @@ def _plugins(method: str, params: Params) -> tuple[str, ...]:
     """Return the modules of plugins that define configs of a method's runs, or of what these are made from."""
     if not params.plugins:
         return ()
-    runs = [run for run in params.runs.values() if run.method.name == method]
-    modules = {module for run in runs for module in params.modules_of(run)}
+    modules = {module for run in params.of_method(method) for module in params.modules_of(run)}
     return tuple(sorted(module for module in modules if plugins.plugin_of(module)))
 
 

@@ -94,12 +94,19 @@ def _network(checked: Run, params: Params) -> str:
     for above in reversed(params.lineage(checked)):
         network = config.to_mapping(above.config).get("network")
         if isinstance(network, Mapping):
-            rest = ", ".join(f"{key} {_short(value)}" for key, value in network.items() if key != "name")
+            said = {
+                key: value
+                for key, value in network.items()
+                if key not in ("name", "sha256") and value not in (None, {})
+            }
+            rest = ", ".join(f"{key} {_short(value)}" for key, value in said.items())
             return f"{network['name']} ({rest})" if rest else str(network["name"])
     return ""
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(inner)}" for key, inner in value.items())
     return "×".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 

@@ -42,6 +42,11 @@ class Plugin:
     module: str
     text: str | None
 
+    @property
+    def sha256(self) -> str:
+        """Return the hash of a file's text, as it was imported."""
+        return hashlib.sha256((self.text or "").encode()).hexdigest()
+
     def owns(self, module: str) -> bool:
         """Say whether a module is of this plugin: the file, or any of the same top-level package."""
         if self.text is not None:
@@ -113,6 +118,26 @@ def load(names: object) -> list[Plugin]:
     assert isinstance(names, list | tuple)
     require(len({*names}) == len(names), "plugins", "must not name a plugin twice", list(names))
     return [_loaded[name] if name in _loaded else _import(name) for name in names]
+
+
+def load_file(path: str, sha256: str | None = None) -> Plugin:
+    """Import a Python file as a plugin, or return it where it is here.
+
+    Args:
+        sha256: of the text; a file of another one is not run. None: any.
+
+    Raises:
+        PluginError: it is missing, of another hash, or cannot be imported.
+    """
+    plugin = _loaded.get(path) or Plugin(path, module_name(path), _text(path))
+    if sha256 not in (None, plugin.sha256):
+        raise PluginError(f"the file {path} must have the SHA-256 {sha256}, and has {plugin.sha256}: it has changed")
+    return _loaded[path] if path in _loaded else _import(path, plugin.text)
+
+
+def module_of_file(path: str) -> types.ModuleType:
+    """Return the module of a file that has been imported."""
+    return sys.modules[module_name(path)]
 
 
 def install(plugins: Iterable[Plugin]) -> None:

@@ -59,6 +59,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
     "method",
     {
         "sgd": "trajectory.sgd:SGD",
+        "pretrained": "trajectory.pretrained:PRETRAINED",
         "sgld": "sgmcmc.chains:SGLD",
         "vbpc": "coresets.vbpc.method:VBPC",
         "random_coreset": "coresets.random_selection:RANDOM_CORESET",

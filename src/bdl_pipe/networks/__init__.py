@@ -16,6 +16,7 @@ from .base import Network, dropout_masks, fastest_order, in_order
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .preresnet import PreResNetConfig, preresnet_trunk
+from .python_file import PythonConfig, python_trunk
 from .resnet import ResNetConfig, resnet_trunk
 from .vgg import VggConfig, vgg_trunk
 from .vgg11 import Vgg11Config, vgg11_trunk
@@ -30,6 +31,7 @@ __all__ = [
     "Network",
     "NetworkConfig",
     "PreResNetConfig",
+    "PythonConfig",
     "ResNetConfig",
     "Vgg11Config",
     "VggConfig",
@@ -76,6 +78,7 @@ NETWORKS: Final[Registered[Architecture]] = Registered(
         "vgg11": Architecture(Vgg11Config, vgg11_trunk),
         "vgg": Architecture(VggConfig, vgg_trunk),
         "preresnet": Architecture(PreResNetConfig, preresnet_trunk),
+        "python": Architecture(PythonConfig, python_trunk),
     },
 )
 configs.open_kind(NetworkConfig, lambda: {name: entry.config for name, entry in NETWORKS.items()})

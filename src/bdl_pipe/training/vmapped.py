@@ -107,12 +107,13 @@ class VmappedModels(Models):
         """Stack the learners; rows are equally many for all.
 
         Raises:
-            ConfigError: the learners have dropout layers.
+            ConfigError: the learners have dropout layers or batch norm.
         """
         rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
         for module in learners[0].modules():
-            assert not isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
+            batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            require(not batch_norm, "network", "must have no batch norm where several members are trained as one")
         self._inputs, self._targets = (torch.stack(arrays) for arrays in zip(*rows, strict=True))
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")

@@ -1,0 +1,164 @@
+"""A network of the user's own: any ``nn.Module`` whose last layer is linear, made by a function in a Python file.
+
+Everything before that layer is the trunk, as it stands; the head is the package's, or that of saved weights
+(``trajectory.pretrained``). The file is imported as plugins are, once, and known by its hash: what is stored names
+both, and a file of another hash is never run.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from .. import plugins
+from ..errors import ConfigError, brief, require
+from ..plugins import PluginError
+
+_CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
+_checked: Final[set[str]] = set()  # modules of this process that have been asked already
+
+
+@dataclass(frozen=True)
+class PythonConfig:
+    """A network that a function in a Python file makes.
+
+    Attributes:
+        path: the file, relative to the project's folder; it imports installed packages alone.
+        object: the function in it, or the class: ``object(input_shape, **options)`` -> an ``nn.Module``, with
+            ``input_shape`` (channel, height, width) or (feature,). It may draw weights from torch's global generator.
+        head: dotted name of the module's last layer, an ``nn.Linear``; null: the last one that the module has.
+        options: of the function.
+        sha256: of the file; null: whatever it holds. A posterior is stored with the file's.
+    """
+
+    name: Literal["python"]
+    path: str
+    object: str
+    head: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.path.endswith(".py"), "path", "must be a Python file (….py)", self.path)
+        try:
+            plugin = plugins.load_file(self.path, self.sha256)
+        except PluginError as error:
+            raise ConfigError("path", f"must be a file that can be imported ({error})", self.path) from None
+        object.__setattr__(self, "sha256", plugin.sha256)
+        require(callable(self._made_by()), "object", f"must be a function or a class of {self.path}", self.object)
+
+    def files(self) -> list[Path]:
+        """Return the files that the network follows from."""
+        return [Path(self.path)]
+
+    def make(self, input_shape: tuple[int, ...]) -> nn.Module:
+        """Return the user's module.
+
+        Raises:
+            ConfigError: the function fails, or returns another thing.
+        """
+        made = self._made_by()
+        module = self._asked("object", "must make a network", lambda: made(input_shape, **self.options))
+        require(isinstance(module, nn.Module), "object", "must return a torch.nn.Module", type(module).__name__)
+        assert isinstance(module, nn.Module)
+        return module
+
+    def split(self, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+        """Take the head off a module, in place.
+
+        Returns:
+            The trunk, which is the module with its head left out, and the head.
+
+        Raises:
+            ConfigError: it has no such layer, or the layer is another thing.
+        """
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+        name = self.head if self.head is not None else next(reversed(linear), None)
+        rule = "must be a linear layer (nn.Linear) that the network has as an attribute"
+        found = f"{name} (it has {', '.join(linear) or 'none'})"
+        require(name in linear, "object" if self.head is None else "head", rule, found)
+        assert name is not None
+        head = module.get_submodule(name)
+        assert isinstance(head, nn.Linear)
+        module.set_submodule(name, nn.Identity())
+        return module, head
+
+    def _made_by(self) -> Any:
+        return getattr(plugins.module_of_file(self.path), self.object, None)
+
+    def _asked(self, key: str, rule: str, of: Callable[[], Any]) -> Any:
+        """Return what code of the user's answers; whatever it raises is one line that names the key."""
+        try:
+            return of()
+        except Exception as error:
+            place = f"{self.path}: {self.object}"
+            raise ConfigError(key, f"{rule}: {type(error).__name__}: {brief(error)}", place) from None
+
+    def check(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+        """Ask a module whether it is a trunk and a linear head, and a function of its inputs and weights alone.
+
+        The head is taken off it.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        module.eval()
+        probe = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
+        shape = f"rows of shape {list(input_shape)}"
+        before = self._asked("object", f"must take {shape}", lambda: module(probe))
+        again = self._asked("object", f"must take {shape}", lambda: module(probe))
+        rule = "must return a network that gives equal rows the same outputs in evaluation"
+        require(_close(before, again), "object", rule, self.object)
+        trunk, head = self.split(module)
+        key, wide = "head" if self.head is not None else "object", head.in_features
+        features = self._asked(key, "must be the last layer of the network", lambda: trunk(probe))
+        shapes = [
+            list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in (before, features)
+        ]
+        require(
+            shapes == [[2, head.out_features], [2, wide]],
+            key,
+            f"must turn [2, {wide}] features of 2 {shape} into [2, {head.out_features}] outputs as the last layer",
+            shapes,
+        )
+        require(
+            _close(head(features), before),
+            key,
+            "must be the last layer of the network: nothing may follow it",
+            self.object,
+        )
+        if len(input_shape) == 1:  # members of small tables are trained as one batched model
+            stacked = {name: torch.stack([value, value]) for name, value in trunk.state_dict().items()}
+            rule = "must return a network that torch.func.vmap can batch"
+            self._asked("object", rule, lambda: vmap(lambda w: functional_call(trunk, w, (probe,)))(stacked))
+
+
+def python_trunk(
+    config: PythonConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """Build the user's network, and return it without its head, with the head's number of features.
+
+    Raises:
+        ConfigError: the file's function fails, or what it returns is no trunk and linear head for these rows.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        module = config.make(input_shape)
+        asked = json.dumps(
+            [config.path, config.sha256, config.object, config.head, dict(config.options), input_shape], default=str
+        )
+        if asked not in _checked:
+            with torch.no_grad():
+                config.check(config.make(input_shape), input_shape)
+            _checked.add(asked)
+    trunk, head = config.split(module)
+    return trunk, head.in_features
+
+
+def _close(found: Tensor, meant: Tensor) -> bool:
+    return bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))

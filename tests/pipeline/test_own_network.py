@@ -1,0 +1,133 @@
+"""A network file and saved weights of the user's: what is stale when they change, and what is said before any work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from bdl_pipe import plugins
+from bdl_pipe.config import merge
+from bdl_pipe.errors import ConfigError
+from pipeline.core.params import typed, unwatched
+from pipeline.tracking.summaries import _network
+from tests.end_to_end.conftest import PARAMS
+from tests.pipeline.test_plugin_stages import digests
+
+MINE = '''
+"""A network as its author wrote it."""
+
+from torch import nn
+
+
+def build(input_shape, hidden=12):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+'''
+NETWORK = {"name": "python", "path": "plugins/mine.py", "object": "build"}
+OWN: dict[str, Any] = {
+    "methods": {
+        "pretrained": {"network": NETWORK, "weights": "data/mine.pt"},
+        "kfac_laplace": {
+            "layers": "last",
+            "prior_precision": None,
+            "temperature": 1.0,
+            "rows": None,
+            "predictive": "draws",
+            "max_factor": 100,
+            "draws": 4,
+            "batch_norm_rows": None,
+            "batch_norm_batch": 100,
+        },
+    },
+    "trajectories": {
+        "digits-mine": {"dataset": "digits", "method": "pretrained", "seeds": 1, "input": "prepare/digits"},
+        "digits-on": {
+            "dataset": "digits",
+            "method": "sgd",
+            "seeds": 1,
+            "input": "trajectory/digits-mine",
+            "override": {"network": NETWORK},
+        },
+    },
+    "runs": {
+        f"digits-mine-{method}": {
+            "dataset": "digits",
+            "method": method,
+            "setting": "mine",
+            "seeds": 1,
+            "input": "trajectory/digits-mine",
+        }
+        for method in ("deterministic", "kfac_laplace")
+    },
+}
+
+
+def own_params() -> dict[str, Any]:
+    """The tiny project, with runs on weights of the user's."""
+    return merge(yaml.safe_load(PARAMS.replace("3e-3", "3.0e-3")), OWN)
+
+
+def write_own(folder: Path, text: str = MINE, seed: int = 0) -> None:
+    """Write the file, and weights that were trained with nothing of this project."""
+    for name in ("plugins", "data"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "plugins/mine.py").write_text(text)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        torch.save(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)).state_dict(),
+            folder / "data/mine.pt",
+        )
+    (folder / "params.yaml").write_text(yaml.safe_dump(own_params()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    write_own(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "stale"),
+    [
+        ({"text": MINE + "\n# a remark\n"}, {"digits-mine", "digits-on", "digits-sgd", "boston-sgd"}),
+        ({"seed": 1}, {"digits-mine"}),
+    ],
+)
+def test_a_change_makes_stale_what_reads_it(folder: Path, change: dict[str, Any], stale: set[str]) -> None:
+    """DVC knows the files of a method, not of a run: the network of one run of sgd is that of all."""
+    before = digests(folder)
+    write_own(folder, **change)
+    after = digests(folder)
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == {f"trajectory@{key}" for key in stale}
+
+
+def test_a_missing_file_is_named_before_any_work(folder: Path) -> None:
+    Path("data/mine.pt").unlink()
+    with pytest.raises(ConfigError, match=r"methods.pretrained must name files that are there in .*'data/mine.pt'"):
+        typed(own_params())
+    Path("plugins/mine.py").unlink()
+    plugins._loaded.clear()  # as a new process
+    with pytest.raises(ConfigError, match=r"methods.pretrained.network.path must be a file that can be imported"):
+        typed(own_params())
+
+
+def test_what_dvc_does_not_watch_is_said(folder: Path) -> None:
+    assert not any("pretrained" in line for line in unwatched(typed(own_params())))
+    Path("data/mine.pt").rename("mine.pt")
+    raw = merge(own_params(), {"methods": {"pretrained": {"weights": "mine.pt"}}})
+    (line,) = (line for line in unwatched(typed(raw)) if "pretrained" in line)
+    assert line.startswith("methods.pretrained: mine.pt is outside data/ and plugins/")
+
+
+def test_the_report_names_the_network(folder: Path) -> None:
+    params = typed(own_params())
+    assert (
+        _network(params.run("student", "digits-mine-deterministic"), params)
+        == "python (path plugins/mine.py, object build)"
+    )

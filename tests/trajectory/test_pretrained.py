@@ -1,0 +1,258 @@
+"""Weights of a network trained elsewhere: what they predict here, and what the methods make of them."""
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bdl_pipe import plugins
+from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.posterior import Predictor
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS, posterior_of
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
+from tests.conftest import make_tiny_images
+from tests.networks.test_python_file import TEXT
+
+RESNET: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "ResNet", "options": {"classes": 3}}
+MLP: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "perceptron", "options": {"width": 16}}
+
+
+def make_table() -> FitData:
+    """400 + 100 rows of 4 features: y = 30 + 5·(x₀ + x₁²) + noise of deviation 2."""
+    random = np.random.default_rng(1)
+    inputs = random.normal(2, 3, (500, 4))
+    standard = (inputs - 2) / 3
+    targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, 2, 500))[:, None]
+    x, y = torch.tensor(inputs[:400]), torch.tensor(targets[:400])
+    transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
+    train, validation = Examples(inputs[:400], targets[:400]), Examples(inputs[400:], targets[400:])
+    return FitData("regression", train, validation, transform)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with networks of a user's and their trained weights."""
+    folder = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("nets.py").write_text(TEXT)
+        plugins.load_file("nets.py")
+        images, table = make_tiny_images(), make_table()
+        inputs, labels = images.tensors("train")
+        resnet = trained("ResNet", (1, 8, 8), inputs, labels, nn.CrossEntropyLoss(), 300, classes=3)
+        save_file(resnet.state_dict(), "resnet.safetensors")
+        torch.save({"state_dict": resnet.state_dict(), "epoch": 3}, "resnet.pt")
+        # a regression network whose outputs are in the targets' own units
+        inputs, _ = table.tensors("train")
+        mlp = trained(
+            "perceptron", (4,), inputs, torch.tensor(table.train.targets).float(), nn.MSELoss(), 4000, width=16
+        )
+        torch.save(mlp.state_dict(), "mlp.pt")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+
+
+def trained(
+    made: str, shape: tuple[int, ...], inputs: Tensor, targets: Tensor, loss: nn.Module, steps: int, **options: Any
+) -> nn.Module:
+    """Train a module as its user would, with this package nowhere in it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module: nn.Module = getattr(plugins.module_of_file("nets.py"), made)(shape, **options)
+        optimiser = torch.optim.Adam(module.parameters(), lr=1e-2)
+        for _ in range(steps):
+            rows = torch.randperm(len(inputs))[:40]
+            optimiser.zero_grad()
+            loss(module(inputs[rows]), targets[rows]).backward()
+            optimiser.step()
+    return module.eval()
+
+
+def theirs(made: str, shape: tuple[int, ...], weights: dict[str, Tensor], **options: Any) -> nn.Module:
+    module: nn.Module = getattr(plugins.module_of_file("nets.py"), made)(shape, **options)
+    module.load_state_dict(weights)
+    return module.eval()
+
+
+def fitted(data: FitData, **section: Any) -> State:
+    """Return the trajectory of weights, as a stored one."""
+    method = METHODS["pretrained"]
+    config = read(method.config, section, "methods.pretrained")
+    return method.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("t"), report=Silent())
+
+
+def student(method: str, section: dict[str, Any], data: FitData, trajectory: State) -> State:
+    entry = METHODS[method]
+    config = read(entry.config, section, f"methods.{method}")
+    inputs = {"trajectory": [trajectory]}
+    return entry.stages["student"].fit_one(data, inputs, config, rng=Seed(0).fold(method), report=Silent())
+
+
+def gone_on(data: FitData, network: dict[str, Any], trajectory: State) -> State:
+    """Return a trajectory that goes on from another one."""
+    section = CONFIGS["sgd", data.task] | {"network": network, "epochs": 4, "snapshots": 4, "variance_floor": None}
+    section["optimiser"] = {"name": "sgd", "lr": 1e-3, "schedule": "constant"}
+    entry = METHODS["sgd"]
+    config = read(entry.config, section, "methods.sgd")
+    inputs = {"trajectory": [trajectory]}
+    return entry.stages["trajectory"].fit_one(data, inputs, config, rng=Seed(0).fold("sgd"), report=Silent())
+
+
+def nll(state: State, data: FitData) -> float:
+    """Return the validation rows' NLL in the targets' own units."""
+    predictor = Predictor(posterior_of(state), data.transform, data.classes)
+    predictive = predictor.predict(data.validation.inputs, rng=Seed(1))
+    return -float(predictive.log_prob(torch.as_tensor(data.validation.targets)).mean())
+
+
+@pytest.mark.parametrize("file", ["resnet.safetensors", "resnet.pt"])
+def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
+    data = make_tiny_images()
+    state = student("deterministic", {}, data, fitted(data, network=RESNET, weights=file))
+    inputs, _ = data.tensors("validation")
+    module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
+    with torch.no_grad():
+        meant = module(inputs).softmax(-1)
+    np.testing.assert_allclose(posterior_of(state).predict(inputs, rng=Seed(0)).mean, meant, atol=1e-6)
+
+
+def test_a_mean_in_own_units_gets_the_variance_of_its_errors() -> None:
+    data = make_table()
+    state = student("deterministic", {}, data, fitted(data, network=MLP, weights="mlp.pt"))
+    module = theirs("perceptron", (4,), torch.load("mlp.pt"), width=16)
+    (train, _), (inputs, _) = data.tensors("train"), data.tensors("validation")
+    with torch.no_grad():
+        means, errors = module(inputs).double(), module(train).double() - torch.tensor(data.train.targets)
+    meant = scipy.stats.norm(means.numpy(), float(errors.square().mean().sqrt()))
+    predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
+    np.testing.assert_allclose(predictive.mean, meant.mean(), rtol=1e-5)
+    found = predictive.log_prob(torch.tensor(data.validation.targets))
+    np.testing.assert_allclose(found, meant.logpdf(data.validation.targets)[:, 0], rtol=1e-4, atol=1e-4)
+    wrong = student("deterministic", {}, data, fitted(data, network=MLP, weights="mlp.pt", targets="transformed"))
+    assert nll(wrong, data) > nll(state, data) + 1, "the control: units matter"
+
+
+def test_a_head_of_means_and_log_variances_is_taken_as_it_is() -> None:
+    data = make_table()
+    weights = torch.load("mlp.pt")
+    weights["3.weight"] = torch.cat([weights["3.weight"], 0.01 * torch.ones(1, 16)])
+    weights["3.bias"] = torch.cat([weights["3.bias"], torch.tensor([1.5])])
+    save_file(weights, "two.safetensors")
+    state = student("deterministic", {}, data, fitted(data, network=MLP, weights="two.safetensors"))
+    inputs, _ = data.tensors("validation")
+    body = nn.Sequential(nn.Flatten(), nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+    body.load_state_dict(weights)
+    with torch.no_grad():
+        mean, log_variance = body(inputs).double().chunk(2, -1)
+    meant = scipy.stats.norm(mean.numpy(), (log_variance / 2).exp().numpy()).logpdf(data.validation.targets)
+    predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
+    np.testing.assert_allclose(
+        predictive.log_prob(torch.tensor(data.validation.targets)), meant[:, 0], rtol=1e-4, atol=1e-4
+    )
+
+
+SHORT = {
+    "epochs": 40,
+    "early_stopping": None,
+    "batch": 40,
+    "optimiser": {"name": "adam", "lr": 1e-3, "schedule": "constant"},
+}
+FIVE = {
+    "classification": ("deterministic", "kfac_laplace", "swag", "d_vbll", "ffg_u"),
+    "regression": ("deterministic", "kfac_laplace", "swag", "vbll", "ffg_u"),
+}
+
+
+@pytest.mark.parametrize(("task", "method"), [(task, method) for task, methods in FIVE.items() for method in methods])
+def test_a_trained_network_becomes_a_posterior(task: str, method: str, tmp_path: Path) -> None:
+    """Each is better than random weights after as many steps, and reads back to the same predictions."""
+    data = make_tiny_images() if task == "classification" else make_table()
+    network, file = (RESNET, "resnet.pt") if task == "classification" else (MLP, "mlp.pt")
+    trajectory = fitted(data, network=network, weights=file)
+    section = dict(CONFIGS[method, task])
+    if "network" in section:
+        section |= {"network": network, "training": {**section["training"], **SHORT}}
+    source = gone_on(data, network, trajectory) if method == "swag" else trajectory
+    state = student(method, section, data, source)
+    share = np.bincount(data.train.targets) / len(data.train) if task == "classification" else None
+    constant = -math.log(1 / 3) if share is not None else spread(data)
+    assert nll(state, data) < constant - 0.2, f"no better than the constant predictor ({constant})"
+    write_state(tmp_path / "stored", state)
+    assert nll(read_state(tmp_path / "stored"), data) == nll(state, data)
+
+
+def spread(data: FitData) -> float:
+    """Return the NLL of the training rows' mean and variance."""
+    targets = data.train.targets
+    return float(-scipy.stats.norm(targets.mean(), targets.std()).logpdf(data.validation.targets).mean())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"weights": "none.pt"}, r"none.pt: is missing"),
+        ({"weights": "nets.py"}, r"nets.py: must be safetensors or a state_dict"),
+        ({"weights": "pickled.pt"}, r"pickled.pt: must be safetensors or a state_dict"),
+        ({"weights": "numbers.pt"}, r"numbers.pt: must be a state_dict \(name -> tensor\)"),
+        ({"weights": "mlp.pt"}, r"weights must be the weights of this network.*lacks layer1.conv1.weight"),
+        (
+            {"weights": "more.pt"},
+            r"weights must be the weights of this network.*has fc.weight, fc.bias, extra.a.weight and 1 more beside",
+        ),
+        ({"weights": "wide.pt"}, r"weights must be weights of this network: head.weight must have the shape \[3, 8\]"),
+        ({"sha256": "0" * 64}, r"sha256 must be that of resnet.pt"),
+        ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
+    ],
+)
+def test_what_is_not_its_weights_is_one_line(change: dict[str, Any], said: str) -> None:
+    weights = torch.load("resnet.pt")["state_dict"]
+    torch.save({"f": print}, "pickled.pt")
+    torch.save({"a": 1}, "numbers.pt")
+    torch.save(weights | {"extra.a.weight": torch.ones(1), "extra.b": torch.ones(1)}, "more.pt")
+    torch.save(weights | {"fc.weight": torch.ones(10, 8), "fc.bias": torch.ones(10)}, "wide.pt")
+    with pytest.raises((ConfigError, DataError), match=said) as raised:
+        fitted(make_tiny_images(), **({"network": RESNET, "weights": "resnet.pt"} | change))
+    assert "\n" not in str(raised.value)
+
+
+def test_nothing_in_a_file_of_weights_is_run(tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    torch.save({"fc.weight": Touch()}, tmp_path / "bad.pt")
+    with pytest.raises(DataError, match="must be safetensors or a state_dict"):
+        fitted(make_tiny_images(), network=RESNET, weights=str(tmp_path / "bad.pt"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_under_this_packages_names_and_a_hash() -> None:
+    """A network of the library's, saved by its own ``state_dict``; the head has no bias."""
+    data = make_tiny_images()
+    network = {"name": "convnet", "width": 4, "blocks": 2}
+    entry = METHODS["sgd"]
+    config = read(entry.config, CONFIGS["sgd", "classification"] | {"network": network}, "methods.sgd")
+    first = entry.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("t"), report=Silent())
+    last = {name: value[-1].clone() for name, value in first.tensors.items()}
+    last["head.bias"] = torch.zeros_like(last["head.bias"])
+    save_file({name: value for name, value in last.items() if name != "head.bias"}, "ours.safetensors")
+    digest = hashlib.sha256(Path("ours.safetensors").read_bytes()).hexdigest()
+    found = fitted(data, network=network, weights="ours.safetensors", sha256=digest)
+    assert all(torch.equal(found.tensors[name][0], value) for name, value in last.items())
