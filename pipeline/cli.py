@@ -12,7 +12,7 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
-MODULES: Final = {"tune": "search.tune", "study": "search.study", "paper": "papers.run"}  # verbs that lie in a package
+MODULES: Final = {"tune": "search.every", "study": "search.study", "paper": "papers.run"}  # verbs that lie in a package
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 
 
@@ -44,11 +44,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("key", nargs="?", help="a run of the stage's section, or a data set")
     run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
     add = verbs.add_parser("add", help="look at a file of yours, and add it with a run of each method")
-    add.add_argument("path", type=Path, metavar="FILE", help="CSV or Parquet")
-    add.add_argument("--target", required=True, nargs="+", metavar="COLUMN", help="what is predicted")
+    add.add_argument("path", type=Path, metavar="FILE", help="CSV, Parquet, .npz or a folder of images")
+    add.add_argument("--target", nargs="+", metavar="COLUMN", help="of a table: what is predicted")
     add.add_argument("--task", choices=("classification", "regression"), help="default: by the target")
     add.add_argument("--methods", nargs="+", metavar="METHOD", help="only these; default: all that fit")
     add.add_argument("--leave-out", nargs="+", default=[], metavar="COLUMN", help="columns that are no features")
+    add.add_argument("--size", type=_positive, metavar="PIXELS", help="a side that images of a folder are brought to")
+    add.add_argument("--skip-broken", action="store_true", help="leave out files that are no readable images")
     add.add_argument("--splits", type=_positive, metavar="N", help="default: by the number of rows")
     add.add_argument("--minutes", type=_positive, default=10, metavar="M", help="about how long it may take (10)")
     add.add_argument("--log", action=argparse.BooleanOptionalAction, help="fit logarithms of the targets, or not")
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--calibration", type=_share, default=0, metavar="SHARE", help="of the training rows, to recalibrate on (0)"
     )
+    add.add_argument("--tune", type=_positive, metavar="N", help="then search every method, with N trials each")
     add.add_argument("--dry-run", action="store_true", help="say what would be added, and write nothing")
     remove = verbs.add_parser("remove", help="take a data set and all runs on it out of params.yaml")
     remove.add_argument("name", help="a key of datasets")
@@ -66,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     paper.add_argument("--splits", type=_positive, metavar="N", help="of each data set, in place of the file's number")
     paper.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
     tune = verbs.add_parser("tune", help="search a method's declared space on validation data")
-    tune.add_argument("method")
+    tune.add_argument("method", help="a key of methods, or all of the data set's, one after the other")
     tune.add_argument("--dataset", required=True)
     tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
     tune.add_argument("--run", help="the run whose branch is searched; default: the first of this method")

@@ -21,7 +21,7 @@ from bdl_pipe.errors import DataError, brief, short
 FEWEST: Final = 50  # rows
 _CLASSES: Final = 20  # whole numbers of more values than that are quantities
 _IDENTIFIER: Final = 0.9  # the share of values of a column that differ, from which on it names rows
-_ROWS_OF_CLASS: Final = 5  # fewer cannot be in training, validation and test rows
+FEWEST_OF_CLASS: Final = 5  # fewer cannot be in training, validation and test rows
 _SKEWED: Final = 2.0
 _SAME: Final = 0.9999  # of a rank correlation
 _LISTED: Final = 6
@@ -67,8 +67,6 @@ def look(path: Path, targets: Sequence[str], task: Task | None, leave_out: Seque
     Raises:
         DataError: it cannot be used, with the cure.
     """
-    if path.is_dir() or path.suffix.lower() == ".npz":
-        raise DataError(f"{path}: must be a CSV or Parquet file; images are an entry of datasets: docs/your-data.md")
     before = _stamp(path)
     form = sniffed(path)
     table = open_table(path, form)
@@ -182,12 +180,12 @@ def _classes(table: pa.Table, targets: Sequence[str], path: Path) -> dict[str, i
     name = short(targets[0])
     if len(counts) < 2:
         raise DataError(f"{path}: column {name} must have at least 2 classes, got only {_brief(counts)}")
-    rare = [label for label, count in counts.items() if count < _ROWS_OF_CLASS]
+    rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
     if len(counts) > _IDENTIFIER * table.num_rows:
         rule = "names rows rather than classes: nearly every row has a value of its own; choose another target"
         raise DataError(f"{path}: column {name} {rule}")
     if rare:
-        rule = f"must have at least {_ROWS_OF_CLASS} rows of each class"
+        rule = f"must have at least {FEWEST_OF_CLASS} rows of each class"
         cure = "put rare classes together, leave their rows out, or say --task regression"
         got = f"{len(rare)} with fewer: {_brief(rare)}"
         raise DataError(f"{path}: column {name} {rule}, got {got}; {cure}")

@@ -1,4 +1,4 @@
-"""Numbers of a comparison that follow from the data alone: rows, numbers a row, task.
+"""Numbers of a comparison that follow from the data alone: rows, numbers a row or pixels, task.
 
 They are made so that nothing diverges. Inputs lie in (−3, 3) and targets are standardised, so that rates need not
 depend on units; gradients are clipped; the variance of a network's noise has a floor; steps are counted rather than
@@ -18,6 +18,8 @@ EXACT_LAYER: Final = 5_000_000  # rows times features of an exact last layer
 _SNAPSHOTS: Final = 20
 _LONGEST_AFTER: Final = 4  # epochs after the chosen one, in which few rows are learnt by heart
 _SHARE: Final = 0.9  # of the rows, which train
+_SIDE: Final = 4  # pixels of features
+_CORESET: Final = 10  # images of each class
 
 Section = dict[str, Any]
 
@@ -31,6 +33,9 @@ class Size:
         width: numbers a row, as a network sees them.
         pace: a factor of all steps: 1 is what the rules say.
         calibration: the share of the training rows that no fit sees.
+        image: (channel, height, width) of images; None: rows of a table.
+        fewest: training rows of the smallest class; 0 where it plays no part.
+        tested: whether the set brings test rows of its own.
     """
 
     task: Task
@@ -38,20 +43,27 @@ class Size:
     width: int
     pace: float = 1.0
     calibration: float = 0.0
+    image: tuple[int, int, int] | None = None
+    fewest: int = 0
+    tested: bool = False
 
     @property
     def train(self) -> int:
         """Return the rows of one split that train."""
-        return int(_SHARE * self.rows * (1 - self.calibration))
+        return int((1 if self.tested else _SHARE) * self.rows * (1 - self.calibration))
 
     @property
     def splits(self) -> int:
         """Return how many splits there are: fewer rows need more."""
-        return 5 if self.rows < 1_000 else 3 if self.rows < 10_000 else 1
+        if self.tested:
+            return 1
+        return 5 if self.rows < 1_000 else 3 if self.rows < 10_000 and self.image is None else 1
 
     @property
     def batch(self) -> int:
         """Return the rows of a step."""
+        if self.image is not None:
+            return 32 if self.train < 2_000 else 64
         return 32 if self.train < 2_000 else 128 if self.train < 20_000 else 256 if self.train < 200_000 else 1024
 
     @property
@@ -75,8 +87,17 @@ class Size:
 
     @property
     def network(self) -> Section:
-        """Return the network of all methods."""
-        return {"name": "mlp", "hidden": self.hidden}
+        """Return the network of all methods; one without batch norm, which chains and some weights cannot have."""
+        return {"name": "mlp", "hidden": self.hidden} if self.image is None else self.convnet(_SIDE)
+
+    def convnet(self, side: int, width: int | None = None) -> Section:
+        """Return a ConvNet whose features are at most ``side`` pixels a side."""
+        assert self.image is not None
+        pixels, blocks = min(self.image[1:]), 1
+        while pixels // 2 ** (blocks + 1) >= 1 and pixels / 2**blocks > side:
+            blocks += 1
+        wide = width or (16 if blocks <= 3 else 8)
+        return {"name": "convnet", "width": wide, "blocks": blocks, "norm": "instance", "pool": "max"}
 
     @property
     def small(self) -> bool:
@@ -164,6 +185,21 @@ def _noise(size: Size) -> Section:
     return {"noise_variance": 0.1} if size.task == "regression" else {}
 
 
+def vbpc(size: Size) -> Section:
+    """A coreset of the few numbers that decide: shallow and wide, for the closed form (results/vbpc)."""
+    network = {**size.convnet(8, 32), "pool": "average"}
+    return {
+        "ipc": min(_CORESET, max(1, size.fewest // 3)),
+        "network": network,
+        "coreset": {"steps": size.steps(400), "batch": min(128, size.train)},
+    }
+
+
+def random_coreset(size: Size) -> Section:
+    """Images drawn at random, under the same posterior."""
+    return {key: value for key, value in vbpc(size).items() if key != "coreset"}
+
+
 @dataclass(frozen=True)
 class Entry:
     """A method of the comparison.
@@ -228,6 +264,8 @@ METHODS: Final[Mapping[str, Entry]] = {
             "optimiser": {"lr": 5.0e-3, "warmup": 0.3, "grad_clip_norm": 1.0},
         },
     ),
+    "vbpc": Entry(_CLASSIFICATION, "vbpc", vbpc, lambda size: size.image is not None),
+    "random_coreset": Entry(_CLASSIFICATION, "random_coreset", random_coreset, lambda size: size.image is not None),
     "ffg_u": Entry(
         _BOTH, "", lambda size: _weights(size, {"kind": "ffg_u", **_INDUCING, "sd_max": 0.3, "sd_init": 0.05})
     ),

@@ -127,9 +127,7 @@ def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any
         UserError: there is one and ``resume`` is not asked for, or the other way round, or it
             was a search of something else.
     """
-    place = folder / RECORD
-    record: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
-    unfinished = bool(record) and not record.get("finished")
+    record, unfinished = _record(folder), is_unfinished(folder)
     if not resume:
         if unfinished:
             raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove the folder")
@@ -142,6 +140,18 @@ def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any
         changed = "was a search with other params, data, grid or --samples"
         raise UserError(f"{folder}: {changed}; remove the folder to start anew")
     return record
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Tell whether a search was begun there and has not been finished."""
+    record = _record(folder)
+    return bool(record) and not record.get("finished")
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    place = folder / RECORD
+    found: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
+    return found
 
 
 def finish(folder: Path, identity: str) -> None:

@@ -15,7 +15,6 @@ from pipeline import cli
 from pipeline.add import made, needed
 from pipeline.adding import look as look_module
 from pipeline.adding.cost import SHARES
-from pipeline.adding.look import look
 from pipeline.adding.numbers import METHODS, Size
 from pipeline.core import params
 
@@ -81,12 +80,18 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
 
 
 @pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_the_numbers_are_valid_for_every_size(project: Path, task: Any, rows: int) -> None:
-    size = Size(task, rows, 30)
-    chosen = [name for name, entry in METHODS.items() if task in entry.tasks and entry.fits(size)]
-    found = look(Path("data/houses.csv"), ["price" if task == "regression" else "made_of"], task, ["kind"], 20)
-    overlay = made("houses", found, size, chosen, log=False)
+@pytest.mark.parametrize("task", ["classification", "regression", "images"])
+def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: int) -> None:
+    if task == "images":
+        size = Size("classification", rows, 30, image=(3, 40, 60), fewest=rows // 10)
+        own = {"source": {"name": "image_folder", "path": "data/photos"}, "normalise": "train", "targets": "none"}
+    else:
+        size = Size(task, rows, 30)  # type: ignore[arg-type]
+        target = "price" if task == "regression" else "made_of"
+        source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
+        own = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
+    chosen = [name for name, entry in METHODS.items() if size.task in entry.tasks and entry.fits(size)]
+    overlay = made("houses", own, size, chosen)
     raw = dict(params.read_yaml(Path("params.yaml")))
     for section, entries in overlay.items():
         raw[section] = {**raw[section], **entries}
@@ -180,11 +185,9 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[: len(transcript)] == transcript
 
 
-def test_a_folder_and_a_file_that_grows_are_refused(
+def test_a_file_that_grows_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["add", "data", "--target", "price"]) == 2
-    assert "must be a CSV or Parquet file; images are an entry of datasets" in capsys.readouterr().err
     opened = look_module.open_table
 
     def growing(path: Path, form: Any) -> Any:

@@ -20,7 +20,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     numbers, a category that the fitted file did not have is one of the rare ones or, where there were none, no category
     at all. An
     ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
-    must have their size.
+    must have their size, unless those were brought to one size: then these are, too.
 
     Args:
         schema: ``schema.json`` of the data: kind, features, input_shape.
@@ -38,7 +38,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     shape = tuple(schema["input_shape"])
     if path.is_file() and path.suffix.lower() == ".npz":
         return _npz(path, shape)
-    return read_images(_files(path), shape)
+    return read_images(_files(path), shape, resize=schema.get("resize"))
 
 
 def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:

@@ -37,6 +37,7 @@ from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
 from .raw import Raw, Source
+from .sources.images import ImageFolder
 from .transfer import shared_rows
 from .transform import Transform
 
@@ -276,8 +277,16 @@ def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "features": list(raw.features),
         "targets": list(raw.targets),
         **({"columns": [column.mapping() for column in raw.columns]} if raw.columns else {}),
+        **_resize(config.source),
         "fit_rows": config.fit_rows,
     }
+
+
+def _resize(source: Source) -> dict[str, Any]:
+    """Say what images to predict are brought to, where those of the set were."""
+    if not isinstance(source, ImageFolder) or source.size is None:
+        return {}
+    return {"resize": source.size}
 
 
 def _take(rows: Examples, index: np.ndarray) -> Examples:

@@ -1,14 +1,15 @@
 """A user's images: a folder per class, or an ``.npz`` with arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from ...errors import DataError, brief
+from ...config import LATER
+from ...errors import DataError, brief, require
 from ...files import require_file
 from ..fitdata import Examples
 from ..raw import Kind, Raw, Task, encode_labels, relabel
@@ -20,12 +21,24 @@ _DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A folder with one subfolder of images per class, or ``train/`` and ``test/`` holding those."""
+    """A folder with one subfolder of images per class, or ``train/`` and ``test/`` holding those.
+
+    Attributes:
+        path: the folder.
+        size: pixels a side that images are brought to: scaled until the shorter side has as many, then cut to a square
+            around the middle. Null: they have one size already.
+        skip_broken: leave out files that are no readable images.
+    """
 
     path: str
+    size: int | None = field(default=None, metadata=LATER)
+    skip_broken: bool = field(default=False, metadata=LATER)
     name: Literal["image_folder"] = "image_folder"
     kind: ClassVar[Kind] = "image"
     task: ClassVar[Task] = "classification"
+
+    def __post_init__(self) -> None:
+        require(self.size is None or self.size > 0, "size", "must be > 0 or null", self.size)
 
     def read(self) -> Raw:
         """Read images uint8 [n, channel, height, width]: one channel if every file is grey, else three.
@@ -38,17 +51,28 @@ class ImageFolder:
             actual = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
             raise DataError(f"{root}: is {actual}")
         if not (root / "train").is_dir():
-            examples, classes = _class_folders(root)
+            examples, classes = self._class_folders(root)
             return Raw(self.path, "classification", "image", examples, None, classes)
-        train, classes = _class_folders(root / "train")
+        train, classes = self._class_folders(root / "train")
         if not (root / "test").is_dir():
             return Raw(self.path, "classification", "image", train, None, classes)
-        test, names = _class_folders(root / "test", train.inputs.shape[1:])
+        test, names = self._class_folders(root / "test", train.inputs.shape[1:])
         return Raw(self.path, "classification", "image", train, relabel(test, names, classes, self.path), classes)
 
     def files(self) -> tuple[Path, ...]:
         """List the user's folder."""
         return (Path(self.path),)
+
+    def _class_folders(self, root: Path, shape: tuple[int, ...] | None = None) -> tuple[Examples, tuple[str, ...]]:
+        files = class_files(root)
+        if self.skip_broken:
+            files = {folder: [path for path in paths if broken(path) is None] for folder, paths in files.items()}
+            for folder, paths in files.items():
+                if not paths:
+                    raise DataError(f"{folder}: must hold a readable image, got none")
+        labels = np.repeat(np.arange(len(files)), [len(f) for f in files.values()]).astype(np.int64)
+        images = read_images([path for paths in files.values() for path in paths], shape, resize=self.size)
+        return Examples(images, labels), tuple(f.name for f in files)
 
 
 @dataclass(frozen=True)
@@ -118,17 +142,42 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
 
 
-def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.ndarray:
+def class_files(root: Path) -> dict[Path, list[Path]]:
+    """List the images of each class's folder, by name.
+
+    Raises:
+        DataError: there is no folder, or one without images.
+    """
+    files = {folder: image_files(folder) for folder in sorted(p for p in root.iterdir() if p.is_dir())}
+    if not files:
+        raise DataError(f"{root}: must have one subfolder of images per class, got none")
+    for folder, paths in files.items():
+        if not paths:
+            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got none")
+    return files
+
+
+def broken(path: Path) -> DataError | None:
+    """Return the error that a file which is no readable image raises; None for an image."""
+    try:
+        _open(path)
+    except DataError as error:
+        return error
+    return None
+
+
+def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resize: int | None = None) -> np.ndarray:
     """Read images as uint8 [n, channel, height, width].
 
     Args:
         shape: (channel, height, width) that they must have; None: the size of the first, and one
             channel if every file is grey, else three.
+        resize: pixels a side that they are brought to first; None: they stay as they are.
 
     Raises:
         DataError: naming the file that is unreadable or of another size.
     """
-    opened = [_open(path) for path in files]
+    opened = [_open(path, resize) for path in files]
     grey = shape[0] == 1 if shape else all(image.mode in _GREY for image in opened)
     size = (shape[2], shape[1]) if shape else opened[0].size
     for path, image in zip(files, opened, strict=True):
@@ -141,26 +190,16 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None) -> np.n
     return np.ascontiguousarray(arrays[:, None] if grey else arrays.transpose(0, 3, 1, 2))
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: Path, resize: int | None = None) -> Image.Image:
     try:
         with Image.open(path) as image:
             image.load()
-            return image.copy()
+            if resize is None or image.mode.startswith(_DEEP):
+                return image.copy()
+            plain = image.convert("L" if image.mode in _GREY else "RGB")
+            return ImageOps.fit(plain, (resize, resize), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
-
-
-def _class_folders(root: Path, shape: tuple[int, ...] | None = None) -> tuple[Examples, tuple[str, ...]]:
-    folders = sorted(p for p in root.iterdir() if p.is_dir())
-    if not folders:
-        raise DataError(f"{root}: must have one subfolder of images per class, got none")
-    files = {folder: image_files(folder) for folder in folders}
-    for folder, paths in files.items():
-        if not paths:
-            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got none")
-    labels = np.repeat(np.arange(len(folders)), [len(f) for f in files.values()]).astype(np.int64)
-    images = read_images([path for paths in files.values() for path in paths], shape)
-    return Examples(images, labels), tuple(f.name for f in folders)
 
 
 def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> tuple[Examples, tuple[str, ...]]:
