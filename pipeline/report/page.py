@@ -25,7 +25,7 @@ def render(table: Table, coresets: Sequence[CoresetInfo], provenance: Mapping[st
     if steps := increments.section(table, look, dpi):
         parts.append(steps)
         links += f'<a href="#{increments.ANCHOR}">{increments.TITLE}</a>'
-    if over_all := sections.ranks(table):
+    if over_all := sections.ranks(table, dpi):
         parts.append(over_all)
         links += '<a href="#ranks">Over all data sets</a>'
     style, script = (HERE / "style.css").read_text(), (HERE / "sort.js").read_text()

@@ -17,6 +17,7 @@ from .cross import Cross
 from .estimates import Estimate
 from .svg import INK, MUTED, PAPER, STYLE, Look, render
 from .tables import RunInfo, Table, merged_bins
+from .which import Ranks
 
 FEW: Final = 0.005  # a bin with a smaller share of the predictions is drawn hollow
 COSTS: Final = {"bytes": "size", "fit_seconds": "fit, seconds", "seconds_per_1000": "seconds per 1,000 predictions"}
@@ -53,6 +54,43 @@ def _bins(axes: Axes, bins: pd.DataFrame, share: np.ndarray, colour: str) -> Non
     many, few = bins[share >= FEW], bins[(share > 0) & (share < FEW)]
     axes.plot(many.confidence, many.accuracy, color=colour, marker="o", markersize=4, linewidth=1.4)
     axes.plot(few.confidence, few.accuracy, color=colour, marker="o", markersize=4, linestyle="", mfc=PAPER)
+
+
+def critical_difference(found: Ranks, dpi: int) -> str:
+    """Draw mean ranks on a line, and a bar over methods that cannot be told apart (Demšar 2006, figure 1)."""
+    names, count, groups = list(found.means), len(found.means), found.groups
+    below, deepest = 0.5 * len(groups) + 0.8, 0.5 * len(groups) + 0.8 + (count + 1) // 2  # in lines of text
+    margin = 0.28 * (count - 1)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.4, 0.7 + 0.19 * deepest), layout="constrained")
+        axes = figure.subplots()
+        axes.axis("off")
+        axes.hlines(0, 1, count, color=MUTED, linewidth=0.8)
+        for tick in range(1, count + 1):
+            axes.vlines(tick, 0, 0.25, color=MUTED, linewidth=0.6)
+            axes.annotate(str(tick), (tick, 0.4), ha="center", color=MUTED, fontsize=7.5)
+        axes.hlines(2.0, 1, 1 + found.critical, color=INK, linewidth=1)
+        axes.vlines([1, 1 + found.critical], 1.8, 2.2, color=INK, linewidth=1)
+        axes.annotate(f"critical difference {found.critical:.2f}", (1, 2.4), fontsize=7.5)
+        for line, group in enumerate(groups, start=1):
+            low, high = found.means[group[0]], found.means[group[-1]]
+            axes.hlines(-0.5 * line, low - 0.05, high + 0.05, color=INK, linewidth=2.4)
+        for place, name in enumerate(names):
+            _leader(axes, name, found.means[name], place, count, below)
+        axes.set(xlim=(1 - margin, count + margin), ylim=(-deepest, 3.4))
+    ends = [f"{name} ({found.means[name]:.2f})" for name in (names[0], names[-1])]
+    alt = f"Mean ranks of {count} methods, from {ends[0]} to {ends[1]}"
+    return render(figure, "critical-difference", alt, dpi)
+
+
+def _leader(axes: Axes, name: str, rank: float, place: int, count: int, below: float) -> None:
+    """Draw the line from a rank to its name: the better half stands on the left, the others on the right."""
+    left, words = place < (count + 1) // 2, name.replace("_", " ")
+    depth = -(below + (place if left else count - 1 - place))
+    end = 1 - 0.06 * (count - 1) if left else count + 0.06 * (count - 1)
+    axes.plot([rank, rank, end], [0, depth, depth], color=MUTED, linewidth=0.7)
+    text, side = (f"{words}  {rank:.2f}", "right") if left else (f"{rank:.2f}  {words}", "left")
+    axes.annotate(text, (end, depth), (-4 if left else 4, 0), textcoords="offset points", va="center", ha=side)
 
 
 def severity(table: Table, runs: Sequence[RunInfo], names: dict[str, str], metric: str, look: Look, dpi: int) -> str:

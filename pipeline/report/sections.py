@@ -172,7 +172,7 @@ def _binomial(part: Part, run: RunInfo, metric: str) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def ranks(table: Table) -> str:
+def ranks(table: Table, dpi: int) -> str:
     """Return the methods' mean ranks over data sets; nothing where there are not two of each."""
     found = which.ranks(table)
     if found is None:
@@ -189,7 +189,8 @@ def ranks(table: Table) -> str:
     grid = _scroll('<thead><tr><th>Method</th><th scope="col">Mean rank</th></tr></thead>', rows, "sortable")
     return (
         f'<section id="ranks"><h2>Over all data sets</h2><p class="verdict">{escape(said)}</p>'
-        f'<p class="read">{about}</p>{grid}</section>'
+        f'<p class="read">{about} A bar joins those that cannot be told apart.</p>'
+        f"<figure>{plots.critical_difference(found, dpi)}</figure>{grid}</section>"
     )
 
 

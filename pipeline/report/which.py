@@ -80,6 +80,17 @@ class Ranks:
     p_value: float
     critical: float
 
+    @property
+    def groups(self) -> list[list[str]]:
+        """Return the largest groups of methods in which no two can be told apart, those of one method left out."""
+        names, found, reached = list(self.means), list[list[str]](), -1
+        for start, name in enumerate(names):
+            last = max(i for i, other in enumerate(names) if self.means[other] - self.means[name] <= self.critical)
+            if last > max(start, reached):
+                found.append(names[start : last + 1])
+                reached = last
+        return found
+
 
 def verdict(table: Table, dataset: str) -> Verdict | None:
     """Compare the runs on a data set; None where fewer than two have a finite NLL."""

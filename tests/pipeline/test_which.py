@@ -1,5 +1,6 @@
 """What the report concludes: intervals of the stated coverage, published critical differences, and its sentences."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -113,6 +114,21 @@ def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_
     assert "Another draw of training rows could order them otherwise" in " ".join(found.said)
 
 
+def test_groups_are_the_largest_that_cannot_be_told_apart() -> None:
+    """Against all subsets; the critical difference of the first is an end itself."""
+    g = np.random.default_rng(3)
+    for means, critical in [
+        ([1.0, 2.0, 3.5, 4.0], 1.0),
+        *((sorted(g.uniform(1, 6, 6)), c) for c in (0.2, 1.1, 2.5, 9.0)),
+    ]:
+        found = which.Ranks(dict(zip("abcdefgh", map(float, means), strict=False)), 5, 0.1, critical)
+        names = list(found.means)
+        alike = [set(c) for n in range(2, len(names) + 1) for c in itertools.combinations(names, n)]
+        alike = [c for c in alike if max(found.means[m] for m in c) - min(found.means[m] for m in c) <= critical]
+        largest = [c for c in alike if not any(c < other for other in alike)]
+        assert sorted(map(sorted, largest)) == sorted(map(sorted, found.groups))
+
+
 def test_ranks_over_data_sets(tmp_path: Path) -> None:
     runs = [
         stored(tmp_path, f"{d}-{m}", [level + 0.1 * i, level])
@@ -125,4 +141,6 @@ def test_ranks_over_data_sets(tmp_path: Path) -> None:
     assert found.means == {"vbll": 1.0, "sgld": 2.0, "gp": 3.0}
     assert found.datasets == 8
     assert "vbll ranks first; not told apart from it: sgld." in page.render(tables.gather(runs), [], {}, {}, 100)
+    html = page.render(tables.gather(runs), [], {}, {}, 100)
+    assert f'aria-label="Mean ranks of {len(found.means)} methods, from vbll' in html
     assert which.ranks(tables.gather(runs[:3])) is None
