@@ -146,6 +146,27 @@ def test_broken_files_are_counted_and_left_out(project: Path, capsys: pytest.Cap
     assert len(raw.train) == 80
 
 
+def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scikit-learn's digits, as pictures of many sizes."""
+    from sklearn.datasets import load_digits
+
+    shutil.rmtree("data/photos")
+    digits, random = load_digits(), np.random.default_rng(0)
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        folder = Path(f"data/photos/{label}")
+        folder.mkdir(parents=True, exist_ok=True)
+        wide, high = random.integers(24, 60, 2).tolist()
+        Image.fromarray((15 * pixels).astype(np.uint8)).resize((wide, high)).save(folder / f"{number:04d}.png")
+    page = (PARAMS.parent / "docs/your-data.md").read_text()
+    command, transcript = (
+        page.split("```sh\npython -m pipeline ")[2].split("```")[0],
+        page.split("```text\n")[2].split("```")[0],
+    )
+    assert cli.main([*command.split(), "--dry-run"]) == 0
+    lines = transcript.splitlines()
+    assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
+
+
 def test_copies_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = Path("data/photos")
     shutil.copy(next((photos / "rows").iterdir()), photos / "columns/copy.png")
