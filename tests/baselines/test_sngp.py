@@ -11,6 +11,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec, precision_factor
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.rows import HeldRows
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -144,7 +145,7 @@ def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> No
     optimiser.step(closure)
     test = torch.tensor(random.normal(0, 2, (7, 4)))
     with torch.no_grad():
-        found = model.marginal(test, precision_factor(model, x))
+        found = model.marginal(test, precision_factor(model, HeldRows(x, x)))
         phi, star = model.features(x).numpy(), model.features(test).numpy()
     assert isinstance(found, Gaussian)
     inner = np.linalg.inv(phi @ phi.T / 0.7 + 0.3 * np.eye(30))

@@ -114,7 +114,7 @@ def test_online_is_algorithm_1(task, temperature):
     mode = dataclasses.replace(mode, target=dataclasses.replace(mode.target, temperature=temperature))
     living = distil.LivingChain(data, mode, Seed(5))
     x, _ = data.tensors("train")
-    rows, start = data.tensors("train"), Seed(5).fold("start")
+    rows, start = data.rows("train"), Seed(5).fold("start")
     joint = NetworkJoint(living.spec, rows, mode.target.prior_precision, start, temperature)
     batches = sgld.Minibatches(len(data.train), mode.target.batch, Seed(5))
     visited = sgld.chain(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +28,18 @@ def test_any_strides(images: np.ndarray, tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read(tmp_path / "a.arrow").examples.inputs, images)
 
 
-def test_a_table_has_its_own_column_names(tmp_path: Path) -> None:
+def test_a_table_is_a_view_of_the_file_row_by_row_and_names_its_columns(tmp_path: Path) -> None:
     inputs, targets = np.random.default_rng(0).normal(size=(6, 2)), np.random.default_rng(1).normal(size=(6, 2))
     store.write(tmp_path / "a.arrow", Examples(inputs, targets), features=("x", "y"), targets=("y", "z"))
     rows = store.read(tmp_path / "a.arrow").examples
     np.testing.assert_array_equal(rows.inputs, inputs)
     np.testing.assert_array_equal(rows.targets, targets)
     table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
-    assert table.column_names == ["input:x", "input:y", "target:y", "target:z"]
-    assert table.schema.field("input:x").type == pa.float64()
+    about = json.loads(table.schema.metadata[b"bdl_pipe"])
+    assert (about["features"], about["targets"]) == (["x", "y"], ["y", "z"])
+    assert table.schema.field("input").type == pa.fixed_shape_tensor(pa.float64(), [2])
+    assert not rows.inputs.flags.owndata and not rows.inputs.flags.writeable
+    assert rows.inputs.flags.c_contiguous and rows.targets.flags.c_contiguous
 
 
 def test_one_regression_target_keeps_its_second_dimension(tmp_path: Path) -> None:

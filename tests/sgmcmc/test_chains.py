@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from bdl_pipe import networks
 from bdl_pipe.artifacts import State
+from bdl_pipe.data.rows import HeldRows
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -34,7 +35,7 @@ def test_gradient_is_that_of_torch_distributions(task):
     data = DATA[task]
     spec = chains.teacher_spec(data, cases.sgld_config().target)
     rows = data.tensors("train")
-    joint = NetworkJoint(spec, rows, 3.0, Seed(1))
+    joint = NetworkJoint(spec, HeldRows(*rows), 3.0, Seed(1))
     network = spec.build(Seed(1))
     leaves = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
     outputs = functional_call(network, leaves, (rows[0],))
@@ -56,7 +57,7 @@ def test_a_temperature_divides_the_log_joint(task):
     """Draws of a chain at T = 4 are those of the kernel on a quarter of the plain gradient, from the same start."""
     data, target = DATA[task], cases.sgld_config().target
     rng = Seed(0).fold("member", 0)
-    joint = NetworkJoint(chains.teacher_spec(data, target), data.tensors("train"), 1.0, rng.fold("start"))
+    joint = NetworkJoint(chains.teacher_spec(data, target), data.rows("train"), 1.0, rng.fold("start"))
 
     def quarter(position, index):
         return {"flat": joint.gradient(position, index)["flat"] / 4}
@@ -74,7 +75,7 @@ def test_a_temperature_divides_the_log_joint(task):
 def test_minibatch_gradients_average_to_the_full_gradient(task):
     data = DATA[task]
     rows = data.tensors("train")
-    joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), rows, 1.0, Seed(1))
+    joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), HeldRows(*rows), 1.0, Seed(1))
     order = torch.randperm(len(rows[0]), generator=Seed(2).generator())
     at = {"flat": joint.start}
     parts = torch.stack([joint.gradient(at, part)["flat"] for part in order.chunk(4)])
@@ -85,7 +86,7 @@ def test_minibatch_gradients_average_to_the_full_gradient(task):
 def test_named_draws_are_the_network():
     data = DATA["classification"]
     rows = data.tensors("train")
-    joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), rows, 1.0, Seed(1))
+    joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), HeldRows(*rows), 1.0, Seed(1))
     flat = torch.stack([joint.start, 2 * joint.start])
     predictive = NetworkDraws(joint.spec, joint.named(flat)).predict(rows[0])
     for draw in range(2):

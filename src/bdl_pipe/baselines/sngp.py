@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from .. import networks
 from ..data.fitdata import FitData
+from ..data.rows import Rows
 from ..errors import require
 from ..method import Method, StageSpec
 from ..networks import NetworkConfig
@@ -157,11 +158,11 @@ class Sngp(Learner):
 
 
 @torch.no_grad()
-def precision_factor(learner: Sngp, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "feature feature"]:
+def precision_factor(learner: Sngp, rows: Rows) -> Float[Tensor, "feature feature"]:
     """Return the lower Cholesky factor of Λ over the training rows, in float64."""
     size = learner.spec.features
-    precision = learner.spec.ridge * torch.eye(size, dtype=torch.float64, device=inputs.device)
-    for part in inputs.split(_ROWS):
+    precision = learner.spec.ridge * torch.eye(size, dtype=torch.float64, device=rows.device)
+    for part, _ in rows.batches(_ROWS):
         phi, weight = learner.curvature(part)
         precision += phi.T @ (weight[:, None] * phi)
     return torch.linalg.cholesky(precision)
@@ -197,8 +198,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
         learner.load_state_dict(fitted.state)
         learner.to(data.device)
         remove_bounds(learner.trunk, keep_values=True)
-        inputs, _ = data.tensors("train", data.device)
-        learner.factor = precision_factor(learner, inputs)
+        learner.factor = precision_factor(learner, data.rows("train", data.device))
         return {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
 
 

@@ -133,7 +133,7 @@ class LivingChain(Teacher):
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         self.spec, self._config, self._rng = teacher_spec(data, config.target), config, rng
-        target, rows = config.target, data.tensors("train", data.device)
+        target, rows = config.target, data.rows("train", data.device)
         self._sizes = step_sizes(data, target)
         self._joint = NetworkJoint(self.spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
         self._batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
@@ -162,7 +162,7 @@ class Distillation(Objective):
 
     def __init__(self, data: FitData, teacher: Teacher, config: DarkKnowledgeConfig, rng: Seed) -> None:
         self._teacher, self._config, self._rng = teacher, config, rng
-        self._training = data.tensors("train", data.device)[0]
+        self._training = data.rows("train", data.device)
         self.spec = student_spec(teacher.spec, config.network)
         self._student = self.spec.build(rng.fold("start")).to(data.device)
 

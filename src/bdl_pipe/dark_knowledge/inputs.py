@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..data.rows import Rows
 from ..errors import require
 from ..seeds import Seed
 
@@ -46,16 +47,16 @@ class UniformConfig:
 InputsConfig = NoisyConfig | UniformConfig
 
 
-def draw(config: InputsConfig, training: Float[Tensor, "row ..."], count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
+def draw(config: InputsConfig, training: Rows, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
     """Draw ``count`` student inputs, all from the generator of ``rng``."""
     generator = rng.generator(training.device)
     if isinstance(config, UniformConfig):
-        low, high = training.amin(0), training.amax(0)
+        low, high = training.box
         margin = config.margin * (high - low)
-        unit = torch.rand((count, *training.shape[1:]), generator=generator, device=training.device)
+        unit = torch.rand((count, *training.shape), generator=generator, device=training.device)
         return low - margin + unit * (high - low + 2 * margin)
     index = torch.randint(len(training), (count,), generator=generator, device=training.device)
-    clean = training.index_select(0, index)
+    clean, _ = training.take(index)
     if config.noise == 0:
         return clean
     return torch.randn(clean.shape, generator=generator, device=training.device).mul_(config.noise).add_(clean)

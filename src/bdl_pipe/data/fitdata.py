@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..seeds import Seed
 from .minibatches import distinct, with_replacement
+from .rows import Rows, rows_of
 from .transform import Transform
 
 
@@ -96,6 +97,10 @@ class FitData:
         """Give transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
         rows = self.train if part == "train" else self.validation
         return self.transform.inputs(rows.inputs, device), self.transform.targets(rows.targets, device)
+
+    def rows(self, part: Literal["train", "validation"], device: torch.device | str = "cpu") -> Rows:
+        """Give the same rows for a fit that takes them by batches, so that large ones need not be in memory."""
+        return rows_of(self.train if part == "train" else self.validation, self.transform, device)
 
     def drawn(self, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
         """Give ``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""

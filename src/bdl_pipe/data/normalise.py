@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..errors import DataError
+from . import scratch
 from .encoding import BOUNDED_SCALE, Column, Encoding
 from .transform import Transform, Whitening
 
@@ -56,7 +57,9 @@ def fit_transform(
         DataError: a target to standardise is constant, or one to take the logarithm of is not above 0.
     """
     encoding = Encoding.fit(columns, inputs) if columns else None
-    if encoding is None:
+    if kind == "table" and inputs.nbytes >= scratch.LARGE:
+        mean, std = _in_parts(inputs, encoding, normalise)
+    elif encoding is None:
         mean, std = _inputs(inputs, kind, normalise, published)
     else:
         mean, std = _encoded(encoding(torch.from_numpy(inputs)).numpy(), encoding.bounded, normalise)
@@ -93,6 +96,31 @@ def robust(inputs: np.ndarray) -> Constants:
     scaler = RobustScaler().fit(inputs)
     low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
     return middle, np.where(high > low, scaler.scale_, _safe(np.ptp(inputs, axis=0) / 2))
+
+
+def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> Constants:
+    """Compute the constants of a large table: quantiles of one column at a time, moments of some rows at a time.
+
+    Moments are merged as Chan, Golub & LeVeque (1983) do, and differ from those of all rows at once by rounding.
+    """
+    width = inputs.shape[1] if encoding is None else encoding.width
+    if normalise == "none":
+        return np.zeros(width), np.ones(width)
+    bounded = np.zeros(width, bool) if encoding is None else encoding.bounded
+    places = np.flatnonzero(~bounded) if normalise == "robust" else np.zeros(0, int)
+    columns = scratch.empty((len(places), len(inputs)), np.float64)
+    count, mean, square = 0, np.zeros(width), np.zeros(width)
+    for rows in scratch.chunks(len(inputs), 8 * width):
+        part = inputs[rows] if encoding is None else encoding(torch.from_numpy(inputs[rows])).numpy()
+        columns[:, rows] = part[:, places].T
+        new, shift = len(part), part.mean(axis=0) - mean
+        square += ((part - part.mean(axis=0)) ** 2).sum(axis=0) + shift**2 * (count * new / (count + new))
+        mean += shift * (new / (count + new))
+        count += new
+    middle, std = mean.copy(), _safe(np.sqrt(square / count))
+    for place, column in zip(places, columns, strict=True):
+        (middle[place],), (std[place],) = robust(column[:, None])
+    return middle, np.where(bounded, BOUNDED_SCALE, std)
 
 
 def _encoded(inputs: np.ndarray, bounded: np.ndarray, normalise: str) -> Constants:

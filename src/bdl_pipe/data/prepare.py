@@ -16,7 +16,7 @@ classes (deviation from a learner that would see no pixel of a class before its 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from .. import artifacts
 from ..errors import ConfigError, DataError
 from ..files import write_bytes
 from ..seeds import Seed
-from . import sources, store
+from . import scratch, sources, store
 from .catalog import HELD_OUT, Noise, published_constants
 from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
@@ -84,21 +84,22 @@ def prepare(
     _check_fit(config, raw, path)
     if config.held_out:
         raw, held_out = without_classes(raw, config.held_out, f"{path}.held_out")
-    parts = _parts(raw, config.splits)
-    seen = _seen(raw, config, path)
-    parts = [(s, (train, _of_classes(test, seen, raw, "test rows"))) for s, (train, test) in parts]
-    fit = [_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)) for s, (train, _) in parts]
+    seen, fit, held, first = _seen(raw, config, path), [], [], None
+    for s, (train, every) in _parts(raw, config.splits):  # one split at a time: large ones are copies
+        test = _of_classes(every, seen, raw, "test rows")
+        fit.append(_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)))
+        store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
+        held.append({"rows": len(test), "sha256": rows_sha256(test)})
+        first = test if first is None else first
+    assert first is not None
     schema = _schema(raw, config)
     write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
-    for s, (_, test) in parts:
-        store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
     for key, source in zip(config.ood, ood, strict=True):
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
     _write_transfer(folder_holdout / "transfer", transfer, raw, config, path, seen)
     if held_out is not None:
         store.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
-    _write_corrupted(folder_holdout / "corrupted", config, parts[0][1][1], rng, fan_out)
-    held = [{"rows": len(test), "sha256": rows_sha256(test)} for _, (_, test) in parts]
+    _write_corrupted(folder_holdout / "corrupted", config, first, rng, fan_out)
     return Facts({"splits": fit}, {"splits": held})
 
 
@@ -145,15 +146,13 @@ def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
         raise ConfigError(f"{path}.normalise", "must be train, robust or none for a table", config.normalise)
 
 
-Parts = list[tuple[int, tuple[Examples, Examples]]]
-
-
-def _parts(raw: Raw, splits: int) -> Parts:
+def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Examples]]]:
     """Give (split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
     if raw.test is not None:
-        return [(0, (raw.train, raw.test))]
-    pairs = uci_splits(len(raw.train), splits)
-    return [(s, (_take(raw.train, train), _take(raw.train, test))) for s, (train, test) in enumerate(pairs)]
+        yield 0, (raw.train, raw.test)
+        return
+    for split, (train, test) in enumerate(uci_splits(len(raw.train), splits)):
+        yield split, (_take(raw.train, train), _take(raw.train, test))
 
 
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
@@ -290,4 +289,4 @@ def _resize(source: Source) -> dict[str, Any]:
 
 
 def _take(rows: Examples, index: np.ndarray) -> Examples:
-    return Examples(np.ascontiguousarray(rows.inputs[index]), np.ascontiguousarray(rows.targets[index]))
+    return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index))

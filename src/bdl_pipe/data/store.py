@@ -1,8 +1,9 @@
 """Rows on disk: uncompressed Arrow IPC, memory-mapped.
 
-Images are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width], read
-without a copy; tables are float64 columns under their own names. The file's schema metadata say
-which columns are inputs and which targets, and how many of the rows are training rows.
+Inputs are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width] or float64 [feature], and
+so are targets, float64 [output]; labels are an int64 column. All are read without a copy, and a row's numbers lie side
+by side, so that a batch of rows costs as many reads of the file. The schema's metadata name features and targets, and
+say how many of the rows are training rows.
 """
 
 import json
@@ -37,22 +38,18 @@ def write(
     targets: tuple[str, ...] = ("label",),
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write rows to ``path``: images where ``features`` is empty, else a table with those columns."""
-    if features:
-        inputs = {f"input:{n}": pa.array(c) for n, c in zip(features, examples.inputs.T, strict=True)}
-    else:
-        inputs = {"input": _tensor_array(examples.inputs)}
-    columns = examples.targets[:, None] if examples.targets.ndim == 1 else examples.targets
-    outputs = {f"target:{n}": pa.array(c) for n, c in zip(targets, columns.T, strict=True)}
-    facts = {"one_label": examples.targets.ndim == 1, **(about or {})}
-    table = pa.table(inputs | outputs, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
+    """Write rows to ``path``; ``features`` and ``targets`` name the columns of tables."""
+    outputs = pa.array(examples.targets) if examples.targets.ndim == 1 else _tensor_array(examples.targets)
+    facts = {"features": list(features), "targets": list(targets), **(about or {})}
+    columns = {"input": _tensor_array(examples.inputs), "target": outputs}
+    table = pa.table(columns, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
 def read(path: Path) -> Rows:
-    """Read the rows at ``path``, memory-mapped; images are not copied and are read-only.
+    """Read the rows at ``path``, memory-mapped; they are not copied and are read-only.
 
     Raises:
         ArtifactError: the file is missing, truncated, or was not written by :func:`write`.
@@ -79,7 +76,7 @@ def _rows(file: Any, origin: str) -> Rows:
     try:
         table = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         facts = json.loads(table.schema.metadata[_ABOUT])
-        return Rows(_examples(table, facts["one_label"]), facts)
+        return Rows(Examples(_array(table.column("input")), _array(table.column("target"))), facts)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"{origin}: is truncated or is not an Arrow file of rows ({reason})") from None
@@ -92,19 +89,12 @@ def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
 
 
-def _examples(table: pa.Table, one_label: bool) -> Examples:
-    inputs = _tensors(table.column("input")) if "input" in table.column_names else _matrix(table, "input:")
-    targets = _matrix(table, "target:")
-    return Examples(inputs, targets[:, 0] if one_label else targets)
-
-
-def _tensors(column: pa.ChunkedArray) -> np.ndarray:
+def _array(column: pa.ChunkedArray) -> np.ndarray:
     """Read [n, ...]; it is a view of the file where it is one chunk, which is how it is written."""
-    chunks = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
-    flat = chunks[0] if len(chunks) == 1 else np.concatenate([*chunks, np.empty(0, np.uint8)])
+    if not isinstance(column.type, pa.FixedShapeTensorType):
+        parts = [chunk.to_numpy(zero_copy_only=True) for chunk in column.chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.int64)])
+    kind = column.type.value_type.to_pandas_dtype()
+    parts = [chunk.storage.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
+    flat = parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, kind)])
     return flat.reshape(-1, *column.type.shape)
-
-
-def _matrix(table: pa.Table, prefix: str) -> np.ndarray:
-    names = [n for n in table.column_names if n.startswith(prefix)]
-    return np.stack([table.column(n).to_numpy() for n in names], axis=1)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -116,8 +117,8 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 def _counts(data: FitData) -> Tensor | None:
     if data.task != "classification":
         return None
-    labels = torch.as_tensor(data.train.targets)
-    return torch.bincount(labels, minlength=data.outputs).to(torch.float32)
+    counts = np.bincount(data.train.targets, minlength=data.outputs)
+    return torch.from_numpy(counts).to(torch.float32)
 
 
 @torch.no_grad()
@@ -134,8 +135,7 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
 @torch.no_grad()
 def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield φ of the training rows and their labels; of variational features, at one draw a batch."""
-    inputs, labels = data.tensors("train", data.device)
-    for batch, (x, y) in enumerate(zip(inputs.split(_ROWS), labels.split(_ROWS), strict=True)):
+    for batch, (x, y) in enumerate(data.rows("train", data.device).batches(_ROWS)):
         yield learner.features(x, batch, rng), y
 
 

@@ -27,6 +27,7 @@ from . import diagnostics
 from .joint import NetworkJoint, factorises
 from .sgld import ScaledStep, StepSize, Thinning, chain
 
+_LINEAR_ROWS: Final = 1_000_000  # that a linear model is fitted to
 _MOST_PRECISE: Final = 100.0  # λ_n: of targets that are a linear function of the inputs
 REPORT_EVERY = 50  # steps; progress and checkpoints, which change no result
 
@@ -106,10 +107,13 @@ def step_sizes(data: FitData, target: TargetConfig) -> StepSize:
 
 
 def _linear_precision(data: FitData) -> float:
-    """Return the inverse of the variance that linear models leave of the training targets, of all outputs' mean."""
+    """Return the inverse of the variance that linear models leave of the training targets, of all outputs' mean.
+
+    Of many rows the first are enough: they are in random order.
+    """
     from sklearn.linear_model import BayesianRidge
 
-    rows, targets = (tensor.cpu().double().numpy() for tensor in data.tensors("train"))
+    rows, targets = (tensor.cpu().double().numpy() for tensor in data.rows("train").slice(0, _LINEAR_ROWS))
     left = [1 / BayesianRidge().fit(rows, column).alpha_ for column in targets.T]
     return min(float(len(left) / sum(left)), _MOST_PRECISE)
 
@@ -135,7 +139,7 @@ def teacher_spec(data: FitData, target: TargetConfig) -> NetworkSpec:
 def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, report: Report) -> State:
     """Run one chain, which resumes exactly: every random number is addressed by its step."""
     spec, total = teacher_spec(data, config.target), config.thinning.steps
-    target, rows, sizes = config.target, data.tensors("train", data.device), step_sizes(data, config.target)
+    target, rows, sizes = config.target, data.rows("train", data.device), step_sizes(data, config.target)
     joint = NetworkJoint(spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
     draws = joint.start.new_zeros(config.thinning.count, len(joint.start))
     start, position, kept = _resume(report, joint.start, draws)

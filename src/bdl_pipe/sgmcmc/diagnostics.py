@@ -70,7 +70,7 @@ def summarise(
     ``rhat_prediction``, ``ess_prediction``; left out where they cannot be computed, which is a warning.
     """
     part = "validation" if len(data.validation) else "train"
-    inputs, targets = (t[: config.rows] for t in data.tensors(part))  # type: ignore[arg-type]
+    inputs, targets = data.rows(part).slice(0, config.rows)  # type: ignore[arg-type]
     per_chain = [functionals(chain, inputs, targets) for chain in chains]
     kept = len(per_chain[0][0])
     if len(chains) < FEWEST_CHAINS or kept < FEWEST_DRAWS:

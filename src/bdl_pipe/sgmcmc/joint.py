@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from ..data.rows import Rows
 from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkSpec
 from ..seeds import Seed
@@ -32,16 +33,16 @@ class NetworkJoint:
     def __init__(
         self,
         spec: NetworkSpec,
-        data: tuple[Tensor, Tensor],
+        rows: Rows,
         prior_precision: float,
         rng: Seed,
         temperature: float = 1.0,
     ) -> None:
-        """Take as ``data`` transformed inputs [row, ...] and labels [row] or standardised targets [row, output]."""
+        """Take transformed inputs [row, ...] and labels [row] or standardised targets [row, output] as ``rows``."""
         assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
         self.spec, self.prior_precision, self.temperature = spec, prior_precision, temperature
-        self.inputs, self.targets = data
-        self._network = spec.build(rng).to(self.inputs.device)
+        self._rows = rows
+        self._network = spec.build(rng).to(rows.device)
         self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
         self.vector = torch.cat([p.detach().reshape(-1) for p in self._network.parameters()])
         self._gradient = torch.zeros_like(self.vector)
@@ -57,9 +58,9 @@ class NetworkJoint:
         """Return [∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ)] / T, as {"flat": [weight]}."""
         self.vector.copy_(position["flat"])
         self._gradient.zero_()
-        inputs, targets = self.inputs.index_select(0, index), self.targets.index_select(0, index)
+        inputs, targets = self._rows.take(index)
         mean = log_likelihood(self.spec, self._network(inputs), targets).mean()
-        (mean * len(self.inputs)).backward()  # (N/M) Σ = N · mean
+        (mean * len(self._rows)).backward()  # (N/M) Σ = N · mean
         self._last = mean.detach()
         return {"flat": (self._gradient - self.prior_precision * position["flat"]).div_(self.temperature)}
 

@@ -94,15 +94,15 @@ class _EpochRun(Objective):
         self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
         device = data[0].device
         learners = [b(d, r.fold("weights")).to(device) for b, d, r in zip(builds, data, rngs, strict=True)]
-        rows = [d.tensors("train", device) for d in data]
-        count = len(rows[0][0])
-        assert all(len(x) == count for x, _ in rows), "models of one run have equally many rows"
+        rows = [d.rows("train", device) for d in data]
+        count = len(rows[0])
+        assert all(len(part) == count for part in rows), "models of one run have equally many rows"
         self._batch, self._count, self._device = min(config.batch, count), count, device
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
         self._parts = keep.ends(self._steps_per_epoch)
         self._probe = copy.deepcopy(learners[0]).eval()
-        self._held = [d.tensors("validation", device) for d in data] if scored else []
+        self._held = [d.rows("validation", device) for d in data] if scored else []
         one = len(data) == 1
         self._members = (
             SingleModel(learners[0], rows[0], config.augmentation, rngs[0]) if one else VmappedModels(learners, rows)
@@ -245,7 +245,6 @@ class _EpochRun(Objective):
     def _validate(self, member: int) -> float:
         """Return the mean negative log-likelihood of the model's validation rows."""
         self._probe.load_state_dict(self._members.get(member))
-        inputs, targets = self._held[member]
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
-        parts = zip(inputs.split(_SCORED), targets.split(_SCORED), strict=True)
+        parts = self._held[member].batches(_SCORED)
         return -float(torch.cat([self._probe.validate(x, rng=rng).log_prob(y).double() for x, y in parts]).mean())

@@ -11,12 +11,11 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from .. import distributed
 from ..data.augment import AugmentConfig, augment
+from ..data.rows import HeldRows, Rows
 from ..errors import require
 from ..networks import dropout_masks, fastest_order
 from ..seeds import Seed
 from .learner import Learner, NoisyLearner
-
-Rows = tuple[Tensor, Tensor]  # transformed inputs and targets, [row, ...] each
 
 
 class Models(ABC):
@@ -61,21 +60,21 @@ class SingleModel(Models):
 
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
-        self._inputs, self._targets = rows
+        self._rows, self._images = rows, len(rows.shape) == 3
         self._order = fastest_order(learner)
-        if self._inputs.ndim == 4:
+        if self._images:
             learner.to(memory_format=self._order)  # type: ignore[call-overload]
         self.named = dict(learner.named_parameters())
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         # the whole batch, then the share: a row is augmented alike on any number of ranks
-        inputs = distributed.shard(self._pictures(self._inputs.index_select(0, rows[0]), step))
-        targets = distributed.shard(self._targets.index_select(0, rows[0]))
+        whole, targets = self._rows.take(rows[0])
+        inputs, targets = distributed.shard(self._pictures(whole, step)), distributed.shard(targets)
         with dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0])):
             step_noise = {name: values[0] for name, values in noise.items()}
             if isinstance(self._learner, NoisyLearner):
                 step_noise = self._learner.share(step_noise)
-            loss: Tensor = self._learner(inputs, targets, len(self._inputs), step_noise)
+            loss: Tensor = self._learner(inputs, targets, len(self._rows), step_noise)
         return loss[None]
 
     def clip(self, largest: float) -> None:
@@ -92,7 +91,7 @@ class SingleModel(Models):
 
     def _pictures(self, inputs: Tensor, step: int) -> Tensor:
         """Return images augmented, in the memory order that convolutions like; tables as they are."""
-        if inputs.ndim != 4:
+        if not self._images:
             return inputs
         if self._augmentation is not None:
             inputs = augment(inputs, self._augmentation, self._rng.fold("augment", step))
@@ -114,17 +113,25 @@ class VmappedModels(Models):
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not batch_norm, "network", "must have no batch norm where several members are trained as one")
-        self._inputs, self._targets = (torch.stack(arrays) for arrays in zip(*rows, strict=True))
+        self._rows, self._stacked = rows, None if any(not isinstance(part, HeldRows) for part in rows) else _stack(rows)
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
-        self._member = torch.arange(len(learners), device=self._inputs.device)[:, None]
+        self._member = torch.arange(len(learners), device=rows[0].device)[:, None]
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
-        count = self._inputs.shape[1]
-        inputs, targets = self._inputs[self._member, rows], self._targets[self._member, rows]
+        count = len(self._rows[0])
+        inputs, targets = self._take(rows)
         loss = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
         losses: Tensor = loss(self.named | self._buffers, inputs, targets, dict(noise))
         return losses
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each model's own rows [model, batch, ...]."""
+        if self._stacked is not None:
+            inputs, targets = self._stacked
+            return inputs[self._member, rows], targets[self._member, rows]
+        taken = [part.take(index) for part, index in zip(self._rows, rows, strict=True)]
+        return torch.stack([x for x, _ in taken]), torch.stack([y for _, y in taken])
 
     def clip(self, largest: float) -> None:
         gradients = [p.grad for p in self.named.values() if p.grad is not None]
@@ -145,6 +152,11 @@ class VmappedModels(Models):
         stacked = self.named | self._buffers
         for name, value in state.items():
             stacked[name][member].copy_(value)
+
+
+def _stack(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+    held = [part for part in rows if isinstance(part, HeldRows)]
+    return torch.stack([part.inputs for part in held]), torch.stack([part.targets for part in held])
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ...config import LATER
 from ...errors import ConfigError, DataError, brief, require, short
 from ...files import require_file, require_utf8
+from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
 from ..fitdata import Examples
 from ..raw import Kind, Raw, Task, check_finite, encode_labels
@@ -28,6 +29,7 @@ _LABELS: Final = (  # the kinds of columns that can name classes
 
 
 _DAY: Final = 86_400_000_000  # microseconds
+_PIECE: Final = 2**25  # bytes of a CSV file that are read at once, and that types are found by
 _SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
 SEPARATORS: Final = (",", ";", "\t", "|")
 
@@ -184,7 +186,9 @@ def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> n
         DataError: a column is not there or holds something else; a cell is empty in a column that had a value in every
             row when it was described.
     """
-    matrix = np.stack([_codes(table, column, origin) for column in columns], axis=1)
+    matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
+    for place, column in enumerate(columns):
+        matrix[:, place] = _codes(table, column, origin)
     for column, values in zip(columns, matrix.T, strict=True):
         if not column.missing and np.isnan(values).any():
             row = int(np.argmax(np.isnan(values))) + 1
@@ -302,7 +306,9 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
     for name in columns:
         if name not in table.column_names:
             raise DataError(f"{origin}: must have the column {short(name)}, got {_listed(table)}")
-    matrix = np.stack([_numbers(table.column(name), name, origin) for name in columns], axis=1)
+    matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
+    for place, name in enumerate(columns):
+        matrix[:, place] = _numbers(table.column(name), name, origin)
     check_finite(matrix, origin, columns)
     return matrix
 
@@ -316,18 +322,32 @@ def _parse(path: Path, form: CsvForm, texts: tuple[str, ...]) -> pa.Table:
     if is_parquet(path):
         import pyarrow.parquet
 
-        return pyarrow.parquet.ParquetFile(path).read(use_threads=False)
+        file = pyarrow.parquet.ParquetFile(path)
+        if 8 * file.metadata.num_rows * file.metadata.num_columns < scratch.LARGE:
+            return file.read(use_threads=False)
+        return scratch.table(file.schema_arrow, file.iter_batches(use_threads=False))
     import pyarrow.csv
 
     convert = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(texts, pa.string()), decimal_point=form.decimal, strings_can_be_null=bool(texts)
     )
-    return pyarrow.csv.read_csv(
-        path,
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=form.separator),
-        convert_options=convert,
-    )
+    parse = pyarrow.csv.ParseOptions(delimiter=form.separator)
+    if path.stat().st_size >= scratch.LARGE and (table := _parse_in_parts(path, form, parse, convert)) is not None:
+        return table
+    options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding)
+    return pyarrow.csv.read_csv(path, read_options=options, parse_options=parse, convert_options=convert)
+
+
+def _parse_in_parts(path: Path, form: CsvForm, parse: Any, convert: Any) -> pa.Table | None:
+    """Read a large CSV file piece by piece; None where a later piece is of other types than the first."""
+    import pyarrow.csv
+
+    options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding, block_size=_PIECE)
+    try:
+        with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert) as reader:
+            return scratch.table(reader.schema, reader)
+    except pa.ArrowInvalid:
+        return None  # read as a whole, which finds types that fit all rows, or says what is wrong
 
 
 def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:

@@ -1,0 +1,104 @@
+"""Transformed rows for a fit: all of them as tensors or, of large tables, each batch as it is asked for.
+
+A large part stays in its memory-mapped file, so that a fit needs memory for its batches and 8 bytes a row for the order
+of an epoch, whatever the number of rows. What a batch holds is the same either way.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .fitdata import Examples
+    from .transform import Transform
+
+HELD: Final = {"table": 2**25, "image": 2**31}  # bytes of transformed inputs up to which all are held
+_BATCH: Final = 8192  # rows of one look at all
+
+
+class Rows(ABC):
+    """The rows of one part of the data, transformed, on one device.
+
+    Attributes:
+        device: where batches are.
+        shape: of a row's inputs.
+    """
+
+    device: torch.device
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs [batch, ...] and targets of the rows ``index`` [batch]."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the rows from ``start`` up to ``stop``, fewer at the end."""
+
+    @final
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all rows in order, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.slice(start, start + size)
+
+    @cached_property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest value of each input."""
+        parts = [torch.stack([x.amin(0), x.amax(0)]) for x, _ in self.batches(_BATCH)]
+        both = torch.stack(parts)
+        return both[:, 0].amin(0), both[:, 1].amax(0)
+
+
+@final
+class HeldRows(Rows):
+    """Rows that are tensors already."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+        self.device, self.shape = inputs.device, tuple(inputs.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[start:stop], self.targets[start:stop]
+
+
+@final
+class StreamedRows(Rows):
+    """Raw rows that are transformed as they are asked for; memory-mapped ones are read then."""
+
+    def __init__(self, examples: "Examples", transform: "Transform", device: torch.device | str) -> None:
+        self._examples, self._transform = examples, transform
+        self.device, self.shape = torch.device(device), transform.shape(tuple(examples.inputs.shape[1:]))
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = index.cpu().numpy()
+        inputs = self._transform.inputs(self._examples.inputs[chosen], self.device)
+        return inputs, self._transform.targets(self._examples.targets[chosen], self.device)
+
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        inputs = self._transform.inputs(self._examples.inputs[start:stop], self.device)
+        return inputs, self._transform.targets(self._examples.targets[start:stop], self.device)
+
+
+def rows_of(examples: "Examples", transform: "Transform", device: torch.device | str) -> Rows:
+    """Return rows, held where they are few enough."""
+    shape = transform.shape(tuple(examples.inputs.shape[1:]))
+    cells = torch.Size(shape).numel() * len(examples)
+    if 4 * cells > HELD[transform.kind]:
+        return StreamedRows(examples, transform, device)
+    return HeldRows(transform.inputs(examples.inputs, device), transform.targets(examples.targets, device))

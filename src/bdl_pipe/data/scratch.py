@@ -1,0 +1,50 @@
+"""Large arrays and tables that live in a file without a name rather than in memory.
+
+The file is in the folder for temporary files and is gone with the process, however that ends. What it holds is read
+and written like memory; the system keeps of it what fits.
+"""
+
+import tempfile
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+LARGE: Final = 2**27  # bytes from which on an array is worth a file
+_AT_ONCE: Final = 2**26  # bytes of one copy
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an array of any content, in a file where it is large."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if size < LARGE:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(prefix="bdl-rows-") as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
+
+
+def taken(array: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return ``array[index]`` as a contiguous array, in a file where it is large."""
+    if index.size * array[:1].nbytes < LARGE:
+        return np.ascontiguousarray(array[index])
+    found = empty((len(index), *array.shape[1:]), array.dtype)
+    for part in chunks(len(index), array[:1].nbytes):
+        found[part] = array[index[part]]
+    return found
+
+
+def chunks(rows: int, row_bytes: int) -> Iterable[slice]:
+    """Yield slices of ``rows`` rows of which one is a fair amount to copy."""
+    step = max(1, _AT_ONCE // max(1, row_bytes))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Return a table of batches, written to a file and memory-mapped."""
+    with tempfile.NamedTemporaryFile(prefix="bdl-table-", suffix=".arrow") as file:
+        with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        with pa.memory_map(file.name) as source:
+            return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()

@@ -1,0 +1,165 @@
+"""Large tables: through files rather than memory, to the same rows, constants and fits as small ones."""
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data import prepare, prepared, rows, scratch
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
+from bdl_pipe.data.sources import table as table_source
+from bdl_pipe.data.sources.table import open_table
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, Case
+from tests.conftest import make_tiny_images, make_tiny_table
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is large, and is copied a few rows at a time."""
+    monkeypatch.setattr(scratch, "LARGE", 1)
+    monkeypatch.setattr(scratch, "_AT_ONCE", 1000)
+    monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
+
+
+def frame(count: int = 400) -> pd.DataFrame:
+    g = np.random.default_rng(0)
+    made = pd.DataFrame(g.normal(5, 3, (count, 3)), columns=["a", "b", "c"])
+    made["kind"] = g.choice(["x", "y", "z"], count)
+    made["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(g.integers(0, 900, count), unit="D")
+    made.loc[::7, "b"] = np.nan
+    made["y"] = made["a"] + (made["kind"] == "x") + g.normal(size=count)
+    return made
+
+
+COLUMNS = {"a": "number", "b": "number", "c": "number", "kind": "category", "day": "date"}
+
+
+def config(path: str, normalise: str) -> DatasetConfig:
+    source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
+    section = {"source": source, "normalise": normalise, "whiten": False, "validation": 0.2, "splits": 2}
+    section |= {"fit_rows": "train_and_validation", "ood": [], "corrupted_images": 0, "corruptions": "made"}
+    return read(DatasetConfig, section, "datasets.d")
+
+
+def prepared_at(folder: Path, path: str, normalise: str) -> list[FitData]:
+    from bdl_pipe import artifacts
+
+    published = artifacts.publish
+    with published(folder / "fit", "prepare", about={}) as fit, published(folder / "held", "holdout", about={}) as held:
+        prepare.prepare("d", {"d": config(path, normalise)}, fit, held, rng=Seed(0))
+    return prepared.load_fits(folder / "fit", [0, 1], final=True)
+
+
+@pytest.mark.parametrize("normalise", ["robust", "train", "none"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_large_table_is_prepared_to_the_same_rows_and_constants(
+    tmp_path: Path, request: pytest.FixtureRequest, normalise: str, kind: str
+) -> None:
+    path = str(tmp_path / f"t.{kind}")
+    if kind == "csv":
+        frame().to_csv(path, index=False)
+    else:
+        frame().to_parquet(path, index=False)
+    small = prepared_at(tmp_path / "small", path, normalise)
+    request.getfixturevalue("large")
+    for whole, parts in zip(small, prepared_at(tmp_path / "large", path, normalise), strict=True):
+        np.testing.assert_array_equal(whole.train.inputs, parts.train.inputs)
+        np.testing.assert_array_equal(whole.train.targets, parts.train.targets)
+        for name in ("mean", "std"):
+            np.testing.assert_allclose(getattr(whole.transform, name), getattr(parts.transform, name), rtol=1e-12)
+
+
+def test_a_large_array_is_a_file_that_is_gone_with_it(
+    large: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    values = np.arange(600.0).reshape(100, 6)
+    index = np.random.default_rng(0).permutation(100)[:70]
+    found = scratch.taken(values, index)
+    assert isinstance(found, np.memmap) and not any(tmp_path.iterdir()), "its file has no name"
+    np.testing.assert_array_equal(found, values[index])
+    opened = len(os.listdir("/proc/self/fd"))
+    del found
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= opened
+
+
+def test_a_large_csv_file_is_read_in_pieces_with_the_types_of_all_rows(
+    large: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_source, "_PIECE", 200)
+    path = tmp_path / "t.csv"
+    frame().to_csv(path, index=False)
+    pieces = open_table(path)
+    monkeypatch.setattr(scratch, "LARGE", 2**40)
+    assert pieces.equals(open_table(path)) and pieces.column(0).num_chunks > 3
+    monkeypatch.setattr(scratch, "LARGE", 1)
+    pd.DataFrame({"a": [*range(200), 0.5], "y": 1.0}).to_csv(path, index=False)
+    path.write_text(path.read_text().replace(".0,1.0", ",1.0"))  # whole numbers but for the last row
+    assert open_table(path).schema.field("a").type == pa.float64()
+
+
+def test_a_large_parquet_file_is_mapped(large: None, tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(frame(), preserve_index=False)
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=50)
+    before = pa.total_allocated_bytes()
+    mapped = open_table(tmp_path / "t.parquet")
+    assert mapped.select(["a", "kind"]).equals(table.select(["a", "kind"]))
+    assert pa.total_allocated_bytes() - before < table.nbytes / 4, "its buffers are the file's"
+
+
+@pytest.mark.parametrize("data", [make_tiny_table(), make_tiny_images()], ids=["table", "images"])
+def test_streamed_rows_are_those_that_are_held(data: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = data.rows("train")
+    monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
+    streamed = rows_of(data.train, data.transform, "cpu")
+    assert isinstance(held, HeldRows) and isinstance(streamed, StreamedRows)
+    assert (len(held), held.shape, held.device) == (len(streamed), streamed.shape, streamed.device)
+    index = torch.randint(len(held), (20,), generator=torch.Generator().manual_seed(0))
+    for mine, other in zip(held.take(index), streamed.take(index), strict=True):
+        assert torch.equal(mine, other)
+    for mine, other in zip(held.batches(33), streamed.batches(33), strict=True):
+        assert torch.equal(mine[0], other[0]) and torch.equal(mine[1], other[1])
+    for mine, other in zip(held.box, streamed.box, strict=True):
+        assert torch.equal(mine, other)
+
+
+STREAMED = [
+    *(Case("sgd", "trajectory", task) for task in ("regression", "classification")),
+    *(Case(method, "student", "regression") for method in ("vbll", "sngp", "ffg_u", "bnn", "dropout", "svgp")),
+    *(Case(method, "student", "classification") for method in ("g_vbll", "d_vbll_bnn")),
+    Case("sgld", "teacher", "regression"),
+]
+
+
+def fitted(case: Case, data: FitData) -> list[State]:
+    """Fit two seeds, together where the method does so."""
+    config = read(METHODS[case.method].config, CONFIGS[case.method, case.task], f"methods.{case.method}")
+    rngs: list[Any] = [Seed(0).fold(case.method, seed) for seed in range(2)]
+    if case.stage.fit_many is not None and case.task == "regression":
+        return case.stage.fit_many([data] * 2, [{}, {}], config, rngs=rngs, report=Silent())
+    return [case.stage.fit_one(data, {}, config, rng=rng, report=Silent()) for rng in rngs]
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=str)
+def test_a_fit_that_streams_has_the_bits_of_one_that_does_not(case: Case, request: pytest.FixtureRequest) -> None:
+    data = make_tiny_table() if case.task == "regression" else make_tiny_images()
+    whole = fitted(case, data)
+    request.getfixturevalue("large")
+    for mine, other in zip(whole, fitted(case, data), strict=True):
+        assert mine.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
