@@ -2,10 +2,10 @@
 
     python -m benchmarks.large_table --rows 200000 2000000 20000000 --to results/large_table.md
 
-A Parquet file of 20 columns of numbers is written, prepared as ``make repro`` would, and a perceptron is fitted to it for
-an epoch; each step in a process of its own. Memory is what a process allocates itself (anonymous pages, sampled) beyond
-what it had after the imports: pages of mapped files are the system's to keep or to drop. ``held`` is the same fit with all
-rows transformed in memory, as small tables are fitted.
+A Parquet file of 20 columns of numbers is written, prepared as ``make repro`` would, and a perceptron is fitted to it
+for an epoch; each step in a process of its own. Memory is what a process allocates itself (anonymous pages, sampled)
+beyond what it had after the imports: pages of mapped files are the system's to keep or to drop. The last two columns
+are the same fit with all rows transformed in memory, as small tables are fitted.
 """
 
 import argparse

@@ -325,7 +325,8 @@ def _parse(path: Path, form: CsvForm, texts: tuple[str, ...]) -> pa.Table:
         file = pyarrow.parquet.ParquetFile(path)
         if 8 * file.metadata.num_rows * file.metadata.num_columns < scratch.LARGE:
             return file.read(use_threads=False)
-        return scratch.table(file.schema_arrow, file.iter_batches(use_threads=False))
+        groups = (file.read_row_group(number, use_threads=False) for number in range(file.num_row_groups))
+        return scratch.table(file.schema_arrow, (batch for group in groups for batch in group.to_batches()))
     import pyarrow.csv
 
     convert = pyarrow.csv.ConvertOptions(
