@@ -256,7 +256,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and "class" not in a and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 8 + 2 + 3 + 2 + 3  # reliability, severity, cost, dots, cost of boston
+    assert len(figures) == 8 + 2 + 3 + 2 + 3 + 1  # reliability, severity, cost, dots, cost of boston, ranks
     assert sum(tag == "img" for tag, _ in parsed.tags) == 10 + 100
 
 
