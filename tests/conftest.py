@@ -28,16 +28,16 @@ def make_tiny_images() -> FitData:
     return FitData("classification", train, validation, transform, ("low", "middle", "high"))
 
 
-def make_tiny_table() -> FitData:
-    """80 + 20 rows of 4 features: y = 30 + 5·(x₀ + x₁²) + noise of deviation 1."""
-    random = np.random.default_rng(1)
-    inputs = random.normal(2, 3, (100, 4))
+def make_tiny_table(train: int = 80, noise: float = 1.0) -> FitData:
+    """Training rows, 80 by default, and a quarter as many more, of 4 features: y = 30 + 5·(x₀ + x₁²) + noise."""
+    random, count = np.random.default_rng(1), train + train // 4
+    inputs = random.normal(2, 3, (count, 4))
     standard = (inputs - 2) / 3
-    targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, 1, 100))[:, None]
-    x, y = torch.tensor(inputs[:80]), torch.tensor(targets[:80])
+    targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, noise, count))[:, None]
+    x, y = torch.tensor(inputs[:train]), torch.tensor(targets[:train])
     transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
-    train, validation = Examples(inputs[:80], targets[:80]), Examples(inputs[80:], targets[80:])
-    return FitData("regression", train, validation, transform)
+    rows, validation = Examples(inputs[:train], targets[:train]), Examples(inputs[train:], targets[train:])
+    return FitData("regression", rows, validation, transform)
 
 
 @pytest.fixture(scope="session")

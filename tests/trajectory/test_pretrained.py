@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from bdl_pipe import plugins
 from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.config import read
-from bdl_pipe.data.fitdata import Examples, FitData
-from bdl_pipe.data.transform import Transform
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
-from tests.conftest import make_tiny_images
+from tests.conftest import make_tiny_images, make_tiny_table
 from tests.networks.test_python_file import TEXT
 
 RESNET: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "ResNet", "options": {"classes": 3}}
@@ -31,15 +30,8 @@ MLP: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "perceptro
 
 
 def make_table() -> FitData:
-    """400 + 100 rows of 4 features: y = 30 + 5·(x₀ + x₁²) + noise of deviation 2."""
-    random = np.random.default_rng(1)
-    inputs = random.normal(2, 3, (500, 4))
-    standard = (inputs - 2) / 3
-    targets = (30 + 5 * (standard[:, 0] + standard[:, 1] ** 2) + random.normal(0, 2, 500))[:, None]
-    x, y = torch.tensor(inputs[:400]), torch.tensor(targets[:400])
-    transform = Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0))
-    train, validation = Examples(inputs[:400], targets[:400]), Examples(inputs[400:], targets[400:])
-    return FitData("regression", train, validation, transform)
+    """Enough rows for a network to be better than their mean."""
+    return make_tiny_table(400, noise=2.0)
 
 
 @pytest.fixture(scope="module")
