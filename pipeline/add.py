@@ -8,6 +8,7 @@ written where anything is wrong.
 import argparse
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         print("nothing was written (--dry-run)")
         return 0
     place = FOLDER / f"{name}.yaml"
-    command = " ".join(["python -m pipeline add", str(args.path), *(["--target", *args.target] if args.target else [])])
+    command = _command(args)
     apply.write(place, overlay, [f"{name}: {found.rows:,} rows of {args.path}", f"made by: {command}"])
     try:
         apply.apply(place)
@@ -79,6 +80,21 @@ def main(args: argparse.Namespace) -> int:
     print(f"written to {place} and merged into params.yaml; now: make repro")
     print(f"undone by: python -m pipeline remove {name}")
     return _tune(name, args.tune) if args.tune else 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Write the command line that makes the same overlay again."""
+    words = ["python", "-m", "pipeline", "add", str(args.path)]
+    given = {key: value for key, value in vars(args).items() if key not in ("verb", "path", "dry_run", "tune")}
+    if given.pop("log") is False:
+        words.append("--no-log")
+    elif args.log:
+        words.append("--log")
+    for key, value in given.items():
+        if value not in (None, [], 0):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{key.replace('_', '-')}", *map(str, values)]
+    return shlex.join(words)
 
 
 def _tune(name: str, samples: int) -> int:

@@ -91,6 +91,15 @@ def fails(input_shape):
 number = 7
 
 
+class Pair(nn.Module):
+    def __init__(self, input_shape):
+        super().__init__()
+        self.last = nn.Linear(input_shape[0], 2)
+
+    def forward(self, x):
+        return self.last(x), x
+
+
 def text(input_shape):
     return "a text"
 '''
@@ -174,6 +183,7 @@ def test_weights_are_an_address_and_leave_torchs_generator_alone(file: str) -> N
         ("missing", (4,), "network.object must be a function or a class of"),
         ("number", (4,), "network.object must be a function or a class of"),
         ("fails", (4,), "network.object must make a network: RuntimeError: no such thing"),
+        ("Pair", (4,), "network.object must return a network whose output is one tensor, got 'tuple'"),
         ("text", (4,), "network.object must return a torch.nn.Module"),
         ("convolutions", (3, 8, 8), r"network.object must be a linear layer \(nn.Linear\).*it has none"),
         ("ResNet", (4,), r"network.object must take rows of shape \[4\]: RuntimeError"),

@@ -77,6 +77,8 @@ def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
         wide, high = random.integers(9, 30, 2)
         Image.open(path).convert("RGB").resize((int(wide), int(high))).save(path)
     assert cli.main(["add", "data/photos", "--size", "10"]) == 0
+    command = "# made by: python -m pipeline add data/photos --size 10 --minutes 10\n"
+    assert command in Path("params/data/photos.yaml").read_text()
     raw = sources.load(params.load().datasets["photos"].source)
     assert raw.train.inputs.shape == (80, 3, 10, 10)
     path = sorted(Path("data/photos/columns").iterdir())[3]

@@ -112,6 +112,8 @@ class PythonConfig:
         shape = f"rows of shape {list(input_shape)}"
         before = self._asked("object", f"must take {shape}", lambda: module(probe))
         again = self._asked("object", f"must take {shape}", lambda: module(probe))
+        one = isinstance(before, Tensor)
+        require(one, "object", "must return a network whose output is one tensor", type(before).__name__)
         rule = "must return a network that gives equal rows the same outputs in evaluation"
         require(_close(before, again), "object", rule, self.object)
         trunk, head = self.split(module)

@@ -113,13 +113,15 @@ class VmappedModels(Models):
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not batch_norm, "network", "must have no batch norm where several members are trained as one")
-        self._rows, self._stacked = rows, None if any(not isinstance(part, HeldRows) for part in rows) else _stack(rows)
+        held = all(isinstance(part, HeldRows) for part in rows)
+        self._count, self._stacked = len(rows[0]), _stack(rows) if held else None
+        self._streams = () if held else tuple(rows)
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
         self._member = torch.arange(len(learners), device=rows[0].device)[:, None]
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
-        count = len(self._rows[0])
+        count = self._count
         inputs, targets = self._take(rows)
         loss = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
         losses: Tensor = loss(self.named | self._buffers, inputs, targets, dict(noise))
@@ -130,7 +132,7 @@ class VmappedModels(Models):
         if self._stacked is not None:
             inputs, targets = self._stacked
             return inputs[self._member, rows], targets[self._member, rows]
-        taken = [part.take(index) for part, index in zip(self._rows, rows, strict=True)]
+        taken = [part.take(index) for part, index in zip(self._streams, rows, strict=True)]
         return torch.stack([x for x, _ in taken]), torch.stack([y for _, y in taken])
 
     def clip(self, largest: float) -> None:
