@@ -20,6 +20,8 @@ _LONGEST_AFTER: Final = 4  # epochs after the chosen one, in which few rows are 
 _SHARE: Final = 0.9  # of the rows, which train
 _SIDE: Final = 4  # pixels of features
 _CORESET: Final = 10  # images of each class
+_TAIL: Final = 0.2  # a triangle has none, and a few rows have targets beyond it
+_SEEN_TWICE: Final = 5.0  # decay of features whose few rows then fit the noise of an exact layer, too
 
 Section = dict[str, Any]
 
@@ -236,8 +238,8 @@ METHODS: Final[Mapping[str, Entry]] = {
     "pca_vi": Entry(_CLASSIFICATION, "iterates", lambda size: {"dimension": 3, "temperature": 10.0, "draws": 10}),
     "kfac_laplace": Entry(_CLASSIFICATION, "iterates", lambda size: {"temperature": 0.1} if size.image else {}),
     "ciber": Entry(_CLASSIFICATION, "iterates", lambda size: {}),
-    "ciber_last": Entry(_REGRESSION, "iterates", lambda size: {"tail": 0.05}, lambda size: size.rows <= COLLAPSED),
-    "ciber_second": Entry(_REGRESSION, "iterates", lambda size: {"tail": 0.05}, lambda size: size.rows <= COLLAPSED),
+    "ciber_last": Entry(_REGRESSION, "iterates", lambda size: {"tail": _TAIL}, lambda size: size.rows <= COLLAPSED),
+    "ciber_second": Entry(_REGRESSION, "iterates", lambda size: {"tail": _TAIL}, lambda size: size.rows <= COLLAPSED),
     "vbll": Entry(_REGRESSION, "", lambda size: {**_last_layer(size), "layer": {"wishart_scale": 1.0}}),
     "d_vbll": Entry(_CLASSIFICATION, "", _last_layer),
     "g_vbll": Entry(_CLASSIFICATION, "", _last_layer),
@@ -245,7 +247,7 @@ METHODS: Final[Mapping[str, Entry]] = {
     "map_blr": Entry(
         _REGRESSION,
         "",
-        lambda size: {"network": size.network, "training": size.training()},
+        lambda size: {"network": size.network, "training": size.training(decay=_SEEN_TWICE if size.small else None)},
         lambda size: size.train * (size.hidden[-1] + 1) <= EXACT_LAYER,
     ),
     "gp": Entry(_REGRESSION, "", lambda size: {}, lambda size: size.train <= EXACT_GP),
