@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     repro = verbs.add_parser("repro", help="run every stage whose result is out of date, several at once")
     repro.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once (default 3)")
     repro.add_argument("targets", nargs="*", metavar="STAGE", help="only these and what they need, as in dvc.yaml")
+    attach = verbs.add_parser("attach", help="find the jobs that a command has left on a cluster, and go on with them")
+    attach.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once, at least")
     status = verbs.add_parser("status", help="which stages are out of date, and why")
     status.add_argument("--all", action="store_true", help="list the others, too")
     run = verbs.add_parser("run", help="run one stage (or all) here, without DVC")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from bdl_pipe.errors import UserError
 
 from .core import places
-from .core.executors.cluster import preflight
+from .core.executors import preflight
 from .core.params import Params, load, unwatched
 from .core.settings import Settings
 from .graph import client, dvc, plan, run, sources
@@ -29,8 +29,7 @@ def main(args: Namespace) -> int:
     settings, params = Settings.read(), load()
     for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
-    if settings.executor == "ray":
-        preflight(settings.address)
+    preflight(settings)
     dvc.mend()
     sources.write(params)
     everything = plan.plan(params)

@@ -50,6 +50,11 @@ def checkpoints(kind: str, key: str) -> Path:
     return STATE / "checkpoints" / (_root or "") / kind / key
 
 
+def is_usual() -> bool:
+    """Say whether artifacts are placed where they usually are, those of ``params.yaml``."""
+    return _root is None
+
+
 @contextmanager
 def rooted(root: Path) -> Iterator[None]:
     """Place this process's artifacts in ``root/<kind>/<key>`` within the block. Workers never ask for places."""

@@ -1,7 +1,8 @@
 """Machine settings: how work is run, never what it computes; they come from the environment alone.
 
 BDL_EXECUTOR            inline | ray (default: ray)
-RAY_ADDRESS             a cluster's address; without it Ray is started inside the process
+RAY_ADDRESS             a cluster's host:port, of whose network this machine is; http://host:8265, of whose network only
+                        that port is in reach; without it Ray is started inside the process
 BDL_DEVICE              cpu | cuda (default: cpu)
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
@@ -22,10 +23,16 @@ from bdl_pipe.errors import ConfigError, UserError
 
 @dataclass(frozen=True)
 class Settings:
-    """Machine settings, read from the environment and checked."""
+    """Machine settings, read from the environment and checked.
+
+    Attributes:
+        address: host:port of a cluster that this process joins; empty: none.
+        jobs: http(s)://host:port of a cluster that is handed jobs; empty: none.
+    """
 
     executor: str = "ray"
     address: str = ""
+    jobs: str = ""
     device: str = "cpu"
     gpus: float = 0.0
     threads: int = 1
@@ -42,9 +49,12 @@ class Settings:
         """
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
+        address = env.get("RAY_ADDRESS", "").strip()
+        by_jobs = address.startswith(("http://", "https://"))
         return cls(
             executor=executor or _choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
-            address=env.get("RAY_ADDRESS", "").strip(),
+            address="" if by_jobs else address,
+            jobs=address.rstrip("/") if by_jobs else "",
             device=device,
             gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0),
             threads=_count(env, "BDL_THREADS"),

@@ -5,11 +5,12 @@ with those of the test rows, and the transfer sets) and one on each corruption.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from bdl_pipe import artifacts, evaluation
 from bdl_pipe.artifacts import State
@@ -25,6 +26,7 @@ from bdl_pipe.seeds import Seed
 from ..core import places, scores
 from ..core.executors import Executor, Task
 from ..core.executors.display import Display
+from ..core.executors.store import Store
 from ..core.params import Params, Run
 from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
@@ -50,6 +52,18 @@ class EvalResult:
     scores: dict[Quantity, tuple[float, int]]
     tables: dict[str, pa.Table]
 
+    def state(self) -> State:
+        """Return it as executors keep results: the tables as Arrow streams."""
+        rows = [[*astuple(of), float(value), int(n)] for of, (value, n) in self.scores.items()]
+        return State({name: _stream(table) for name, table in self.tables.items()}, {"scores": rows})
+
+    @classmethod
+    def of(cls, state: State) -> Self:
+        """Undo :meth:`state`."""
+        scores = {Quantity(*of): (value, n) for *of, value, n in state.config["scores"]}
+        tables = {name: pa.ipc.open_stream(stream.numpy()).read_all() for name, stream in state.tensors.items()}
+        return cls(scores, tables)
+
 
 def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
@@ -58,17 +72,20 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     run = params.run("student", key)
     place = places.artifact("evaluate", key)
     shared, tasks = _plan(run, params, settings)
-    deps = [str(places.artifact(kind, name)) for kind, name in (("student", key), ("holdout", run.spec.dataset))]
+    inputs = [places.artifact(kind, name) for kind, name in (("student", key), ("holdout", run.spec.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     about_run = fit.tags(run, params)
+    of_work = {**about, "code": _code_of(run, params)}
+    store = Store(places.checkpoints("evaluate", key), fit.identity(of_work, settings, inputs))
+    store.open()
     numbers = {
         **{name: about_run[name] for name in ("dataset", "method", "setting")},
         **fit.facts(run, params)["config"],
     }
-    with experiments.stage_run("evaluate", key, about_run, numbers, deps) as tracked:
+    with experiments.stage_run("evaluate", key, about_run, numbers, [str(place) for place in inputs]) as tracked:
         with Display(f"evaluate {key}") as display:
-            done = executor.map(answer, tasks, shared=shared, display=display, light=None)
-        answers = [(task.payload, result.result) for task, result in zip(tasks, done, strict=True)]
+            done = executor.map(answer, tasks, shared=shared, display=display, store=store, light=None)
+        answers = [(task.payload, EvalResult.of(each.result)) for task, each in zip(tasks, done, strict=True)]
         figures = list(_figures(run, answers))
         places.sweep(place)
         with artifacts.publish(place, "evaluate", about=about) as folder:
@@ -76,11 +93,24 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
             pq.write_table(table, folder / "scores.parquet")
             for name, parts in _tables(answers).items():
                 pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
+        store.clear()
         tracked.metrics(experiments.final_scores(figures))
 
 
-def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> EvalResult:
-    """Do the work of a task: score one fit."""
+def _code_of(run: Run, params: Params) -> str:
+    """Hash the code that a run's scores depend on; of a method in no file of ours or of a plugin, the stage's."""
+    from ..graph import code, sources
+
+    known = run.method.name in code.methods()
+    return sources.evaluate_digest(run.method.name, params) if known else code.digest_of([code.BODIES["evaluate"]])
+
+
+def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
+    """Do the work of a task: score one fit; see :class:`EvalResult`."""
+    return _answer(question, shared).state()
+
+
+def _answer(question: EvalTask, shared: Mapping[str, Any]) -> EvalResult:
     at, config, rng, device = f"{question.split}-{question.seed}", question.config, question.rng, question.device
     fitted = _fitted(
         shared[f"state-{at}"], shared[f"transform-{question.split}"], shared.get(f"recalibration-{at}"), device
@@ -173,6 +203,13 @@ def _fit_cost(record: Mapping[str, Any], fit: str) -> Scores:
     if not record:
         return {}
     return {"fit_seconds": (record["total_seconds"][fit], 1), "peak_bytes": (float(record["peak_bytes"][fit]), 1)}
+
+
+def _stream(table: pa.Table) -> torch.Tensor:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
 
 
 def _tables(answers: list[tuple[EvalTask, EvalResult]]) -> dict[str, list[pa.Table]]:

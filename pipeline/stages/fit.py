@@ -219,7 +219,7 @@ def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings:
     """
     if run.stage.in_driver:
         return True
-    if settings.address:
+    if settings.address or settings.jobs:
         group = len(tasks) == 1 and isinstance(tasks[0].payload, GroupTask)
         return group and sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
     if settings.workers > 1 and any(task.data_parallel for task in tasks):

@@ -72,7 +72,7 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
     assert (sizes["0-0-test"], sizes["0-0-fog"], sizes["1-0-noise"]) == (2 * ROWS, 2 * SHIFTED, SHIFTED)
     for task in plan.tasks:
         sent = {key: plan.shared[key] for key in task.needs}
-        answer = evaluate.answer(task.payload, sent, Silent())
+        answer = evaluate.EvalResult.of(evaluate.answer(task.payload, sent, Silent()))
         if task.payload.corruption is None:
             continue
         bulk = len(pickle.dumps({key: part for key, part in sent.items() if key.startswith("corrupted")}))

@@ -1,4 +1,4 @@
-"""Who runs the tasks of a stage: this process, Ray inside it, or a Ray cluster. Chosen by the environment.
+"""Who runs the tasks of a stage: this process, Ray inside it, a Ray cluster, or its jobs. Chosen by the environment.
 
 A task is a pure function of its payload, of shared read-only data, and of the seed addresses in
 them, on one thread: every executor gives the same bits.
@@ -90,6 +90,28 @@ def choose(settings: Settings) -> Executor:
 
     if settings.executor == "inline":
         return Inline(settings)
+    if settings.jobs:
+        from .jobs import Jobs
+
+        return Jobs(settings)
     from .cluster import Cluster
 
     return Cluster(settings)
+
+
+def preflight(settings: Settings) -> None:
+    """Refuse an address where no cluster answers, or one that cannot run our work.
+
+    Raises:
+        UserError: naming the address and what is wrong.
+    """
+    if settings.executor == "inline":
+        return
+    if settings.jobs:
+        from ..jobs.client import preflight as reach
+
+        reach(settings.jobs)
+    else:
+        from .cluster import preflight as meet
+
+        meet(settings.address)

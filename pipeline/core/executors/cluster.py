@@ -236,7 +236,8 @@ def preflight(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        raise UserError(f"RAY_ADDRESS must be host:port (of the cluster's head), got {address!r}")
+        rule = "must be host:port (of the cluster's head), or http://host:8265 (of its dashboard)"
+        raise UserError(f"RAY_ADDRESS {rule}, got {address!r}")
     try:
         socket.create_connection((host, int(port)), timeout=3).close()
     except OSError as error:

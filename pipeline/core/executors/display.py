@@ -18,7 +18,7 @@ class Display:
 
         Every few seconds ``sink`` is given the metrics, as ``<task>/<name>``, and the step.
         """
-        self._label, self._sink = label, sink
+        self.label, self._sink = label, sink
         self._share: dict[str, float] = {}
         self._latest: dict[str, tuple[dict[str, float], int]] = {}
         self._total = self._done = 0
@@ -33,7 +33,7 @@ class Display:
             columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._line_id = self._bar.add_task(self._label, total=1.0, note="")
+            self._line_id = self._bar.add_task(self.label, total=1.0, note="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class Display:
             self._bar.update(self._line_id, completed=self._fraction(), note=self._note())
         elif now - self._lined >= _LINE_SECONDS:
             self._lined = now
-            print(f"{self._label}: {self._fraction():.0%}, {self._note()}", flush=True)
+            print(f"{self.label}: {self._fraction():.0%}, {self._note()}", flush=True)
 
     def _flush(self) -> None:
         self._sunk = time.monotonic()

@@ -29,6 +29,11 @@ class Store:
         self._place = self._folder / identity
         self._lock: IO[bytes] | None = None
 
+    @property
+    def name(self) -> str:
+        """Return a name of the work: what it is for, and a hash of all that it depends on."""
+        return "-".join((*self._folder.parts[-2:], self._place.name))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
 

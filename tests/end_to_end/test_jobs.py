@@ -1,0 +1,310 @@
+"""Ray jobs: a machine that reaches a cluster's dashboard alone, by a line that is cut.
+
+The head is started from another folder, where our packages cannot be imported, and the project knows a proxy of its
+dashboard's port, no other.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+import ray
+import requests
+
+from bdl_pipe.errors import UserError
+from pipeline.core.jobs import client, entry
+from pipeline.core.settings import Settings
+from tests.end_to_end.conftest import Project, make
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("cluster")]
+PARAMS: Final = """
+seed: 0
+datasets:
+  digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
+           splits: 1, ood: [], corrupted_images: 0, corruptions: made}
+methods:
+  sgd: {network: {name: mlp, hidden: [16]}, epochs: 900, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
+  deterministic: {}
+trajectories:
+  digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
+teachers: {}
+coresets: {}
+runs:
+  digits-one: {dataset: digits, method: deterministic, setting: small, seeds: 2, input: trajectory/digits-sgd}
+evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
+report: {figures_dpi: 110}
+"""
+
+
+class Line:
+    """A proxy of a port of this machine, that can be cut and mended; it counts who follows a job's output."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self._pairs, self.followed = port, list[tuple[socket.socket, socket.socket]](), 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.mend()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def mend(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, args=(self._door,), daemon=True).start()
+
+    def cut(self) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        for end in [end for pair in self._pairs for end in pair]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def _serve(self, door: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = door.accept()[0]
+                pair = near, socket.create_connection(("127.0.0.1", self._to))
+                self._pairs.append(pair)
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, contextlib.suppress(OSError, ValueError):
+            while True:
+                for end in select.select((near, far), (), ())[0]:
+                    data = end.recv(2**16)
+                    if not data:
+                        return
+                    self.followed += b"/logs/tail" in data[:200]
+                    (far if end is near else near).sendall(data)
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[int]:
+    """The port of a head's dashboard."""
+    temporary = tempfile.mkdtemp(prefix="bdl-")  # a short path, for sockets
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port", "metrics-export-port")
+    ports = dict(zip(names, _free(len(names)), strict=True))
+    hidden = ("PYTHONPATH", "RAY_ADDRESS")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden} | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TMPDIR": temporary,
+    }
+    options = [f"--{name}={port}" for name, port in ports.items()]
+    head = subprocess.Popen(
+        ["ray", "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={temporary}", *options],
+        cwd=temporary,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _until(lambda: _answers(ports["dashboard-port"]), 120)
+        yield ports["dashboard-port"]
+    finally:
+        everyone = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
+        for process in everyone:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_jobs_of_a_machine_that_loses_its_power_and_its_line(dashboard: int, tmp_path: Path) -> None:
+    """The job goes on, is found again, its line is cut and mended, and the bits are those of the machine itself."""
+    line = Line(dashboard)
+    project = make(tmp_path / "far", PARAMS)
+    project.env |= {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": line.url, "BDL_CHECKPOINT_SECONDS": "2"}
+    project.env["RAY_AUTH_MODE"] = "disabled"
+    project.pipeline("run", "prepare", "digits", "--executor", "inline", env={"RAY_ADDRESS": ""})
+    before = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
+    _until(lambda: _says(dashboard, '"steps"'), 120)
+    _power_off(project)
+    before.communicate()
+    (job,), followed = _jobs(dashboard), line.followed
+    assert job["status"] == "RUNNING"
+    after = project.start(sys.executable, "-m", "pipeline", "attach")
+    _until(lambda: line.followed > followed, 60)
+    line.cut()
+    time.sleep(3)
+    line.mend()
+    said, error = after.communicate(timeout=300)
+    assert after.returncode == 0, said + error
+    assert f"trajectory digits-sgd: RUNNING ({job['submission_id']})" in said
+    assert "no answer from" in said and "answers again after" in said
+    assert [each["submission_id"] for each in _jobs(dashboard)] == [job["submission_id"]]
+    assert not list(project.folder.glob(".state/jobs/*.json"))
+
+    near = Project(tmp_path / "near")
+    shutil.copytree(project.folder, near.folder, symlinks=True)
+    for made_there in ("work/trajectory", "work/identity/trajectory", ".state"):
+        shutil.rmtree(near.folder / made_there)
+    near.pipeline("run", "prepare", "digits")
+    near.pipeline("run", "trajectory", "digits-sgd")
+    made = {path.name: path.read_bytes() for path in (near.folder / "work/trajectory").rglob("*.safetensors")}
+    assert len(made) == 2
+    for name, blob in made.items():
+        (there,) = (project.folder / "work/trajectory").rglob(name)
+        assert there.read_bytes() == blob
+
+    project.edit("params.yaml", "epochs: 900", "epochs: 9000")  # and now Ctrl-C, beside somebody else's job
+    requests.post(
+        f"http://127.0.0.1:{dashboard}/api/jobs/", json={"entrypoint": "sleep 600", "submission_id": "another"}
+    ).raise_for_status()
+    again = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
+    mine = lambda: [each for each in _jobs(dashboard) if each["submission_id"] not in ("another", job["submission_id"])]  # noqa: E731
+    _until(lambda: [each for each in mine() if each["status"] == "RUNNING"], 120)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    _until(lambda: mine()[0]["status"] == "STOPPED", 60)
+    (other,) = (each for each in _jobs(dashboard) if each["submission_id"] == "another")
+    assert other["status"] in ("PENDING", "RUNNING")
+
+
+@pytest.mark.slow
+def test_what_fails_on_the_cluster_is_said_here(
+    dashboard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    call = client.Call("bdl-wrong", "wrong", "", json.loads, {}, {})  # no function of three arguments
+    with pytest.raises(RuntimeError, match="wrong: TypeError: loads\\(\\) takes 1 positional argument") as caught:
+        client.perform(f"http://127.0.0.1:{dashboard}", call, _Nobody())
+    assert any("Traceback" in note for note in caught.value.__notes__)
+    assert not list(tmp_path.glob(".state/jobs/*.json"))
+
+
+def test_a_call_of_another_python_is_refused(tmp_path: Path) -> None:
+    entry._check_versions(entry.versions())
+    with pytest.raises(UserError, match=r"the cluster runs Python 3\.\d+, this machine 3\.8: give both the same"):
+        entry._check_versions({"Python": "3.8"})
+
+
+class _Fake(http.server.BaseHTTPRequestHandler):
+    """Whatever answers at an address: the path's first word says how."""
+
+    answers: Final = {"other": (200, {"ray_version": "1.2.3"}), "denied": (403, {}), "page": (200, "<html>")}
+
+    def do_GET(self) -> None:
+        status, body = self.answers[self.server.kind]  # type: ignore[attr-defined]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("other", f"the cluster runs Ray 1.2.3, this machine {ray.__version__}: give both the same"),
+        ("denied", "access is refused (403); set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"),
+        ("page", "what answers there is no Ray dashboard"),
+    ],
+)
+def test_addresses_of_other_things(kind: str, rule: str) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Fake) as server:
+        server.kind = kind  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(UserError) as error:
+            client.preflight(url)
+        server.shutdown()
+    assert rule in str(error.value) and url in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("http://127.0.0.1:1", "no Ray dashboard answers there"),
+        ("http://somebody:secret@127.0.0.1:1", "must have no user or password in it"),
+        ("http://127.0.0.1:1/path", "must be http://host:port"),
+        ("http://", "must be http://host:port"),
+    ],
+)
+def test_wrong_addresses(url: str, rule: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(UserError) as error:
+        client.preflight(Settings.read({"RAY_ADDRESS": url}).jobs or url)
+    assert rule in str(error.value) and "secret" not in str(error.value)
+    assert time.monotonic() - start < 10
+
+
+class _Nobody:
+    def event(self, event: Any) -> None: ...
+
+    def file(self, name: str, blob: bytes) -> None: ...
+
+
+def _free(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(requests.RequestException):
+        return requests.get(f"http://127.0.0.1:{port}/api/version", timeout=3).status_code == 200
+    return False
+
+
+def _jobs(port: int) -> list[dict[str, Any]]:
+    """The jobs that were submitted, of whatever state."""
+    found = requests.get(f"http://127.0.0.1:{port}/api/jobs/", timeout=30).json()
+    return [each for each in found if each["type"] == "SUBMISSION"]
+
+
+def _says(port: int, words: str) -> bool:
+    """Whether a job's output has ``words``."""
+    for job in _jobs(port):
+        answer = requests.get(f"http://127.0.0.1:{port}/api/jobs/{job['submission_id']}/logs", timeout=30)
+        if words in answer.text.replace("\\", ""):
+            return True
+    return False
+
+
+def _processes(project: Project) -> list[psutil.Process]:
+    """All processes in the project's folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if Path(process.cwd()) == project.folder:
+                found.append(process)
+    return found
+
+
+def _power_off(project: Project) -> None:
+    for process in _processes(project):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _until(true: Callable[[], Any], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.2)
