@@ -2,7 +2,7 @@
 
 ``make repro`` runs stages itself and then says so to DVC (``dvc commit``): of the stages whose result is up to date,
 those that ``dvc.lock`` does not have so. A plain ``dvc repro`` runs ``python -m stages.<kind> KEY`` and records by
-itself. Nothing of DVC is imported here or replaced.
+itself. Nothing of DVC is imported here, and nothing replaced.
 """
 
 import hashlib
@@ -80,10 +80,10 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
         names.append(_SOURCES)
     if not names:
         return None
-    problem = _commit(_targets(names, fresh, plan))
+    problem = _commit(names, fresh, plan)
     if problem is not None and LOCK.is_file():  # it may parse and yet lack the end of an entry
         os.replace(LOCK, _BROKEN)
-        problem = _commit(_targets([*fresh, _SOURCES], fresh, plan))
+        problem = _commit([*fresh, _SOURCES], fresh, plan)
     if problem is None:
         places.STATE.mkdir(exist_ok=True)
         write_bytes(_COPY, LOCK.read_bytes())
@@ -118,10 +118,18 @@ def _only_ours() -> bool:
         return False
 
 
-def _commit(names: Sequence[str]) -> str | None:
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *names]
+def _commit(names: Sequence[str], fresh: Collection[str], plan: Plan) -> str | None:
+    """Record ``names`` at once or, where DVC is another than that was written for, by its command."""
+    if _run(["-m", "pipeline.graph.dvc_commit"], " ".join(names)) is None:
+        return None
+    return _run(["-m", "dvc", "--wait-for-lock", "commit", "--force", *_targets(names, fresh, plan)])
+
+
+def _run(command: Sequence[str], words: str = "") -> str | None:
     environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, input=words, capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return None
     return f"dvc commit: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
