@@ -32,13 +32,13 @@ class Settings:
 
     executor: str = "ray"
     address: str = ""
-    jobs: str = ""
     device: str = "cpu"
     gpus: float = 0.0
     threads: int = 1
     checkpoint_seconds: float = 15.0
     workers: int = 1
     tracking: bool = True
+    jobs: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":

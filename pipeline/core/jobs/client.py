@@ -32,6 +32,7 @@ _READ_SECONDS: Final = 30.0
 _SILENCE_SECONDS: Final = 20.0  # after which a line is taken to be cut: a job speaks every five
 _AGAIN_SECONDS: Final = 2.0
 _FETCHES: Final = 3
+_YOUNG_SECONDS: Final = 60.0  # in which a head that has just been started may not take jobs yet
 _WORDS: Final = 8  # last lines of a job that are shown when it fails
 _MOST_BYTES: Final = 256 * 1024**2  # of a value: Ray's head holds what comes with jobs in memory, up to about 500 MB
 _KEPT_SECONDS: Final = 24 * 3600.0  # of values that were sent, which the next job may send again
