@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
-from ..core.executors import cluster
+from ..core.executors import cluster, preflight
 from ..core.executors.hub import ActorChannel, make_hub
 from ..core.executors.sealed import sealed
 from ..core.executors.store import Store
 from ..core.settings import Settings
 from ..tracking import experiments
-from .trial import METRIC, MILESTONES, TIME, Upstream, rounded, trial
+from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial
 
 if TYPE_CHECKING:
     from .tune import Search
@@ -61,10 +61,22 @@ class Trials:
 @contextmanager
 def ray_of(settings: Settings) -> Iterator[None]:
     """Connect to Ray inside this process, or to the cluster that RAY_ADDRESS names, and leave it as it was found."""
+    if settings.jobs:  # Tune's own process is there, too
+        preflight(settings)
+        yield
+        return
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     with cluster.connected(settings):
         yield
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has ended: its place in the space, and what it reported last."""
+
+    config: Mapping[str, Any]
+    metrics: Mapping[str, Any]
 
 
 def search(
@@ -90,8 +102,8 @@ def run(
     how: Any,
     folder: Path,
     settings: Settings,
-) -> list[Any]:
-    """Run the trials that are not yet finished, and return every trial's Result of Ray Tune.
+) -> list[Ended]:
+    """Run the trials that are not yet finished, and return all of them.
 
     Args:
         work: the trainable; it reports ``TIME`` and some of ``trials.metrics``.
@@ -103,6 +115,24 @@ def run(
         UserError: trials failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all trials had ended.
     """
+    if settings.jobs:
+        from . import far
+
+        return far.run(trials, work, shared, space, how, folder, settings)
+    return tuned(trials, work, shared, space, how, folder, settings, told(trials))
+
+
+def tuned(
+    trials: Trials,
+    work: Callable[..., None],
+    shared: Mapping[str, Any],
+    space: Mapping[str, Any],
+    how: Any,
+    folder: Path,
+    settings: Settings,
+    callback: Any,
+) -> list[Ended]:
+    """Run the trials on the cluster that this process has joined, as :func:`run` does; ``callback`` is Ray Tune's."""
     import ray
     from ray import tune
 
@@ -121,7 +151,7 @@ def run(
         kept = tune.RunConfig(
             name="trials",
             storage_path=str(folder.absolute()),
-            callbacks=[_callback(trials)],
+            callbacks=[callback],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
@@ -136,7 +166,8 @@ def run(
     found = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
     if len(found) < trials.count or results.num_terminated < trials.count:
         raise KeyboardInterrupt
-    return found
+    wanted = {*trials.metrics, TIME, SECONDS}
+    return [Ended(dict(r.config), {k: v for k, v in r.metrics.items() if k in wanted}) for r in found]
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
@@ -165,7 +196,7 @@ def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
     return space, how
 
 
-def _callback(trials: Trials) -> Any:
+def told(trials: Trials) -> Any:
     """Make the callback that tells MLflow and the terminal of every trial.
 
     It is stored with the search, so it holds no connection.
