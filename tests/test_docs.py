@@ -28,6 +28,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline import cli
+from pipeline.core import machine
 from pipeline.core.params import typed
 
 from .cases import CONFIGS
@@ -132,9 +133,13 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "language", "text"), of("yaml"))
-def test_params_are_read(page: Path, language: str, text: str) -> None:
-    """Each block, merged into params.yaml, is accepted; ``…`` stands for what is left out."""
+def test_params_are_read(page: Path, language: str, text: str, tmp_path: Path) -> None:
+    """Each block, merged into params.yaml, is accepted, or is a machine.yaml; ``…`` stands for what is left out."""
     shown = yaml.safe_load(text.split("  photos:")[0].replace("…", ""))
+    if "resources" in shown:
+        (tmp_path / "machine.yaml").write_text(text)
+        machine.read(tmp_path / "machine.yaml").check_methods(registry.METHODS)
+        return
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     for section, entries in shown.items():
         raw[section] = {**raw[section], **entries}

@@ -118,6 +118,11 @@ class Params:
         """Return the names of the plugins that params.yaml names."""
         return self.raw.get("plugins") or ()
 
+    def method_of(self, kind: str, key: str) -> str:
+        """Return the method whose work a stage does; empty: it is of none."""
+        run = self.runs.get(("student" if kind == "evaluate" else kind, key))
+        return run.method.name if run else ""
+
     def modules_of(self, run: Run) -> set[str]:
         """Return the modules that define the configs of a run and of all that it is made from."""
         return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))

@@ -5,6 +5,7 @@ RAY_ADDRESS             a cluster's host:port, of whose network this machine is;
                         that port is in reach; without it Ray is started inside the process
 BDL_DEVICE              cpu | cuda (default: cpu)
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
+BDL_MACHINE             a file of what tasks take, by stage and method (default: machine.yaml, where there is one)
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
 BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default: 1), each with the task's threads
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
@@ -16,9 +17,13 @@ BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bdl_pipe.errors import ConfigError, UserError
+
+from . import machine
+from .machine import Machine, Needs
 
 
 @dataclass(frozen=True)
@@ -27,18 +32,30 @@ class Settings:
 
     Attributes:
         address: host:port of a cluster that this process joins; empty: none.
+        needs: what each task takes of a node.
+        machine: what says so, by stage and method; see :meth:`of`.
         jobs: http(s)://host:port of a cluster that is handed jobs; empty: none.
     """
 
     executor: str = "ray"
     address: str = ""
     device: str = "cpu"
-    gpus: float = 0.0
+    needs: Needs = field(default_factory=Needs)
     threads: int = 1
     checkpoint_seconds: float = 15.0
     workers: int = 1
     tracking: bool = True
     jobs: str = ""
+    machine: Machine = field(default_factory=Machine)
+
+    def of(self, kind: str, method: str) -> "Settings":
+        """Return the settings of the tasks of a method in a stage kind.
+
+        Tasks that the machine's file gives no GPU compute on the CPU, whatever BDL_DEVICE says of the others.
+        """
+        needs = self.machine.needs(kind, method, self.needs)
+        on_cpu = self.machine.says(kind, method).get("gpus") == 0
+        return replace(self, needs=needs, device="cpu" if on_cpu else self.device)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
@@ -56,12 +73,20 @@ class Settings:
             address="" if by_jobs else address,
             jobs=address.rstrip("/") if by_jobs else "",
             device=device,
-            gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0),
+            needs=Needs(gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0)),
+            machine=_machine(env),
             threads=_count(env, "BDL_THREADS"),
             checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
             workers=_count(env, "BDL_WORKERS_PER_TASK"),
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
         )
+
+
+def _machine(env: Mapping[str, str]) -> Machine:
+    named = env.get("BDL_MACHINE", "")
+    if named and not Path(named).is_file():
+        raise ConfigError("BDL_MACHINE", "must be a file", named)
+    return machine.read(Path(named) if named else machine.FILE)
 
 
 def require_device(device: str) -> None:

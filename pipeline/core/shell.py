@@ -11,13 +11,18 @@ from .settings import Settings
 
 
 @contextmanager
-def opened(executor: str | None = None, params: Params | None = None) -> Iterator[tuple[Params, Executor, Settings]]:
+def opened(
+    executor: str | None = None, params: Params | None = None, *, kind: str = "", method: str = ""
+) -> Iterator[tuple[Params, Executor, Settings]]:
     """Open what a stage needs: checked params, an executor, settings. The executor is closed at the end.
 
-    The params are those of params.yaml, unless others are given.
+    The params are those of params.yaml, unless others are given; the settings are those of tasks of a stage kind and a
+    method, where these are.
     """
     settings = Settings.read(executor=executor)
     params = load() if params is None else params
+    settings.machine.check_methods({*params.raw["methods"], *(run.method.name for run in params.runs.values())})
+    settings = settings.of(kind, method)
     running = choose(settings)
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -86,7 +86,8 @@ def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: 
             print(f"{stage.name}: is up to date", flush=True)
             return False
         made_from = fresh.made_from(stage)
-        with shell.opened(executor, params) as (_, running, settings):
+        method = params.method_of(stage.kind, stage.key)
+        with shell.opened(executor, params, kind=stage.kind, method=method) as (_, running, settings):
             _work(stage, params, running, settings)
         fresh.record(stage, made_from)
     return True

@@ -141,7 +141,7 @@ def tuned(
     hub = make_hub(store)
     sent = {name: sealed(value) if name == "chain" else value for name, value in shared.items()}
     work = tune.with_parameters(work, **sent, channel=ActorChannel(hub))
-    work = tune.with_resources(work, {"cpu": 1, "gpu": settings.gpus})
+    work = tune.with_resources(work, tune.PlacementGroupFactory([settings.needs.counted]))
     place = str(folder.absolute() / "trials")
     if tune.Tuner.can_restore(place):
         # a trial that failed keeps its name, by which its sample is known

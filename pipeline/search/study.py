@@ -78,6 +78,7 @@ def main(args: argparse.Namespace) -> int:
     """Try every point, and write the results."""
     settings = Settings.read()
     study = plan(Path(args.file), settings)
+    settings = settings.of("study", study.method.name)
     folder = places.STATE / "study" / study.name
     with places.rooted(places.WORK / "study" / study.name):
         data = load_data(study, study.params, settings)

@@ -56,6 +56,7 @@ def main(args: argparse.Namespace) -> int:
     settings = Settings.read()
     params = load()
     search = plan(params, args.method, args.dataset, args.samples, vars(args).get("run"), settings)
+    settings = settings.of("tune", search.method.name)
     data = load_data(search, params, settings)
     folder = places.STATE / "tune" / search.name
     identity = search.identity(data_hash(search))

@@ -178,3 +178,12 @@ def ends(payload: str, shared: Mapping[str, Any], report: Report) -> tuple[bool,
     os.chdir(payload)
     weights, file = shared["state"].tensors, shared["files"]["notes"]
     return file.file.is_here(), float(weights.rows("w", -1, None).sum()), file.read(1, 3)
+
+
+def placed(payload: float, shared: Mapping[str, Any], report: Report) -> tuple[list[str], str, float, float]:
+    """Which GPUs and node the task has been given, and from when to when it held them for ``payload`` seconds."""
+    import ray
+
+    context, began = ray.get_runtime_context(), time.time()
+    time.sleep(payload)
+    return [str(gpu) for gpu in context.get_accelerator_ids()["GPU"]], context.get_node_id(), began, time.time()

@@ -3,13 +3,14 @@
 import pytest
 
 from bdl_pipe.errors import UserError
+from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings, require_device
 
 
 def test_defaults_and_gpu_share() -> None:
-    assert Settings.read({}) == Settings("ray", "", "cpu", 0.0, 1, 15.0)
+    assert Settings.read({}) == Settings("ray", "", "cpu", Needs(), 1, 15.0)
     assert Settings.read({}).workers == 1 and Settings.read({"BDL_WORKERS_PER_TASK": "4"}).workers == 4
-    assert Settings.read({"BDL_DEVICE": "cuda"}).gpus == 1.0
+    assert Settings.read({"BDL_DEVICE": "cuda"}).needs.gpus == 1.0
     assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
 
 

@@ -15,6 +15,7 @@ from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
 from pipeline.core.executors.train import capacity
+from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
 from pipeline.stages.fit import SeedTask
 from tests.distributed_ranks import SECTION
@@ -65,11 +66,11 @@ def test_capacity_is_counted_node_by_node() -> None:
         {"Alive": True, "Resources": {"CPU": 3.0}},
         {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
     ]
-    assert capacity(nodes, 2, 0.0) == 3 and capacity(nodes, 7, 0.0) == 1
-    assert capacity(nodes, 2, 0.5) == 1
+    assert capacity(nodes, 2, Needs()) == 3 and capacity(nodes, 7, Needs()) == 1
+    assert capacity(nodes, 2, Needs(gpus=0.5)) == 1
     with pytest.raises(
         UserError, match=r"^BDL_WORKERS_PER_TASK=8: the Ray cluster has room for 7 workers of 1 CPU each"
     ):
-        capacity(nodes, 8, 0.0)
+        capacity(nodes, 8, Needs())
     with pytest.raises(UserError, match=r"room for 1 workers of 1 CPU and 1 GPU each$"):
-        capacity(nodes, 2, 1.0)
+        capacity(nodes, 2, Needs(gpus=1.0))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
+from ..machine import Needs, in_words
 from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
@@ -139,7 +140,7 @@ class Cluster:
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
             return len(tasks)
-        return train.capacity(ray.nodes(), self._settings.workers, self._settings.gpus)
+        return train.capacity(ray.nodes(), self._settings.workers, self._settings.needs)
 
     def _submit(self, work: Work, task: Task, hub: Any, keeps: bool, parts: list[Any]) -> Any:
         import ray
@@ -148,7 +149,7 @@ class Cluster:
         if task.data_parallel and settings.workers > 1:
             remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
             return remote.remote(work, sealed(task), hub, (ActorChannel(hub), NullChannel()), settings, keeps, parts)
-        remote = ray.remote(_remote).options(num_cpus=1, num_gpus=settings.gpus, max_retries=RETRIES)
+        remote = ray.remote(_remote).options(**settings.needs.options, max_retries=RETRIES)
         return remote.remote(work, sealed(task), hub, settings, keeps, *parts)
 
 
@@ -179,7 +180,7 @@ def connected(settings: Settings) -> Iterator[None]:
             except (ConnectionError, RuntimeError, TimeoutError) as error:
                 where = settings.address or "inside this process"
                 raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
-        check_resources(ray.nodes(), 1.0, settings.gpus)
+        check_resources(ray.nodes(), settings.needs)
         yield
 
 
@@ -247,17 +248,20 @@ def preflight(address: str) -> None:
         ) from None
 
 
-def check_resources(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> None:
+def check_resources(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> None:
     """Refuse a request that no node can meet, which would wait for ever.
 
     Raises:
         UserError: naming what is asked for and the most that one node has.
     """
     alive = [node["Resources"] for node in nodes if node.get("Alive", True)]
-    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in alive):
+    wanted = needs.counted
+    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in alive):
         return
-    has = " and ".join(f"{max((n.get(r, 0) for n in alive), default=0):g} {r}" for r in ("CPU", "GPU"))
-    raise UserError(f"no node of the Ray cluster has {cpus:g} CPU and {gpus:g} GPU for a task; the most is {has}")
+    most = {
+        name: max((node.get(name, 0) for node in alive), default=0) for name in dict.fromkeys(["CPU", "GPU", *wanted])
+    }
+    raise UserError(f"no node of the Ray cluster has {needs} for a task; the most is {in_words(most)}")
 
 
 def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
+from ..machine import Needs
 from ..settings import Settings
 from . import Done, Task, Work
 from .hub import RETRIES
@@ -21,22 +22,20 @@ from .sealed import sealed
 _TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at once, a hung one only so
 
 
-def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, gpus: float) -> int:
+def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, needs: Needs) -> int:
     """Count the groups that the cluster holds at once.
 
     Raises:
         UserError: none, so a task would wait for ever.
     """
+    wanted = needs.counted
     places = 0
     for node in nodes:
         if node.get("Alive", True):
-            has = node["Resources"]
-            cpus = int(has.get("CPU", 0))
-            places += min(cpus, int(has.get("GPU", 0) / gpus)) if gpus else cpus
+            places += min((int(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items()), default=0)
     if places < workers:
-        share = f" and {gpus:g} GPU" if gpus else ""
         raise UserError(
-            f"BDL_WORKERS_PER_TASK={workers}: the Ray cluster has room for {places} workers of 1 CPU{share} each"
+            f"BDL_WORKERS_PER_TASK={workers}: the Ray cluster has room for {places} workers of {needs} each"
         )
     return places // workers
 
@@ -56,17 +55,18 @@ def group(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    each = {"CPU": 1.0} | ({"GPU": settings.gpus} if settings.gpus else {})
     with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # on this node, where the group's controller is
         trainer = TorchTrainer(
             _loop(work, sealed(task), hub, channels, settings, keeps, parts),
             scaling_config=ScalingConfig(
-                num_workers=settings.workers, use_gpu=settings.gpus > 0, resources_per_worker=each
+                num_workers=settings.workers,
+                use_gpu=settings.needs.gpus > 0,
+                resources_per_worker=settings.needs.counted,
             ),
             run_config=RunConfig(
                 name=task.name, storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)
             ),
-            torch_config=TorchConfig("nccl" if settings.gpus > 0 else "gloo", timeout_s=_TIMEOUT_SECONDS),
+            torch_config=TorchConfig("nccl" if settings.device == "cuda" else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
         trainer.fit()
     outcome: Done | Exception = ray.get(hub.get_result.remote(task.name))

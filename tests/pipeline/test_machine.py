@@ -1,0 +1,155 @@
+"""machine.yaml, and what it gives to tasks: on a cluster of two kinds of node, one of which says that it has a GPU."""
+
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe.errors import ConfigError, UserError
+from pipeline.core import machine
+from pipeline.core.executors import Task, choose
+from pipeline.core.executors.cluster import prepare_environment
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.inline import Inline
+from pipeline.core.executors.store import Store
+from pipeline.core.machine import Machine, Needs
+from pipeline.core.settings import Settings
+from tests.pipeline import fake_work
+
+TEXT = """
+resources:
+  default: {gpus: 0.25}
+  trajectory: {gpus: 1, memory_gb: 2.5}
+  student.ciber: {gpus: 0, cpus: 2}
+  evaluate: {resources: {A100: 1}}
+"""
+
+
+def test_the_most_specific_number_decides(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(TEXT)
+    settings = Settings.read({"BDL_MACHINE": str(path), "BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0.5"})
+    assert settings.needs == Needs(gpus=0.5)
+    assert settings.of("teacher", "sgld").needs == Needs(gpus=0.25)
+    assert settings.of("trajectory", "sgd").needs == Needs(gpus=1, memory_gb=2.5)
+    assert settings.of("evaluate", "sgld").needs == Needs(gpus=0.25, others=(("A100", 1.0),))
+    ciber = settings.of("student", "ciber")
+    assert ciber.needs == Needs(cpus=2) and ciber.device == "cpu"  # it has no GPU, so it computes without one
+    assert settings.of("student", "swag").device == "cuda"
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert Settings.read({"BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0"}).of("student", "swag").device == "cuda"
+
+
+def test_without_a_file_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.read({}).of("student", "swag") == Settings.read({}) == Settings()
+    (tmp_path / "machine.yaml").write_text(TEXT)
+    assert Settings.read({}).of("student", "swag").needs == Needs(gpus=0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("resource: {}", r"machine\.yaml: resource is not a key \(did you mean resources\?\)"),
+        ("resources: [1]", r"machine\.yaml: resources must be a mapping, got \[1\]"),
+        ("resources: {studnt: {gpus: 1}}", r"resources\.studnt is no stage kind \(did you mean student\?\)"),
+        ("resources: {default.swag: {gpus: 1}}", r"resources\.default\.swag is no stage kind"),
+        ("resources: {student: 1}", r"resources\.student must be a mapping, got 1"),
+        ("resources: {student: {gpu: 1}}", r"resources\.student\.gpu is not a key \(did you mean gpus\?\)"),
+        ("resources: {student: {gpus: -1}}", r"resources\.student\.gpus must be a number >= 0, got -1"),
+        ("resources: {student: {gpus: true}}", r"resources\.student\.gpus must be a number >= 0, got True"),
+        ("resources: {student: {gpus: .nan}}", r"resources\.student\.gpus must be a number >= 0, got nan"),
+        ("resources: {student: {gpus: 1.5}}", r"gpus must be a whole number where it is more than 1, got 1\.5"),
+        (
+            "resources: {student: {resources: 3}}",
+            r"resources\.student\.resources must be a mapping of names to amounts",
+        ),
+        ("resources: {student: {resources: {A100: x}}}", r"resources\.A100 must be a number >= 0, got 'x'"),
+    ],
+)
+def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
+    (tmp_path / "machine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        machine.read(tmp_path / "machine.yaml")
+
+
+def test_a_method_and_a_file_that_are_not_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resources\.student\.swga is of no method \(did you mean swag\?\)"):
+        Machine({"student.swga": {}}).check_methods(["swag", "sgd"])
+    with pytest.raises(ConfigError, match="BDL_MACHINE must be a file, got"):
+        Settings.read({"BDL_MACHINE": str(tmp_path / "none.yaml")})
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[tuple[str, str]]:
+    """The address of a cluster of two CPUs here and four CPUs with a GPU there, and the id of the second node."""
+    before = dict(os.environ)
+    prepare_environment()
+    os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "num_gpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    node = cluster.add_node(num_cpus=4, num_gpus=1, resources={"A100": 1}, object_store_memory=10**8)
+    try:
+        yield cluster.address, node.node_id
+    finally:
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.mark.xdist_group("cluster")
+def test_tasks_are_placed_and_packed_by_what_they_take(mixed: tuple[str, str], tmp_path: Path) -> None:
+    """Four halves of a GPU: two at once and never three, on the node that has it; the bits are those of the CPU."""
+    address, node = mixed
+    settings = Settings(address=address, checkpoint_seconds=60.0)
+
+    def run(needs: Needs, seconds: float, count: int) -> list[tuple[list[str], str, float, float]]:
+        executor = choose(replace(settings, needs=needs))
+        tasks = [Task(f"t{number}", seconds) for number in range(count)]
+        try:
+            with Display("placed") as display:
+                return [done.result for done in executor.map(fake_work.placed, tasks, shared={}, display=display)]
+        finally:
+            executor.close()
+
+    halves = run(Needs(gpus=0.5), 1.5, 4)
+    assert {(tuple(gpus), where) for gpus, where, _, _ in halves} == {(("0",), node)}
+    assert _at_once(halves) == 2
+    assert _at_once(run(Needs(gpus=1), 0.5, 2)) == 1
+    (named,) = run(Needs(others=(("A100", 1.0),)), 0, 1)
+    assert named[1] == node and not named[0]
+    for needs, words in (
+        (Needs(gpus=8), "no node of the Ray cluster has 1 CPU and 8 GPU for a task; the most is 4 CPU and 1 GPU"),
+        (Needs(others=(("TPU", 1.0),)), "has 1 CPU and 1 TPU for a task; the most is 4 CPU, 1 GPU and 0 TPU"),
+        (Needs(cpus=5), "has 5 CPU for a task; the most is 4 CPU and 1 GPU"),
+        (Needs(memory_gb=10**6), "has 1 CPU and 1e+06 GB memory for a task"),
+    ):
+        start = time.monotonic()
+        with pytest.raises(UserError) as error:
+            run(needs, 0, 1)
+        assert words in str(error.value) and time.monotonic() - start < 20
+
+    made = []
+    for name, executor in (
+        ("here", Inline(settings)),
+        ("there", choose(replace(settings, needs=Needs(gpus=0.5)))),
+    ):
+        store = Store(tmp_path / name, "a")
+        store.open()
+        with Display(name) as display:
+            (done,) = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
+        executor.close()
+        made.append(done.result)
+    assert made[0].config == made[1].config
+    assert all(made[0].tensors[key].equal(value) for key, value in made[1].tensors.items())
+
+
+def _at_once(spans: list[tuple[list[str], str, float, float]]) -> int:
+    """The most tasks that held something at one moment."""
+    return max(sum(began <= start < ended for _, _, began, ended in spans) for _, _, start, _ in spans)
