@@ -1,0 +1,176 @@
+"""cluster/: what its files say agrees with the project, Ray reads the launchers' own, and Slurm's script runs."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+import yaml
+
+from tests.end_to_end.conftest import ROOT, make
+from tests.end_to_end.test_jobs import _until
+
+CLUSTER: Final = ROOT / "cluster"
+PINNED: Final = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+PARAMS: Final = """
+seed: 0
+datasets:
+  boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
+           splits: 1, ood: [], corrupted_images: 0, corruptions: made}
+methods:
+  sgd: {network: {name: mlp, hidden: [16]}, epochs: 3, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
+trajectories:
+  boston-sgd: {dataset: boston, method: sgd, seeds: 2, input: prepare/boston}
+teachers: {}
+coresets: {}
+runs: {}
+evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 0}
+report: {figures_dpi: 110}
+"""
+SRUN: Final = """#!/bin/bash
+echo "srun $*" >> "$SLURM_SUBMIT_DIR/slurm.said"
+while [[ "$1" == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL: Final = """#!/bin/bash
+echo "scontrol $*" >> "$SLURM_SUBMIT_DIR/slurm.said"
+test "$1" = show && echo one || true
+"""
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return [dict(each) for each in yaml.safe_load_all((CLUSTER / name).read_text())]
+
+
+def clusters() -> list[dict[str, Any]]:
+    """The specs of the two clusters of Kubernetes."""
+    return [documents("raycluster.yaml")[0]["spec"], documents("rayjob.yaml")[1]["spec"]["rayClusterSpec"]]
+
+
+def test_kubernetes_has_the_tested_versions_and_one_image() -> None:
+    assert [each["apiVersion"] for name in ("raycluster.yaml", "rayjob.yaml") for each in documents(name)] == [
+        "ray.io/v1",
+        "v1",
+        "ray.io/v1",
+    ]
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version
+    for spec in clusters():
+        assert spec["rayVersion"] == PINNED["ray"]
+        groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+        for group in groups:
+            assert set(group) <= {"rayStartParams", "template", "groupName", "replicas", "minReplicas", "maxReplicas"}
+            assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+            pod = group["template"]["spec"]
+            assert pod["securityContext"]["runAsNonRoot"]
+            (container,) = pod["containers"]
+            assert container["image"] == f"bdl-pipe:{version[1]}"
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+        for group in spec["workerGroupSpecs"]:
+            assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        ports = {p["name"]: p["containerPort"] for p in groups[0]["template"]["spec"]["containers"][0]["ports"]}
+        assert ports == {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
+        assert groups[0]["rayStartParams"]["dashboard-host"] == "0.0.0.0"  # or no laptop reaches it
+
+
+def test_the_entry_point_is_a_command_of_ours() -> None:
+    job = documents("rayjob.yaml")[1]["spec"]
+    *_, inner = shlex.split(job["entrypoint"])
+    words = shlex.split(inner.split("&&")[1])
+    assert words[:3] == ["python", "-m", "pipeline"]
+    from pipeline import cli
+
+    assert cli.parser().parse_args(words[3:]).verb == "repro"
+    head = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    (claim,) = (v["persistentVolumeClaim"]["claimName"] for v in head["volumes"])
+    assert claim == documents("rayjob.yaml")[0]["metadata"]["name"]
+    mounts = [m for c in (*head["initContainers"], *head["containers"]) for m in c["volumeMounts"]]
+    assert {m["name"] for m in mounts} == {v["name"] for v in head["volumes"]}
+
+
+def test_the_image_has_what_make_install_has_and_no_project() -> None:
+    text = (CLUSTER / "Dockerfile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    (listing,) = re.findall(r"sed -n '(/\^.*?)' /opt/bdl", text)
+    assert listing.replace("#", r"\#") in makefile  # the list of packages is made in the same way
+    assert re.findall(r"^COPY (\S+)", text, re.M) == ["constraints.txt"]
+    assert (CLUSTER / "Dockerfile.dockerignore").read_text().split() == ["*", "!constraints.txt"]
+    assert "dataset-fashion-mnist" in text and "dataset-fashion-mnist" in makefile
+    assert re.search(r"^USER ray$", text, re.M)
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "ssh.yaml"])
+def test_ray_reads_the_launchers(name: str) -> None:
+    """As ``ray up`` does before it asks the cloud; a file with a key of another name is refused."""
+    from jsonschema import ValidationError
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    (config,) = documents(name)
+    (mounted,) = config["file_mounts"].values()
+    assert (ROOT / mounted).is_file()
+    validate_config(prepare_config(dict(config)))
+    with pytest.raises(ValidationError, match="max_worker"):
+        validate_config(prepare_config({**config, "max_worker": 3}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("cluster")
+@pytest.mark.parametrize("taken", [False, True])
+def test_slurm_s_script(taken: bool, tmp_path: Path) -> None:
+    """One node, whose steps are processes here: it works and ends; or is told to go, and asks to be queued again."""
+    project = make(tmp_path / "project", PARAMS)
+    (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1])
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (stand_ins / name).write_text(text)
+        (stand_ins / name).chmod(0o755)
+    number = str(os.getpid() * 2 + taken)
+    environment = {k: v for k, v in project.env.items() if k not in ("BDL_EXECUTOR", "PYTHONPATH")} | {
+        "PATH": f"{stand_ins}{os.pathsep}{project.env['PATH']}",
+        "SLURM_SUBMIT_DIR": str(project.folder),
+        "SLURM_JOB_ID": number,
+        "SLURM_JOB_NODELIST": "one",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
+    if taken:
+        project.edit("params.yaml", "epochs: 3,", "epochs: 100000,")
+    script = subprocess.Popen(
+        ["bash", str(CLUSTER / "slurm.sh"), "trajectory"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    if taken:
+        _until(lambda: list(project.folder.glob(".state/locks/trajectory/*.pid")), 120)
+        time.sleep(2)
+        script.send_signal(signal.SIGTERM)
+    said, _ = script.communicate(timeout=200)
+    told = (project.folder / "slurm.said").read_text()
+    assert script.returncode == 0, said
+    assert (f"scontrol requeue {number}" in told) == taken, said
+    assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file() != taken, said
+    _until(lambda: not _left(number), 30)
+
+
+def _left(number: str) -> list[str]:
+    """What of the job's Ray still runs."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if f"/tmp/ray-{number}" in line and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(line)
+    return found
