@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,13 +115,14 @@ class Cluster:
         used = {key for task in tasks for key in task.needs}
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
-        most = self._at_once(tasks)
+        most, submit = self._at_once(tasks), self._submitter(work, hub, store is not None)
         try:
             while waiting or pending:
                 while waiting and len(pending) < most:
                     task = waiting.pop(0)
-                    pending[self._submit(work, task, hub, store is not None, [kept[k] for k in task.needs])] = task
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
+                    pending[submit(task, [kept[k] for k in task.needs])] = task
+                count = 1 if waiting else len(pending)  # one result at a time is quadratic in their number
+                ready, _ = ray.wait(list(pending), num_returns=count, timeout=_POLL_SECONDS)
                 for progress in ray.get(hub.poll.remote()):
                     display.step(*progress)
                 for ref in ready:
@@ -142,15 +143,21 @@ class Cluster:
             return len(tasks)
         return train.capacity(ray.nodes(), self._settings.workers, self._settings.needs)
 
-    def _submit(self, work: Work, task: Task, hub: Any, keeps: bool, parts: list[Any]) -> Any:
+    def _submitter(self, work: Work, hub: Any, keeps: bool) -> Callable[[Task, list[Any]], Any]:
+        """Return what hands a task and its parts to Ray, which is sent each of our functions once."""
         import ray
 
         settings = self._settings
-        if task.data_parallel and settings.workers > 1:
-            remote = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
-            return remote.remote(work, sealed(task), hub, (ActorChannel(hub), NullChannel()), settings, keeps, parts)
-        remote = ray.remote(_remote).options(**settings.needs.options, max_retries=RETRIES)
-        return remote.remote(work, sealed(task), hub, settings, keeps, *parts)
+        channels = ActorChannel(hub), NullChannel()
+        group = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
+        single = ray.remote(_remote).options(**settings.needs.options, max_retries=RETRIES)
+
+        def submit(task: Task, parts: list[Any]) -> Any:
+            if task.data_parallel and settings.workers > 1:
+                return group.remote(work, sealed(task), hub, channels, settings, keeps, parts)
+            return single.remote(work, sealed(task), hub, settings, keeps, *parts)
+
+        return submit
 
 
 @contextlib.contextmanager

@@ -1,0 +1,294 @@
+"""What a cluster's driver can do on this machine.
+
+    python -m benchmarks.cluster_throughput            # writes results/scale/throughput.json and .md
+
+Measured, most of it several times with the median kept: seconds to connect; progress messages and checkpoints a second
+through the hub, and MB/s of checkpoints; the cost of a task with 10 to 10,000 of them; ``ray.wait`` on as many results,
+one at a time and all that are ready, on the same cluster; seconds from submission to a task's first step, warm and
+cold; the cost of a stage with 10, 100 and (``--stages``) more trivial ones, and of telling DVC of them.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+import torch
+import yaml
+
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.progress import Report
+from pipeline.core.executors import Task
+from pipeline.core.executors.cluster import Cluster, connected
+from pipeline.core.executors.display import Display
+from pipeline.core.executors.hub import ActorChannel, make_hub
+from pipeline.core.executors.sealed import sealed
+from pipeline.core.executors.store import Store
+from pipeline.core.settings import Settings
+from pipeline.stages import records
+from pipeline.tracking import provenance
+
+OUT: Final = Path("results/scale")
+REPEATS: Final = 3
+MESSAGES: Final = 2000
+CHECKPOINTS: Final = {"10 kB": 10_000, "1 MB": 10**6, "30 MB": 30 * 10**6}
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def nothing(payload: Any, shared: Mapping[str, Any], report: Report) -> State:
+    """The work of a trivial task."""
+    return State({"at": torch.tensor([time.time()], dtype=torch.float64)}, {})
+
+
+def main() -> None:
+    """Measure, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--stages", type=int, nargs="*", default=[10, 100])
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    found: dict[str, Any] = {"connect_seconds": _connect_seconds()}
+    with connected(Settings()):
+        found |= _hub() | {"tasks": [_tasks(count) for count in asked.tasks], "one_at_a_time": _waits(max(asked.tasks))}
+        found |= {"first_step": _first_step(), "task_bytes": _bytes()}
+    found["stages"] = [_stages(count) for count in asked.stages]
+    found["about"] = {
+        "commit": provenance.commit(),
+        "device": records.device_name("cpu"),
+        "cores": os.cpu_count(),
+        "versions": f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}",
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "throughput.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = page(found)
+    (OUT / "throughput.md").write_text(text)
+    print(text)
+
+
+def _median(measure: Callable[[], float], repeats: int = REPEATS) -> float:
+    return statistics.median(measure() for _ in range(repeats))
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _connect_seconds() -> float:
+    """Seconds to start Ray inside a process that has imported it."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        with connected(Settings()):
+            return time.perf_counter() - start
+
+    return _median(once)
+
+
+def _hub() -> dict[str, Any]:
+    """Messages and checkpoints a second through the hub, from one worker and from two."""
+
+    @ray.remote(num_cpus=1)
+    def report(hub: Any, name: str, count: int) -> None:
+        channel = ActorChannel(hub)
+        for step in range(count):
+            channel.report(name, step, count, {"loss": 1.0 / (step + 1)})
+        ray.get(hub.poll.remote())  # after all of them
+
+    @ray.remote(num_cpus=1)
+    def save(hub: Any, name: str, blob: bytes, count: int) -> None:
+        channel = ActorChannel(hub)
+        for _ in range(count):
+            channel.save(name, blob)
+
+    def rate(remote: Any, count: int, workers: int, *arguments: Any) -> float:
+        """Calls a second of so many workers together, the first, which starts them, left out."""
+        with _store() as store:
+            hub = make_hub(store)
+            ray.get([remote.remote(hub, f"t{i}", *arguments, 1) for i in range(workers)])
+            seconds = _median(
+                lambda: _timed(
+                    lambda: ray.get([remote.remote(hub, f"t{i}", *arguments, count) for i in range(workers)])
+                )
+            )
+            ray.kill(hub)
+        return workers * count / seconds
+
+    found: dict[str, Any] = {"messages_per_second": {w: round(rate(report, MESSAGES, w)) for w in (1, 2)}}
+    saves = {}
+    for name, size in CHECKPOINTS.items():
+        count = max(3, min(200, 10**8 // size))
+        blob = os.urandom(size)
+        per_second = rate(save, count, 2, blob)
+        saves[name] = {"per_second": round(per_second, 1), "mb_per_second": round(per_second * size / 1e6, 1)}
+    return {**found, "checkpoints": saves}
+
+
+def _tasks(count: int) -> dict[str, float]:
+    """Seconds that so many trivial tasks take, results kept in a store or in memory."""
+
+    def run(store: Store | None) -> float:
+        executor = Cluster(Settings())
+        tasks = [Task(f"t{number}", number) for number in range(count)]
+        with Display("tasks") as display, contextlib.redirect_stdout(None):
+            return _timed(lambda: executor.map(nothing, tasks, shared={}, display=display, store=store))
+
+    plain = run(None) if count > 1000 else _median(lambda: run(None))
+    with _store() as store:
+        kept = run(store)
+    return {"tasks": count, "ms_per_task": 1e3 * plain / count, "ms_per_task_with_store": 1e3 * kept / count}
+
+
+def _waits(count: int) -> dict[str, float]:
+    """Seconds of ``ray.wait`` alone on so many results that are there: one at a time, and all that are ready."""
+
+    @ray.remote(num_cpus=0)
+    def done(number: int) -> int:
+        return number
+
+    refs = [done.remote(number) for number in range(count)]
+    ray.get(refs)
+
+    def singly() -> None:
+        pending = dict.fromkeys(refs)
+        while pending:
+            for ref in ray.wait(list(pending), num_returns=1, timeout=0.3)[0]:
+                del pending[ref]
+
+    def together() -> None:
+        pending = dict.fromkeys(refs)
+        while pending:
+            for ref in ray.wait(list(pending), num_returns=len(pending), timeout=0.3)[0]:
+                del pending[ref]
+
+    return {"results": count, "one_at_a_time_seconds": _timed(singly), "all_ready_seconds": _timed(together)}
+
+
+def _first_step() -> dict[str, float]:
+    """Seconds from submission to a task's first step: in a worker that runs, and in one that has to start."""
+
+    def once() -> float:
+        executor, start = Cluster(Settings()), time.time()
+        with Display("first") as display:
+            (done,) = executor.map(nothing, [Task("a", 0)], shared={}, display=display)
+        return float(done.result.tensors["at"][0]) - start
+
+    cold = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cluster_throughput_cold"], capture_output=True, text=True, check=True
+    )
+    return {"warm_seconds": _median(once, 5), "cold_seconds": float(cold.stdout.split()[-1])}
+
+
+def _bytes() -> dict[str, int]:
+    """Bytes of a trivial task and of its result, beside what it is about."""
+    task = Task("0-0", 0)
+    return {"task": len(pickle.dumps(sealed(task))), "result": len(to_bytes(nothing(None, {}, None)))}  # type: ignore[arg-type]
+
+
+def _stages(count: int) -> dict[str, float]:
+    """Seconds a stage of so many trivial ones: of running them, and of telling DVC of all."""
+    with tempfile.TemporaryDirectory(prefix="bdl-stages-") as folder:
+        place = Path(folder)
+        for name in ("pipeline", "stages", "src", "plugins"):
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        (place / ".dvc").mkdir()
+        for name in ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore"):
+            shutil.copy(ROOT / name, place / name)
+        (place / "params.yaml").write_text(yaml.safe_dump(_params(count), sort_keys=False))
+        environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{place / 'src'}", "BDL_TRACKING": "off"}
+        for command in (["git", "init", "-q"], ["git", "add", "-A"]):
+            subprocess.run(command, cwd=place, check=True)
+        start = time.perf_counter()
+        said = subprocess.run(
+            [sys.executable, "-m", "pipeline", "repro", "trajectory"],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        whole = time.perf_counter() - start
+        (ran,) = (float(line.split(" in ")[1].split()[0]) for line in said.splitlines() if "stages done in" in line)
+    return {"stages": count, "run_seconds": ran / count, "other_seconds": (whole - ran) / count}
+
+
+def _params(count: int) -> dict[str, Any]:
+    network = {"name": "mlp", "hidden": [4]}
+    sgd = {"network": network, "epochs": 1, "snapshots": 1, "batch": 256, "optimiser": {"name": "adam", "lr": 1e-3}}
+    data = {"source": {"name": "boston"}, "normalise": "train", "whiten": False, "validation": 0.2, "splits": 1}
+    data |= {"fit_rows": "train_and_validation", "ood": [], "corrupted_images": 0, "corruptions": "made"}
+    rows = {
+        f"boston-{number}": {"dataset": "boston", "method": "sgd", "seeds": 1, "input": "prepare/boston"}
+        for number in range(count)
+    }
+    return {
+        "seed": 0,
+        "datasets": {"boston": data},
+        "methods": {"sgd": sgd},
+        "trajectories": rows,
+        "teachers": {},
+        "coresets": {},
+        "runs": {},
+        "evaluate": {"calibration_bins": 15, "batch": 1000, "joint_pairs": 0},
+        "report": {"figures_dpi": 110},
+    }
+
+
+@contextlib.contextmanager
+def _store() -> Iterator[Store]:
+    with tempfile.TemporaryDirectory(prefix="bdl-store-") as folder:
+        store = Store(Path(folder), "a")
+        store.open()
+        yield store
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Write the figures as a page."""
+    about = found["about"]
+    messages = ", ".join(f"{rate:,} ({w} workers)" for w, rate in found["messages_per_second"].items())
+    waits = found["one_at_a_time"]
+    ratio = waits["one_at_a_time_seconds"] / waits["all_ready_seconds"]
+    return "\n".join(
+        [
+            "# What a driver can do",
+            "",
+            f"- commit {about['commit']}; {about['device']}, {about['cores']} cores; {about['versions']}",
+            f"- Ray starts inside a process in {found['connect_seconds']:.1f} s.",
+            f"- From submission to a task's first step: {found['first_step']['warm_seconds'] * 1e3:.0f} ms in a worker"
+            f" that runs, {found['first_step']['cold_seconds']:.1f} s with Ray and the worker to be started.",
+            f"- A task is {found['task_bytes']['task']:,} bytes, its result {found['task_bytes']['result']:,}; beside"
+            " these the data, which go to each node once, and the weights.",
+            f"- Progress messages a second through the hub: {messages}. A task sends two a second.",
+            f"- `ray.wait` on {waits['results']:,} results: {waits['one_at_a_time_seconds']:.1f} s one at a time,"
+            f" {waits['all_ready_seconds']:.2f} s all that are ready ({ratio:,.0f} times).",
+            "",
+            *_table(("Checkpoint", "a second", "MB/s"), [(k, *v.values()) for k, v in found["checkpoints"].items()]),
+            *_table(("Tasks", "ms a task", "with a store"), [tuple(each.values()) for each in found["tasks"]]),
+            *_table(
+                ("Stages", "s a stage", "s a stage for the rest, DVC's record most of it"),
+                [tuple(each.values()) for each in found["stages"]],
+            ),
+        ]
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    cells = [[f"{c:,.3g}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) else c for c in r] for r in rows]
+    return [f"| {' | '.join(head)} |", f"|{' ---: |' * len(head)}", *(f"| {' | '.join(r)} |" for r in cells), ""]
+
+
+if __name__ == "__main__":
+    main()
