@@ -15,9 +15,10 @@ from .core import places
 from .core.executors import preflight
 from .core.params import Params, load, unwatched
 from .core.settings import Settings
-from .graph import client, dvc, plan, run, sources
+from .graph import client, dvc, plan, remote, run, sources
 from .graph.plan import Plan, Stage
 from .graph.scheduler import Outcome
+from .tracking import artifact_store
 
 
 def main(args: Namespace) -> int:
@@ -30,6 +31,8 @@ def main(args: Namespace) -> int:
     for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
     preflight(settings)
+    remote.require(settings.remote)
+    artifact_store.require(settings)
     dvc.mend()
     sources.write(params)
     everything = plan.plan(params)
@@ -39,6 +42,7 @@ def main(args: Namespace) -> int:
     if not todo:
         print(f"nothing to do: all {len(stages)} results are up to date")
         _record(everything, why)
+        run.push_rest(stages, settings.remote)
         _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
@@ -52,7 +56,9 @@ def main(args: Namespace) -> int:
         finally:
             _record(everything, run.stale(everything))
         tell(outcome)
-    return _close(outcome, everything, params)
+    code = _close(outcome, everything, params)
+    run.push_rest(stages, settings.remote)
+    return code
 
 
 def _record(stages: Plan, why: Mapping[str, str]) -> None:

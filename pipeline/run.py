@@ -5,7 +5,9 @@ from argparse import Namespace
 from bdl_pipe.errors import UserError
 
 from .core.params import load
-from .graph import body, plan, run
+from .core.settings import Settings
+from .graph import body, plan, remote, run
+from .tracking import artifact_store
 
 
 def main(args: Namespace) -> int:
@@ -18,7 +20,9 @@ def main(args: Namespace) -> int:
         raise UserError(f"run {args.stage} takes no key, got {args.key}")
     if args.stage not in ("all", "report") and not args.key:
         raise UserError(f"run {args.stage} needs the key of a row")
-    params = load()
+    params, settings = load(), Settings.read(executor=args.executor)
+    remote.require(settings.remote)
+    artifact_store.require(settings)
     if args.stage != "all":
         stage = plan.one(args.stage, args.key or "", params)
         body.ensure(stage, params, args.executor, force=True)

@@ -8,6 +8,7 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
+from .core.object_store import hide
 from .core.params import load
 from .core.settings import Settings
 from .stages import report
@@ -28,7 +29,7 @@ def main(args: Namespace) -> int:
     experiment = report.compare(load())
     if experiment is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
-        raise UserError(f"the tracking store {experiments.store_uri()} {why}")
+        raise UserError(f"the tracking store {hide(experiments.store_uri())} {why}")
     page = f"http://{args.host}:{args.port}/{comparison.link(experiment, summaries.ALL)}"
     print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", experiments.store_uri()]

@@ -40,6 +40,11 @@ def lock(kind: str, key: str) -> Path:
     return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
 
 
+def pushed(kind: str, key: str) -> Path:
+    """Return the file that notes which result of a stage lies in the remote store, see ``graph.remote``."""
+    return STATE / "pushed" / (_root or "") / kind / f"{key or kind}.txt"
+
+
 def sources() -> Path:
     """Return the file of the hashes of code and users' files, see ``graph.sources``."""
     return WORK / "sources.yaml"

@@ -12,10 +12,14 @@ BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default
                         the inline executor has one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it is not even imported
+BDL_REMOTE              off (default), on, or a DVC remote's name: where each result is pushed to as it is made, and
+                        fetched from where another machine has made it; on: DVC's default remote
+BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (default: beside the tracking store)
 """
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +28,7 @@ from bdl_pipe.errors import ConfigError, UserError
 
 from . import machine
 from .machine import Machine, Needs
+from .object_store import has_userinfo, hide
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Settings:
     workers: int = 1
     tracking: bool = True
     jobs: str = ""
+    remote: str = ""
+    artifacts: str = ""
     machine: Machine = field(default_factory=Machine)
 
     def of(self, kind: str, method: str) -> "Settings":
@@ -79,6 +86,8 @@ class Settings:
             checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
             workers=_count(env, "BDL_WORKERS_PER_TASK"),
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
+            remote=_remote(env),
+            artifacts=_artifacts(env),
         )
 
 
@@ -102,6 +111,25 @@ def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str,
     value = env.get(name) or default
     if value not in options:
         raise ConfigError(name, f"must be {' or '.join(options)}", value)
+    return value
+
+
+def _remote(env: Mapping[str, str]) -> str:
+    """Read the name of a remote; empty: off."""
+    value = env.get("BDL_REMOTE", "").strip() or "off"
+    if not re.fullmatch(r"[\w.-]+", value):
+        raise ConfigError("BDL_REMOTE", "must be on, off or a name of dvc remote list", hide(value, environment=env))
+    return "" if value == "off" else value
+
+
+def _artifacts(env: Mapping[str, str]) -> str:
+    """Read the address of MLflow's artifacts; empty: beside its store."""
+    value = env.get("BDL_MLFLOW_ARTIFACTS", "").strip().rstrip("/")
+    if has_userinfo(value):
+        rule = "must hold no credential; export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise ConfigError("BDL_MLFLOW_ARTIFACTS", rule, hide(value, environment=env))
+    if value and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]+)?", value):
+        raise ConfigError("BDL_MLFLOW_ARTIFACTS", "must be s3://bucket/path", hide(value, environment=env))
     return value
 
 

@@ -15,7 +15,7 @@ from ..core import places, shell
 from ..core.executors import Executor
 from ..core.params import Params, load, typed
 from ..core.settings import Settings
-from . import fresh, sources
+from . import fresh, remote, sources
 from .plan import Stage, one
 
 _TELL_SECONDS: Final = 10.0
@@ -74,7 +74,7 @@ def rooted(root: str) -> Iterator[None]:
 
 
 def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: bool = False) -> bool:
-    """Run a stage unless its result is up to date, and say whether it ran.
+    """Run a stage unless its result is up to date or lies in the remote store, and say whether it was out of date.
 
     Another process that is at the same stage is waited for, and its result taken.
 
@@ -85,11 +85,15 @@ def ensure(stage: Stage, params: Params, executor: str | None = None, *, force: 
         if not force and fresh.reason(stage) is None:
             print(f"{stage.name}: is up to date", flush=True)
             return False
-        made_from = fresh.made_from(stage)
+        made_from, store = fresh.made_from(stage), Settings.read(executor=executor).remote
+        if not force and remote.fetch(store, stage, made_from):
+            print(f"{stage.name}: fetched from the remote", flush=True)
+            return True
         method = params.method_of(stage.kind, stage.key)
         with shell.opened(executor, params, kind=stage.kind, method=method) as (_, running, settings):
             _work(stage, params, running, settings)
         fresh.record(stage, made_from)
+        remote.push(store, stage)
     return True
 
 

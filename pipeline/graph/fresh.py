@@ -47,6 +47,19 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
     write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
 
 
+def fits(identity: Path, made_from: Mapping[str, Any], made: Mapping[Path, Path]) -> bool:
+    """Say whether the file ``identity`` is of what is made from ``made_from``.
+
+    Args:
+        made: a stage's artifact -> where it lies for now.
+    """
+    try:
+        known = json.loads(identity.read_text())
+        return bool(known == {**made_from, "made": {str(path): _hash(place) for path, place in made.items()}})
+    except (OSError, ValueError):
+        return False
+
+
 def made_from(stage: Stage) -> dict[str, Any]:
     """Collect what a stage is made from now: numbers, digests of code and data, hashes of inputs, as JSON has them."""
     inputs = {str(path): _hash(path) for path in stage.reads}

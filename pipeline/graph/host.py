@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..core.settings import Settings
-from . import code
+from . import code, remote
 from .body import Request
 from .body import main as run_stage
 from .client import HOST, LOG
@@ -102,7 +102,12 @@ def preload() -> Iterator[None]:
 
 def modules(settings: Settings) -> tuple[str, ...]:
     """List the modules that stages will import under ``settings``, beside the methods."""
-    return (*_MODULES, *(_RAY if settings.executor == "ray" else ()), *(_TRACKING if settings.tracking else ()))
+    return (
+        *_MODULES,
+        *(_RAY if settings.executor == "ray" else ()),
+        *(_TRACKING if settings.tracking else ()),
+        *(remote.MODULES if settings.remote else ()),
+    )
 
 
 class Host:

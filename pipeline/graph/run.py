@@ -15,8 +15,8 @@ from bdl_pipe.errors import UserError
 
 from ..core import places
 from ..core.params import Params, load
-from . import client, fresh, plan, scheduler, sources
-from .body import Request, ensure
+from . import client, fresh, plan, remote, scheduler, sources
+from .body import Request, alone, ensure
 from .plan import Plan
 from .scheduler import Outcome, Process
 
@@ -77,6 +77,25 @@ def ensure_all(
         return client.Piped(path, asdict(Request(stages[name].kind, stages[name].key, raw, root, executor)))
 
     return _several(stages, jobs, start)
+
+
+def push_rest(stages: Plan, setting: str) -> None:
+    """Push the results of ``stages`` that are up to date and not pushed yet, and say which could not be.
+
+    Args:
+        setting: of ``BDL_REMOTE``; empty: off.
+    """
+    if not setting:
+        return
+    store, left = remote.connect(setting), list[str]()
+    for name, stage in stages.items():
+        if remote.is_pushed(stage, store):
+            continue
+        with alone(stage):
+            if fresh.reason(stage) is None and not remote.try_push(store, stage):
+                left.append(name)
+    if left:
+        print(f"warning: not pushed to {store.name}: {', '.join(left)}; the same command pushes them", file=sys.stderr)
 
 
 def ahead(path: Path, targets: Sequence[str]) -> int:

@@ -23,11 +23,11 @@ from .. import papers
 from ..core import places
 from ..core.params import FIT_KINDS, Params, Run, load
 from ..core.settings import Settings
-from ..graph import client
+from ..graph import client, remote
 from ..graph import run as runner
 from ..graph.plan import Plan, matching, plan
 from ..stages import records
-from ..tracking import provenance
+from ..tracking import artifact_store, provenance
 from . import PaperTable, compare, show
 
 PARAMS: Final = Path("params/paper")
@@ -170,6 +170,9 @@ def _bring(asked: Request, executor: str | None) -> None:
     if not runner.stale(stages):
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
+    settings = Settings.read(executor=executor)
+    remote.require(settings.remote)
+    artifact_store.require(settings)
     with _tracked(asked):
         try:
             outcome = runner.ensure_all(
@@ -177,6 +180,7 @@ def _bring(asked: Request, executor: str | None) -> None:
             )
         except client.Lost as error:
             raise UserError(str(error)) from None
+        runner.push_rest(stages, settings.remote)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     ran = len(outcome.done)

@@ -5,7 +5,8 @@ The scores side by side are another experiment (see :mod:`.comparison`).
 Artifacts come first: whatever goes wrong here is one line on stderr, and the work goes on without
 tracking. The default store is an SQLite file in WAL mode under ``mlruns/``, made under a file lock
 before anything fans out (two processes that create it at once fail); ``MLFLOW_TRACKING_URI`` names
-another one, and with ``BDL_TRACKING=off`` there is none. mlflow is imported when the first run starts, and may be
+another one, and with ``BDL_TRACKING=off`` there is none. Files of runs lie beside the store, or where
+``BDL_MLFLOW_ARTIFACTS`` says. mlflow is imported when the first run starts, and may be
 missing.
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlparse
 
+from ..core.object_store import PATIENCE, hide
 from ..core.scores import Score
 from ..core.settings import Settings
 from . import provenance
@@ -40,6 +42,7 @@ _QUIET: Final = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
+    **PATIENCE,
 }
 T = TypeVar("T")
 
@@ -276,11 +279,17 @@ def experiment(name: str = EXPERIMENT) -> str:
 def _find_experiment(name: str, artifacts: Path | None) -> str:
     found = client().get_experiment_by_name(name)
     if found is None:
-        place = None if artifacts is None else artifacts.absolute().as_uri()
+        place = artifact_root(name) or (None if artifacts is None else artifacts.absolute().as_uri())
         return client().create_experiment(name, artifact_location=place, tags=KIND)
     if found.lifecycle_stage == "deleted":
         client().restore_experiment(found.experiment_id)
     return found.experiment_id
+
+
+def artifact_root(name: str = EXPERIMENT) -> str | None:
+    """Return the address that ``BDL_MLFLOW_ARTIFACTS`` gives an experiment's files; None where it says nothing."""
+    place = Settings.read().artifacts
+    return f"{place}/{name.replace(' ', '-')}" if place else None
 
 
 def store_lock() -> Any:
@@ -314,7 +323,7 @@ def attempt(action: Callable[[], T], then_stop: bool = True) -> T | None:
         return action()
     except Exception as error:  # whatever MLflow, SQL, the disk or the network raise: the result matters more
         _stopped = then_stop
-        reason = next(iter(str(error).splitlines()), "")
+        reason = hide(next(iter(str(error).splitlines()), ""))
         what = "no tracking" if then_stop else "not tracked"
-        print(f"warning: {what} ({store_uri()}): {type(error).__name__}: {reason[:200]}", file=sys.stderr)
+        print(f"warning: {what} ({hide(store_uri())}): {type(error).__name__}: {reason[:200]}", file=sys.stderr)
         return None

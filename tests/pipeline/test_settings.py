@@ -11,6 +11,8 @@ def test_defaults_and_gpu_share() -> None:
     assert Settings.read({}) == Settings("ray", "", "cpu", Needs(), 1, 15.0)
     assert Settings.read({}).workers == 1 and Settings.read({"BDL_WORKERS_PER_TASK": "4"}).workers == 4
     assert Settings.read({"BDL_DEVICE": "cuda"}).needs.gpus == 1.0
+    assert Settings.read({"BDL_REMOTE": "off"}).remote == "" and Settings.read({"BDL_REMOTE": "on"}).remote == "on"
+    assert Settings.read({"BDL_MLFLOW_ARTIFACTS": "s3://bucket/path/"}).artifacts == "s3://bucket/path"
     assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
 
 
@@ -26,6 +28,17 @@ def test_defaults_and_gpu_share() -> None:
         ("BDL_GPUS_PER_TASK", "half", "must be a number, got 'half'"),
         ("BDL_CHECKPOINT_SECONDS", "nan", "must be >= 0, got 'nan'"),
         ("BDL_TRACKING", "no", "must be on or off, got 'no'"),
+        (
+            "BDL_REMOTE",
+            "s3://key:password@bucket/path",
+            "must be on, off or a name of dvc remote list, got 's3://bucket",
+        ),
+        ("BDL_MLFLOW_ARTIFACTS", "bucket/path", "must be s3://bucket/path, got 'bucket/path'"),
+        (
+            "BDL_MLFLOW_ARTIFACTS",
+            "s3://key:password@bucket/path",
+            "must hold no credential; .*, got 's3://bucket/path'",
+        ),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: str, rule: str) -> None:

@@ -188,3 +188,23 @@ def test_processes_that_begin_at_once_lose_nothing(project):
     assert (done.returncode, done.stderr) == (0, "")
     _, runs = runs_of(project)
     assert {runs[f"student {i}"].data.metrics["x"] for i in range(4)} == {1.0}
+
+
+def test_an_experiment_keeps_its_files_where_it_was_made(project, monkeypatch, capsys):
+    """Another place is refused before work, in one line with the cure, and taken where the experiment is new."""
+    from pipeline.tracking import artifact_store
+
+    monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/runs")
+    experiments.initialise()
+    assert runs_of(project)[0].artifact_location == "s3://bucket/runs/bdl-pipe-stages"
+    monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/others")
+    assert artifact_store.main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in said
+
+
+def test_a_warning_of_tracking_holds_no_password(project, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:aSecretOfATest@127.0.0.1:9/")
+    assert experiments.initialise() is None
+    said = capsys.readouterr().err
+    assert "no tracking (http://127.0.0.1:9/)" in said and "aSecretOfATest" not in said

@@ -1,0 +1,64 @@
+"""What is said of a store that fails: one line, with the cure and no credential."""
+
+import time
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+
+from bdl_pipe.errors import UserError
+from pipeline.core import object_store
+
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+ENVIRONMENT = {
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "MLFLOW_TRACKING_PASSWORD": "correct horse",
+    "AWS_SHARED_CREDENTIALS_FILE": "/home/me/.aws/credentials",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def test_credentials_are_taken_out_of_a_text_and_nothing_else_is() -> None:
+    text = f"false: {SECRET} and correct horse of /home/me/.aws/credentials at https://me:pass@host/x, not of option-1"
+    hidden = object_store.hide(text, ("option-1",), ENVIRONMENT)
+    assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x, not of ***"
+    assert object_store.hide(text, (), {}) == text.replace("me:pass@", ""), "the environment's are what it looks for"
+
+
+def answered(code: str) -> Exception:
+    return ClientError({"Error": {"Code": code, "Message": f"of {SECRET}"}}, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (answered("AccessDenied"), "it refuses these credentials (AccessDenied); give them the right"),
+        (answered("InvalidAccessKeyId"), "it refuses these credentials (InvalidAccessKeyId)"),
+        (answered("NoSuchBucket"), "there is no such bucket or folder; make it"),
+        (PermissionError("denied"), "it refuses these credentials (permission denied)"),
+        (NoCredentialsError(), "there are no credentials; export AWS_ACCESS_KEY_ID"),
+        (EndpointConnectionError(endpoint_url="http://x"), "nobody answers there; correct its endpoint"),
+        (ValueError(f"odd: {SECRET}\nand more"), "ValueError: odd: ***"),
+    ],
+)
+def test_each_failure_has_its_line(error: Exception, said: str) -> None:
+    try:
+        raise OSError("of another library") from error
+    except OSError as outer:
+        found = object_store.reason(error, (SECRET,))
+        wrapped = object_store.reason(outer, (SECRET,))
+    assert found.startswith(said) and "\n" not in found and SECRET not in found
+    assert wrapped == found or isinstance(error, ValueError), "also behind the error of a library between"
+
+
+def test_a_probe_ends_in_time_and_says_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    object_store.probe("this", "BDL_X=y", "unset BDL_X")  # the poem of Python, which ends well
+    with pytest.raises(UserError, match=r"^BDL_X=y: .*No module named nothing_there, or unset BDL_X$"):
+        object_store.probe("nothing_there", "BDL_X=y", "unset BDL_X")
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(object_store, "_PROBE_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="does not answer within 1 s"):
+        object_store.probe("waits", "BDL_X=y", "unset BDL_X")
+    assert time.monotonic() - began < 5
