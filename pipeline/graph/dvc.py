@@ -139,7 +139,7 @@ def _knows(entry: Mapping[str, Any] | None, stage: Stage) -> bool:
     """Say whether an entry of the lock is of this result.
 
     It is, if the file of what the result was made from is the same, and so is what DVC compares: the names of what the
-    stage reads and the numbers.
+    stage reads, the numbers, and a whole hash of all that it makes, which the last entry of a cut file may lack.
     """
     if entry is None:
         return False
@@ -149,10 +149,15 @@ def _knows(entry: Mapping[str, Any] | None, stage: Stage) -> bool:
     numbers = {key: value for section in entry.get("params", {}).values() for key, value in section.items()}
     return (
         outs.get(str(identity)) == _md5(identity)
+        and all(_is_whole(outs.get(str(path)), path) for path in stage.makes)
         and all(path in deps or any(parent in deps for parent in path.parents) for path in stage.reads)
         and all(path in stage.reads or _holds(path, dep, stage.reads) for path, dep in deps.items())
         and numbers == {**stage.params, **stage.digests}
     )
+
+
+def _is_whole(hashed: Any, path: Path) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}\.dir" if path.is_dir() else r"[0-9a-f]{32}", str(hashed)) is not None
 
 
 def _holds(folder: Path, dep: Mapping[str, Any], reads: Collection[Path]) -> bool:
