@@ -21,6 +21,7 @@ OPTIMISERS = [
     OptimiserConfig("sgd", 0.01, weight_decay=0.01, momentum=0.9, grad_clip_norm=0.5),
     OptimiserConfig("sgd", 0.01),
     OptimiserConfig("adam", 0.1, "step", milestones=(0.3, 0.8)),
+    OptimiserConfig("lamb", 0.1, "cosine"),
     OptimiserConfig("sgd", 0.05, "linear", milestones=(0.25, 0.75), factor=0.2, momentum=0.5),
 ]
 optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
@@ -141,6 +142,24 @@ def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -
         optimiser.step()
         schedule.step()
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-5, rtol=1e-4)
+
+
+def test_lamb_is_adams_step_with_the_length_of_the_weights() -> None:
+    """By torch's Adam: each step of rate 1 is made as long as the tensor, times the rate."""
+    ours, theirs = Regression(), Regression()
+    for each in (ours, theirs):
+        each.bias.data.fill_(1.0)  # a tensor of zeros has no length
+    run_steps(ours, OptimiserConfig("lamb", 0.05), STEPS, Silent())
+    adam = torch.optim.Adam(theirs.parameters(), lr=1.0)
+    for step in range(STEPS):
+        adam.zero_grad()
+        theirs.loss(step).backward()
+        before = [p.detach().clone() for p in theirs.parameters()]
+        adam.step()
+        with torch.no_grad():
+            for p, old in zip(theirs.parameters(), before, strict=True):
+                p.copy_(old + 0.05 * old.norm() * (p - old) / (p - old).norm())
+    torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-3, rtol=1e-3)
 
 
 def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, steps: int):
@@ -302,7 +321,7 @@ def test_every_step_is_reported_once() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        ("name", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
+        ("name", "lion", "must be one of adam, adamw, sgd, lamb, got 'lion'"),
         ("lr", 0, "must be > 0, got 0.0"),
         ("schedule", "square", "must be one of constant, cosine, one_cycle, step, linear, got 'square'"),
         ("warmup", 0, "must be in (0, 1), got 0.0"),

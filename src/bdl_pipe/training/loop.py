@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..artifacts import State
-from ..errors import Diverged, require
+from ..errors import Diverged, UserError, require
 from ..progress import Report
 
 _LOOK_EVERY: Final = 100  # steps, on a device that works ahead of its driver
@@ -32,7 +32,8 @@ class OptimiserConfig:
     """The settings of an optimiser and its learning-rate schedule.
 
     Attributes:
-        name: the update rule, torch's.
+        name: the update rule, torch's, or ``lamb`` (You et al. 2020, with φ(z) = z): Adam's step, its length in each
+            tensor that of the tensor; by pytorch_optimizer.
         lr: the peak learning rate.
         schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
             times ``factor`` from each of ``milestones`` on; ``linear``: constant up to the first of two ``milestones``,
@@ -45,7 +46,7 @@ class OptimiserConfig:
         factor: of the rate at each milestone (step), or at the last one (linear).
     """
 
-    name: Literal["adam", "adamw", "sgd"]
+    name: Literal["adam", "adamw", "sgd", "lamb"]
     lr: float
     schedule: Literal["constant", "cosine", "one_cycle", "step", "linear"] = "constant"
     warmup: float = 0.3
@@ -200,17 +201,35 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
 def make_optimiser(
     parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
-    """Return torch's optimiser over ``parameters``; those in ``undecayed`` have no weight decay."""
+    """Return the optimiser over ``parameters``; those in ``undecayed`` have no weight decay.
+
+    Raises:
+        UserError: the rule is ``lamb``, and its package is not installed.
+    """
     spared = {id(p) for p in undecayed}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
     if spared:
         groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    if config.name == "lamb":
+        return _lamb(groups, config)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     # one kernel in place of a dozen for each tensor; it reads a tensor and its gradient straight through
     straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
     return rule(groups, lr=config.lr, weight_decay=config.weight_decay, fused=straight)
+
+
+def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.Optimizer:
+    try:
+        from pytorch_optimizer.optimizer.lamb import Lamb
+    except ImportError as error:
+        ways = "pip install 'bdl-pipe[lamb]'"
+        raise UserError(f"the optimiser lamb needs the package pytorch_optimizer ({error}): {ways}") from None
+    # a length has no bias to correct, and a number of steps in the group would not be in a checkpoint
+    optimiser = Lamb(groups, lr=config.lr, weight_decay=config.weight_decay, weight_decouple=False, adam_debias=True)
+    optimiser.clamp = math.inf  # of φ; a whole coreset is one tensor, and longer than 10
+    return optimiser
 
 
 def checkpoint(task: Objective, optimiser: torch.optim.Optimizer, step: int) -> State:
@@ -248,7 +267,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
         if key.startswith(prefix + "."):
             number, name = key.removeprefix(prefix + ".").split(".", 1)
             parameter = parameters[int(number)]
-            if name == "step":
+            if name == "step" or value.shape != parameter.shape:
                 optimiser.state[parameter][name] = value.clone()  # torch keeps Adam's step on the CPU
             else:  # in the parameter's own memory order, or other bits may follow
                 optimiser.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)

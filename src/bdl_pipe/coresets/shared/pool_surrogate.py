@@ -8,7 +8,7 @@ coreset through that network's features; one Adam step of images and labels, the
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -36,7 +36,8 @@ class DistilConfig:
     Attributes:
         steps: outer updates.
         batch: training rows a step.
-        lr, label_lr: Adam's peak learning rates of images and labels; both fall to 0 by a cosine. Null: labels stay.
+        lr, label_lr: peak learning rates of images and labels; both fall to 0 by a cosine. Null: labels stay.
+            By ``lamb`` the labels' rate is that of the images, since a step is as long as what it moves.
         label_scale: factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the model pool.
         augmentation: of the coreset, of the batch and of the networks' own steps.
@@ -44,6 +45,7 @@ class DistilConfig:
         average: decay of an exponential average of images and labels, without bias, which is kept; null: the last are.
         start: what the images start from: ``random`` rows, those near the centres of a ``kmeans``, those of a
             ``herding``, or ``noise``.
+        optimiser: the update rule of images and labels.
     """
 
     steps: int
@@ -56,6 +58,7 @@ class DistilConfig:
     accuracy_every: int = 20
     average: float | None = field(default=None, metadata=LATER)
     start: Choice = field(default="random", metadata=LATER)
+    optimiser: Literal["adam", "lamb"] = field(default="adam", metadata=LATER)
 
     @property
     def label_unit(self) -> float | None:
@@ -156,7 +159,7 @@ def distil(
     start, address = _start(data, config, rng), rng.fold("distil")
     made = surrogate(data, config, address)
     task = CoresetDescent(start, made, label_unit=outer.label_unit, average=outer.average, rng=address)
-    loop.run_steps(task, loop.OptimiserConfig("adam", outer.lr, "cosine"), outer.steps, report)
+    loop.run_steps(task, loop.OptimiserConfig(outer.optimiser, outer.lr, "cosine"), outer.steps, report)
     return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
 
 
