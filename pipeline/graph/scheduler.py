@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
+from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
 from .client import Lost
@@ -46,9 +47,11 @@ class Todo:
         return {name: known.get(name, _GUESS.get(stage.kind, 10.0)) for name, stage in self.plan.items()}
 
     def remember(self, seconds: Mapping[str, float]) -> None:
-        """Write into the history how long stages took."""
-        self.history.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.history, json.dumps({**self.seconds(), **seconds}, indent=1, sort_keys=True).encode())
+        """Write into the history how long stages took; where that fails, the next order is by an older guess."""
+        text = json.dumps({**self.seconds(), **seconds}, indent=1, sort_keys=True)
+        with contextlib.suppress(OSError, UserError):  # a full disk must not hide what the stages said
+            self.history.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.history, text.encode())
 
 
 @dataclass

@@ -8,30 +8,21 @@ files out of sight. It is killed while it works, joins anew for the next command
 import csv
 import os
 import shutil
-import site
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import pytest
 import yaml
 
+from benchmarks import namespaces
+from benchmarks.namespaces import Cluster
 from tests.end_to_end.conftest import Project, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # which they share
-BIN: Final = Path(sys.executable).parent
-HEALTH: Final = {  # a lost node is noticed in seconds
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_failure_threshold": "4",
-}
 DATASET: Final = {
     "normalise": "train",
     "whiten": False,
@@ -137,115 +128,6 @@ def begun(folder: Path) -> int:
     return sum(name.endswith((".part", ".done")) for _, _, files in os.walk(folder / ".state") for name in files)
 
 
-class Cluster:
-    """A head on this machine, whose address is ``address``, and a node that joins it and is killed."""
-
-    def __init__(self, stack: ExitStack, project: Path) -> None:
-        self._stack, self._name, self._logs = stack, f"bdl{os.getpid()}", project.parent
-        temporary = tempfile.mkdtemp(prefix="bdl-")  # a short path, for sockets
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        sources = _sources()
-        self._hidden = [*sources, str(project), temporary, "/dev/shm"]
-        self._ours, self._its = self._network()
-        with socket.socket() as free:
-            free.bind((self._ours, 0))
-            port = free.getsockname()[1]
-        self.address = f"{self._ours}:{port}"
-        head = (
-            "--head",
-            f"--port={port}",
-            f"--temp-dir={temporary}",
-            "--include-dashboard=false",
-        )
-        self._start("head", ["unshare", "--mount"], sources, f"--node-ip-address={self._ours}", *head)
-
-    def join(self) -> None:
-        """Start the second node."""
-        alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        options = f"--address={self.address}", f"--node-ip-address={self._its}"
-        self._node = self._start("node", ["ip", "netns", "exec", self._name, *alone], self._hidden, *options)
-
-    def works(self) -> bool:
-        """Whether the second node is at a task or a trial."""
-        return self._runs("ray::_remote") or self._runs("ray::ImplicitFunc")
-
-    def kill(self) -> None:
-        """The second node has no time to say goodbye."""
-        self._node.kill()
-        self._node.wait()
-
-    def _runs(self, title: str) -> bool:
-        for process in psutil.Process(self._node.pid).children(recursive=True):
-            with suppress(psutil.Error, IndexError):
-                if process.cmdline()[0].startswith(title):
-                    return True
-        return False
-
-    def _network(self) -> tuple[str, str]:
-        """The addresses of a cable's ends: ours, and that in the second node's namespace."""
-        name, number = self._name, os.getpid() % 16384 * 4
-        ours, its = (f"198.18.{number // 256}.{number % 256 + end}" for end in (1, 2))
-        _ip(f"netns add {name}")
-        self._stack.callback(_ip, f"netns delete {name}")  # and the cable
-        _ip(f"link add {name}a type veth peer name {name}b netns {name}")
-        for command in (f"addr add {ours}/30 dev {name}a", f"link set {name}a up"):
-            _ip(command)
-        for command in (f"addr add {its}/30 dev {name}b", f"link set {name}b up", "link set lo up"):
-            _ip(f"-n {name} {command}")
-        return ours, its
-
-    def _start(self, name: str, namespaces: list[str], hidden: list[str], *options: str) -> "subprocess.Popen[bytes]":
-        """A node of one core in ``namespaces``, where ``hidden`` is empty and our packages are not found."""
-        lines = [f"mount -t tmpfs none {path}" for path in hidden]
-        lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
-        lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
-        log = self._logs / f"{name}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*namespaces, "sh", "-c", "\n".join(lines), "sh", *options],
-                cwd="/",
-                env={"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(self._logs), "OMP_NUM_THREADS": "1", **HEALTH},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._stack.callback(_stop, process)
-        end = time.monotonic() + 90
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < end, f"{name} did not start: {log.read_text()}"
-            time.sleep(0.1)
-        return process
-
-
-def _sources() -> list[str]:
-    """Folders from which an editable installation imports."""
-    files = [path for place in site.getsitepackages() for path in Path(place).glob("*.pth")]
-    return [
-        line for path in files for line in path.read_text().splitlines() if line.startswith("/") and Path(line).is_dir()
-    ]
-
-
-def _ip(arguments: str) -> None:
-    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """It, and all that it started."""
-    if process.poll() is None:
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            with suppress(psutil.Error):
-                each.kill()
-        process.wait()
-
-
-def _namespaces() -> bool:
-    """Whether the kernel lets us have them."""
-    test = "mount -t tmpfs none /mnt && ip link add bdl-test type veth peer name bdl-test-b"
-    tools = all(shutil.which(tool) for tool in ("ip", "unshare"))
-    command = ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", test]
-    return os.geteuid() == 0 and tools and subprocess.run(command, capture_output=True).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """What the others are copies of."""
@@ -261,11 +143,11 @@ def alone(prepared: Project, tmp_path_factory: pytest.TempPathFactory) -> Projec
 @pytest.fixture(scope="module")
 def there(prepared: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Cluster]]:
     """A project, and a cluster whose nodes do not have it."""
-    if not _namespaces():
+    if not namespaces.available():
         pytest.skip("needs root, ip, and a kernel that allows network, mount and process namespaces")
     project = copied(prepared, tmp_path_factory.mktemp("there") / "tiny")
     with ExitStack() as stack:
-        yield project, Cluster(stack, project.folder)
+        yield project, Cluster(stack, project.folder.parent, [project.folder])
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -284,3 +166,29 @@ def test_a_cluster_that_loses_a_node_ends_with_the_bits_of_one_machine(
     assert process.returncode == 0, f"{out}\n{error}"
     alone.pipeline(*ALONE[verb], env={"BDL_EXECUTOR": "inline"})
     assert results(verb, project.folder) == results(verb, alone.folder)
+
+
+def test_the_head_is_lost_and_two_commands_go_on_at_once(
+    prepared: Project, there: tuple[Project, Cluster], alone: Project, tmp_path: Path
+) -> None:
+    """The loss is one line; given in two terminals, the same command goes on from the checkpoints, in one of them."""
+    cluster, project = there[1], copied(prepared, tmp_path / "tiny")
+    address = {"RAY_ADDRESS": cluster.address, "BDL_CHECKPOINT_SECONDS": "0.2"}
+    cluster.join()
+    process = project.start(sys.executable, "-m", "pipeline", *VERBS["repro"], env=address)
+    while not cluster.works() or begun(project.folder) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    cluster.kill_head()
+    out, error = process.communicate(timeout=120)
+    gone = f"trajectory digits-sgd: the Ray cluster at {cluster.address} has gone (Connection refused): start it again"
+    assert process.returncode == 1 and gone in error and "Traceback" not in out + error, f"{out}\n{error}"
+    cluster.kill()
+    cluster.start_head()
+    cluster.join()
+    both = [project.start(sys.executable, "-m", "pipeline", *VERBS["repro"], env=address) for _ in range(2)]
+    said = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sum("waiting for process" in out for out, _ in said) == 1, said
+    alone.pipeline(*ALONE["repro"], env={"BDL_EXECUTOR": "inline"})
+    assert results("repro", project.folder) == results("repro", alone.folder)

@@ -133,3 +133,9 @@ print(run(todo, 1, start))
     subprocess.run([sys.executable, "-c", text], stdout=write, check=True, env=PATHS)
     os.close(write)
     assert (tmp_path / "order").read_text().split() == ["a", "b"]
+
+
+def test_a_history_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    outcome = run(plan(tmp_path), 2, shell(tmp_path, {"b": "echo no such file >&2; exit 3"}))
+    assert outcome.failed == {"b": ["no such file"]} and sorted(outcome.done) == ["a", "c", "e"]

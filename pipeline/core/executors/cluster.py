@@ -23,6 +23,7 @@ from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
+from .lost import Watch, explained
 from .sealed import sealed
 from .store import Store
 
@@ -82,7 +83,8 @@ class Cluster:
             results |= {task.name: run_here(work, task, shared, display, store, self._settings) for task in left}
         elif left:
             self._connect()
-            results |= self._run(work, left, shared, display, store)
+            with explained(self._settings.address):
+                results |= self._run(work, left, shared, display, store)
         return [results[task.name] for task in tasks]
 
     def _try(
@@ -116,8 +118,10 @@ class Cluster:
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
         most, submit = self._at_once(tasks), self._submitter(work, hub, store is not None)
+        watch = Watch(self._settings.address)
         try:
             while waiting or pending:
+                watch.look()
                 while waiting and len(pending) < most:
                     task = waiting.pop(0)
                     pending[submit(task, [kept[k] for k in task.needs])] = task
@@ -187,6 +191,8 @@ def connected(settings: Settings) -> Iterator[None]:
             except (ConnectionError, RuntimeError, TimeoutError) as error:
                 where = settings.address or "inside this process"
                 raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
+            except ray.exceptions.RuntimeEnvSetupError as error:  # a full disk of the head, for one
+                raise UserError(f"Ray ({settings.address}) could not be sent our code: {error}") from None
         check_resources(ray.nodes(), settings.needs)
         yield
 

@@ -1,0 +1,242 @@
+"""A Ray cluster of two nodes on one machine, which share as little as two machines do: for Linux, as root.
+
+The head is started from another folder, where our packages cannot be imported. The second node is alone with its
+processes: behind a network interface of its own, with the project's folder, its sources and the head's temporary
+files out of sight.
+"""
+
+import os
+import shutil
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+BIN: Final = Path(sys.executable).parent
+QUICK_HEALTH: Final = {  # a lost node is noticed in seconds
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+_ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+_START_SECONDS: Final = 90
+_TRIES: Final = 3
+_NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
+_TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes at a task of ours, or at a trial
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a node runs.
+
+    Attributes:
+        enter: the command that brings another one into its namespaces.
+        hidden: folders that are empty there.
+    """
+
+    address: str
+    enter: list[str]
+    hidden: list[str]
+
+
+class Cluster:
+    """A head on this machine, whose address is ``address``, and a node that joins it, is cut off, and is killed."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        logs: Path,
+        hidden: Sequence[Path] = (),
+        health: Mapping[str, str] = QUICK_HEALTH,
+        head: Sequence[str] = (),
+        temporary: Path | None = None,
+    ) -> None:
+        """Start the head.
+
+        Args:
+            stack: ends everything that this starts.
+            logs: the folder of what the nodes print.
+            hidden: folders that the second node does not see, besides our sources and the head's files.
+            health: Ray's settings of how soon a node that does not answer is given up; empty: its own.
+            head: further options of the head.
+            temporary: the folder of the head's files, with a short path, for sockets; default: one is made.
+        """
+        self._stack, self._name, self._logs, self._health = stack, f"bdl{os.getpid()}", logs, dict(health)
+        if temporary is None:
+            temporary = Path(tempfile.mkdtemp(prefix="bdl-"))
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        self._ours, self._its = self._network()
+        self._left: list[psutil.Process] = []  # of a head of which a part was ended
+        stack.callback(self._end_left)
+        sources = _sources()
+        self._head_place = _Place(self._ours, ["unshare", "--mount"], sources)
+        self._node_place = _Place(
+            self._its,
+            ["ip", "netns", "exec", self._name, "unshare", *_ALONE],
+            [*sources, *map(str, hidden), str(temporary), "/dev/shm"],
+        )
+        with socket.socket() as free:
+            free.bind((self._ours, 0))
+            port = free.getsockname()[1]
+        self.address = f"{self._ours}:{port}"
+        self._head_options = ["--head", f"--port={port}", f"--temp-dir={temporary}", "--include-dashboard=false", *head]
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, or another one at its address."""
+        self._head = self._start("head", self._head_place, *self._head_options)
+
+    def kill_head(self) -> None:
+        """End the head with its raylet, its objects and its workers."""
+        stop(self._head)
+        self._end_left()
+
+    def kill_gcs(self) -> None:
+        """End the head's GCS, and leave its raylet, as if that were another machine's."""
+        self._left = psutil.Process(self._head.pid).children(recursive=True)
+        (gcs,) = (process for process in self._left if process.name() == "gcs_server")
+        self._head.kill()  # which would end the others
+        self._head.wait()
+        gcs.kill()
+
+    def join(self) -> None:
+        """Start the second node."""
+        self._node = self._start("node", self._node_place, f"--address={self.address}")
+
+    def kill(self) -> None:
+        """End the second node, which has no time to say goodbye."""
+        stop(self._node)
+
+    def works(self) -> bool:
+        """Say whether the second node is at a task or a trial."""
+        return bool(self.workers())
+
+    def workers(self) -> list[psutil.Process]:
+        """List the second node's processes that are at a task or a trial."""
+        return self._processes(_TASKS)
+
+    def raylet(self) -> psutil.Process:
+        """Return the second node's raylet."""
+        (raylet,) = self._processes(("raylet",))
+        return raylet
+
+    def cut(self) -> None:
+        """Let no packet pass between the two nodes, and tell neither: each sends to an address that nobody has."""
+        _ip(f"neigh replace {self._its} lladdr {_NOBODY} dev {self._name}a nud permanent")
+        _ip(f"-n {self._name} neigh replace {self._ours} lladdr {_NOBODY} dev {self._name}b nud permanent")
+
+    def mend(self) -> None:
+        """Let packets pass again."""
+        _ip(f"neigh del {self._its} dev {self._name}a")
+        _ip(f"-n {self._name} neigh del {self._ours} dev {self._name}b")
+
+    def _end_left(self) -> None:
+        for process in self._left:
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _processes(self, titles: tuple[str, ...]) -> list[psutil.Process]:
+        """List the second node's processes whose title, or whose program's name, begins with one of ``titles``."""
+        found = []
+        with suppress(psutil.Error):
+            for process in psutil.Process(self._node.pid).children(recursive=True):
+                with suppress(psutil.Error, IndexError):
+                    if process.cmdline()[0].rpartition("/")[2].startswith(titles):
+                        found.append(process)
+        return found
+
+    def _network(self) -> tuple[str, str]:
+        """Lay a cable, and return the addresses of its ends: ours, and that in the second node's namespace."""
+        name, number = self._name, os.getpid() % 16384 * 4
+        ours, its = (f"198.18.{number // 256}.{number % 256 + end}" for end in (1, 2))
+        _ip(f"netns add {name}")
+        self._stack.callback(_ip, f"netns delete {name}")  # and the cable
+        _ip(f"link add {name}a type veth peer name {name}b netns {name}")
+        for command in (f"addr add {ours}/30 dev {name}a", f"link set {name}a up"):
+            _ip(command)
+        for command in (f"addr add {its}/30 dev {name}b", f"link set {name}b up", "link set lo up"):
+            _ip(f"-n {name} {command}")
+        return ours, its
+
+    def _start(self, name: str, place: _Place, *options: str) -> "subprocess.Popen[bytes]":
+        """Start a node of one core at a place where our packages are not found."""
+        lines = [f"mount -t tmpfs none {path}" for path in place.hidden]
+        lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
+        lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
+        command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}", *options]
+        for _ in range(_TRIES - 1):  # on a busy machine it may take longer than Ray allows
+            with suppress(TimeoutError):
+                return self._started(name, command)
+        return self._started(name, command)
+
+    def _started(self, name: str, command: list[str]) -> "subprocess.Popen[bytes]":
+        """Start a node by ``command``, and wait until it runs."""
+        log = self._logs / f"{name}.log"
+        kept = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(self._logs), "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd="/", env=kept | self._health, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._stack.callback(stop, process)
+        end = time.monotonic() + _START_SECONDS
+        while "Ray runtime started" not in log.read_text():
+            if time.monotonic() > end or "timed out during startup" in log.read_text():
+                stop(process)
+                raise TimeoutError(f"{name} did not start in time: {log.read_text()}")
+            assert process.poll() is None, f"{name} did not start: {log.read_text()}"
+            time.sleep(0.1)
+        return process
+
+
+def available() -> bool:
+    """Say whether we are root, and the kernel lets us have namespaces."""
+    test = "mount -t tmpfs none /mnt && ip link add bdl-test type veth peer name bdl-test-b"
+    tools = all(shutil.which(tool) for tool in ("ip", "unshare"))
+    command = ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", test]
+    return os.geteuid() == 0 and tools and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def small_disk(stack: ExitStack, folder: Path, megabytes: int) -> None:
+    """Mount a disk of its own, in memory, at ``folder``; nodes that are to see it are started later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)], check=True)
+    stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
+
+
+def fill(folder: Path, but: int = 0) -> Path:
+    """Take all of a disk's free space but ``but`` bytes, and return the file that takes it."""
+    path = folder / "ballast"
+    free = shutil.disk_usage(folder).free - but
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free)
+    return path
+
+
+def stop(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
+    """End a process, and all that it started."""
+    if process.poll() is None:
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait()
+
+
+def _sources() -> list[str]:
+    """List the folders from which an editable installation imports."""
+    files = [path for place in site.getsitepackages() for path in Path(place).glob("*.pth")]
+    return [
+        line for path in files for line in path.read_text().splitlines() if line.startswith("/") and Path(line).is_dir()
+    ]
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
