@@ -29,6 +29,7 @@ QUICK_HEALTH: Final = {  # a lost node is noticed in seconds
 }
 _ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _START_SECONDS: Final = 90
+_END_SECONDS: Final = 10.0
 _TRIES: Final = 3
 _NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
 _TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes at a task of ours, or at a trial
@@ -224,10 +225,12 @@ def fill(folder: Path, but: int = 0) -> Path:
 def stop(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
     """End a process, and all that it started."""
     if process.poll() is None:
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        everyone = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for each in everyone:
             with suppress(psutil.Error):
                 each.kill()
         process.wait()
+        psutil.wait_procs(everyone, timeout=_END_SECONDS)  # whose ports are free then
 
 
 def _sources() -> list[str]:

@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("method", help="a key of methods, or all of the data set's, one after the other")
     tune.add_argument("--dataset", required=True)
     tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
+    tune.add_argument(
+        "--scheduler",
+        choices=("asha", "pbt"),
+        help="asha (default): weak trials end; pbt: they go on as strong ones do",
+    )
     tune.add_argument("--run", help="the run whose branch is searched; default: the first of this method")
     tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
     tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")

@@ -14,6 +14,8 @@ BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it is not even imported
 BDL_REMOTE              off (default), on, or a DVC remote's name: where each result is pushed to as it is made, and
                         fetched from where another machine has made it; on: DVC's default remote
+BDL_SEARCHES            a folder or s3://bucket/path that all machines share, where searches and studies keep their
+                        trials, so that any machine goes on with them (default: the project's, on this machine)
 BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (default: beside the tracking store)
 """
 
@@ -53,6 +55,7 @@ class Settings:
     jobs: str = ""
     remote: str = ""
     artifacts: str = ""
+    searches: str = ""
     machine: Machine = field(default_factory=Machine)
 
     def of(self, kind: str, method: str) -> "Settings":
@@ -87,7 +90,8 @@ class Settings:
             workers=_count(env, "BDL_WORKERS_PER_TASK"),
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
             remote=_remote(env),
-            artifacts=_artifacts(env),
+            artifacts=_on_s3(env, "BDL_MLFLOW_ARTIFACTS"),
+            searches=_searches(env),
         )
 
 
@@ -122,14 +126,24 @@ def _remote(env: Mapping[str, str]) -> str:
     return "" if value == "off" else value
 
 
-def _artifacts(env: Mapping[str, str]) -> str:
-    """Read the address of MLflow's artifacts; empty: beside its store."""
-    value = env.get("BDL_MLFLOW_ARTIFACTS", "").strip().rstrip("/")
+def _searches(env: Mapping[str, str]) -> str:
+    """Read where searches keep their trials; empty: in the project."""
+    value = env.get("BDL_SEARCHES", "").strip()
+    if "://" in value:
+        return _on_s3(env, "BDL_SEARCHES")
+    if value and not (Path(value).is_absolute() and Path(value).is_dir()):
+        raise ConfigError("BDL_SEARCHES", "must be s3://bucket/path, or a folder from / on that is there", value)
+    return value.rstrip("/")
+
+
+def _on_s3(env: Mapping[str, str], name: str) -> str:
+    """Read an address on S3, where there is one."""
+    value = env.get(name, "").strip().rstrip("/")
     if has_userinfo(value):
         rule = "must hold no credential; export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        raise ConfigError("BDL_MLFLOW_ARTIFACTS", rule, hide(value, environment=env))
+        raise ConfigError(name, rule, hide(value, environment=env))
     if value and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]+)?", value):
-        raise ConfigError("BDL_MLFLOW_ARTIFACTS", "must be s3://bucket/path", hide(value, environment=env))
+        raise ConfigError(name, "must be s3://bucket/path", hide(value, environment=env))
     return value
 
 

@@ -31,6 +31,7 @@ from ..graph import body
 from ..graph.plan import one
 from ..stages import fit
 from ..tracking import experiments, provenance
+from .storage import Place
 from .trial import Chain, Upstream
 
 RECORD: Final = "search.json"
@@ -120,19 +121,27 @@ def data_hash(branch: Branch) -> str:
     return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
-def begin(folder: Path, identity: str, name: str, resume: bool) -> dict[str, Any]:
+def begin(folder: Path, identity: str, name: str, resume: bool, away: Place | None = None) -> dict[str, Any]:
     """Read the record of an unfinished search that is resumed; return {} for a new one.
+
+    Args:
+        away: its place in storage that machines share, whose record is the one that holds.
 
     Raises:
         UserError: there is one and ``resume`` is not asked for, or the other way round, or it
             was a search of something else.
     """
+    if away is not None and (there := away.read(RECORD)):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / RECORD, json.dumps(there).encode())
     record, unfinished = _record(folder), is_unfinished(folder)
     if not resume:
         if unfinished:
             raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove the folder")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        if away is not None:
+            away.clear()
         return {}
     if not unfinished:
         raise UserError(f"{folder}: holds no unfinished search of {name}; leave out --resume")
@@ -154,9 +163,15 @@ def _record(folder: Path) -> dict[str, Any]:
     return found
 
 
-def finish(folder: Path, identity: str) -> None:
+def finish(folder: Path, identity: str, away: Place | None = None) -> None:
     """Forget the record of a search that is finished."""
-    write_bytes(folder / RECORD, json.dumps({"identity": identity, "finished": True}).encode())
+    _write(folder, away, {"identity": identity, "finished": True})
+
+
+def _write(folder: Path, away: Place | None, record: Mapping[str, Any]) -> None:
+    write_bytes(folder / RECORD, json.dumps(record).encode())
+    if away is not None:
+        away.write(RECORD, record)
 
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
@@ -207,14 +222,18 @@ def _seeds_needed(branch: Branch) -> dict[tuple[str, str], int]:
 
 @contextmanager
 def tracked(
-    name: str, tags: Mapping[str, Any], begun: Mapping[str, Any], folder: Path, identity: str
+    name: str,
+    tags: Mapping[str, Any],
+    begun: Mapping[str, Any],
+    folder: Path,
+    identity: str,
+    away: Place | None = None,
 ) -> Iterator[None]:
     """Open the search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
     outer = os.environ.get(experiments.PARENT)
     run_id = experiments.start_parent(name, tags, begun.get("parent"))
     commits = sorted({*begun.get("commits", ()), provenance.commit()})
-    record = {"identity": identity, "parent": run_id, "commits": commits}
-    write_bytes(folder / RECORD, json.dumps(record).encode())
+    _write(folder, away, {"identity": identity, "parent": run_id, "commits": commits})
     status = "FAILED"
     try:
         yield

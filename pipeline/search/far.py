@@ -17,49 +17,47 @@ from ..core.executors.cluster import prepare_environment
 from ..core.jobs import calls, client
 from ..core.jobs.calls import Outlet
 from ..core.settings import Settings
-from .ray_tune import Ended, Trials, told, tuned
+from .ray_tune import Ended, Kept, Trials, told, tuned
+from .storage import Place
 
-_TOKEN: Final = "job"  # in the search's folder: what its jobs are called
+_TOKEN: Final = "job.json"  # in the search's folder: what its jobs are called
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of :func:`search_there`: those of ``ray_tune.tuned``, and the name of its folder there."""
+    """The arguments of :func:`search_there`: those of ``ray_tune.run``, and the name of its folder there."""
 
     trials: Trials
     work: Callable[..., None]
     space: Mapping[str, Any]
     how: Any
     settings: Settings
+    away: Place | None
     name: str
 
 
 def run(
-    trials: Trials,
-    work: Callable[..., None],
-    shared: Mapping[str, Any],
-    space: Mapping[str, Any],
-    how: Any,
-    folder: Path,
-    settings: Settings,
+    trials: Trials, work: Callable[..., None], parts: Mapping[str, Any], space: Mapping[str, Any], how: Any, kept: Kept
 ) -> list[Ended]:
     """Have the trials run by a job; what ``ray_tune.run`` takes, returns and raises."""
-    place = folder / _TOKEN
-    if not place.is_file():  # a new search
-        folder.mkdir(parents=True, exist_ok=True)
-        place.write_text(secrets.token_hex(6))
-    name = f"bdl-search-{trials.name}-{place.read_text()}"
-    asked = Asked(trials, work, space, how, replace(settings, jobs=""), name)
+    place = kept.away or Place(None, str(kept.folder.absolute()))
+    found = place.read(_TOKEN)
+    if found is None:  # a new search
+        found = {"name": f"bdl-search-{trials.name}-{secrets.token_hex(6)}"}
+        place.write(_TOKEN, found)
+    asked = Asked(trials, work, space, how, replace(kept.settings, jobs=""), kept.away, found["name"])
     heard = _Heard(told(trials))
-    client.perform(settings.jobs, client.Call(name, trials.name, "", search_there, asked, shared), heard)
+    client.perform(kept.settings.jobs, client.Call(found["name"], trials.name, "", search_there, asked, parts), heard)
     return heard.ended
 
 
-def search_there(asked: Asked, shared: Mapping[str, Any], outlet: Outlet) -> None:
+def search_there(asked: Asked, parts: Mapping[str, Any], outlet: Outlet) -> None:
     """Run the trials on the cluster that this process is a job of; what was there of them is gone on with."""
     prepare_environment()
     folder = Path(tempfile.gettempdir()) / f"bdl-jobs-{os.getuid()}" / asked.name
-    found = tuned(asked.trials, asked.work, shared, asked.space, asked.how, folder, asked.settings, _relay())
+    folder.mkdir(parents=True, exist_ok=True)
+    with Kept(folder, asked.settings, asked.away).place(spread=True) as place:
+        found = tuned(asked.trials, asked.work, parts, asked.space, asked.how, place, asked.settings, _relay())
     outlet.tell(trials=[[dict(trial.config), dict(trial.metrics)] for trial in found])
 
 

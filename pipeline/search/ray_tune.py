@@ -1,12 +1,11 @@
-"""Ray Tune: trials, each an MLflow child run, that an interrupted search goes on with; samples by Optuna and ASHA.
+"""Ray Tune: trials, each an MLflow child run, that an interrupted search goes on with; Optuna, ASHA, populations.
 
-Tune's storage holds what the driver writes of the trials, on the driver's disk. Tune would have every node write its
-trials' checkpoints there, too, so they are kept as those of stages are: they come to the driver's node through a hub.
+Tune's storage holds all that is known of the trials, and their checkpoints; see :mod:`.storage`.
 """
 
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,23 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
 from ..core.executors import cluster, preflight
-from ..core.executors.hub import ActorChannel, make_hub
 from ..core.executors.sealed import sealed
-from ..core.executors.store import Store
 from ..core.settings import Settings
 from ..tracking import experiments
+from .storage import Place, of_driver
 from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial
 
 if TYPE_CHECKING:
     from .tune import Search
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone
+ASHA, PBT = "asha", "pbt"
+SCHEDULERS: Final = (ASHA, PBT)
+LEAST: Final = 4  # samples of a population
 _RETRIES: Final = 2  # of a trial whose worker was lost, from its last milestone
+
+
+Points = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Trials:
         metrics: of what a trial reports, the scores.
         numbers: a trial's place in the space -> the numbers that it tries; picklable.
         called: a trial's place in the space -> what the terminal calls it; picklable.
+        seed: of a population's draws.
     """
 
     name: str
@@ -56,6 +61,36 @@ class Trials:
     metrics: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     called: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where trials are kept, and how they are run.
+
+    Attributes:
+        folder: of the search, on this machine.
+        away: its place in storage that machines share, where there is one.
+    """
+
+    folder: Path
+    settings: Settings
+    away: Place | None = None
+
+    def below(self, name: str) -> "Kept":
+        """Return a place within this one."""
+        return Kept(self.folder / name, self.settings, self.away and self.away.below(name))
+
+    @contextmanager
+    def place(self, spread: bool) -> Iterator[Place]:
+        """Yield the place that Tune writes; ``spread``: from other machines, too."""
+        if self.away is not None:
+            yield self.away
+        elif spread:
+            with of_driver(self.folder) as place:
+                yield place
+        else:
+            yield Place(None, str(self.folder.absolute()))
 
 
 @contextmanager
@@ -80,91 +115,87 @@ class Ended:
 
 
 def search(
-    search: "Search", data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
+    search: "Search", data: FitData, upstream: Upstream, kept: Kept, at_once: int | None, points: Points | None = None
 ) -> list[Score]:
     """Run the samples that are not yet finished, and return every sample's last score.
+
+    Args:
+        points: the numbers to try, each from the start to the end, in place of the search's own samples.
 
     Raises:
         UserError: samples failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all samples had ended.
     """
-    shared = {"chain": search.chain, "data": data, "upstream": upstream}
-    trials = Trials(search.name, search.samples, search.tags, (METRIC,))
-    results = run(trials, trial, shared, *_space(search, at_once), folder, settings)
+    parts = {"chain": search.chain, "data": data, "upstream": upstream}
+    count = search.samples if points is None else len(points)
+    trials = Trials(search.name, count, search.tags, (METRIC,), seed=search.chain.seed)
+    results = run(trials, trial, parts, *_space(search, at_once, points), kept)
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]
 
 
 def run(
-    trials: Trials,
-    work: Callable[..., None],
-    shared: Mapping[str, Any],
-    space: Mapping[str, Any],
-    how: Any,
-    folder: Path,
-    settings: Settings,
+    trials: Trials, work: Callable[..., None], parts: Mapping[str, Any], space: Mapping[str, Any], how: Any, kept: Kept
 ) -> list[Ended]:
     """Run the trials that are not yet finished, and return all of them.
 
     Args:
         work: the trainable; it reports ``TIME`` and some of ``trials.metrics``.
-        shared: its parameters beside the trial's numbers and ``channel``, the way to its checkpoint.
+        parts: its parameters beside the trial's numbers.
         space, how: Ray Tune's ``param_space`` and ``TuneConfig``, of a new search.
-        folder: where the trials are kept.
+        kept: where the trials are kept.
 
     Raises:
         UserError: trials failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all trials had ended.
     """
-    if settings.jobs:
+    if kept.settings.jobs:
         from . import far
 
-        return far.run(trials, work, shared, space, how, folder, settings)
-    return tuned(trials, work, shared, space, how, folder, settings, told(trials))
+        return far.run(trials, work, parts, space, how, kept)
+    with kept.place(spread=bool(kept.settings.address)) as place:
+        return tuned(trials, work, parts, space, how, place, kept.settings, told(trials))
 
 
 def tuned(
     trials: Trials,
     work: Callable[..., None],
-    shared: Mapping[str, Any],
+    parts: Mapping[str, Any],
     space: Mapping[str, Any],
     how: Any,
-    folder: Path,
+    place: Place,
     settings: Settings,
     callback: Any,
 ) -> list[Ended]:
     """Run the trials on the cluster that this process has joined, as :func:`run` does; ``callback`` is Ray Tune's."""
-    import ray
     from ray import tune
 
-    store = Store(folder / "checkpoints", "trials")
-    store.open()
-    hub = make_hub(store)
-    sent = {name: sealed(value) if name == "chain" else value for name, value in shared.items()}
-    work = tune.with_parameters(work, **sent, channel=ActorChannel(hub))
+    sent = {name: sealed(value) if name == "chain" else value for name, value in parts.items()}
+    work = tune.with_parameters(work, **sent)
     work = tune.with_resources(work, tune.PlacementGroupFactory([settings.needs.counted]))
-    place = str(folder.absolute() / "trials")
-    if tune.Tuner.can_restore(place):
+    at, files = f"{place.path}/trials", place.files
+    if tune.Tuner.can_restore(at, storage_filesystem=files):
         # a trial that failed keeps its name, by which its sample is known
-        tuner = tune.Tuner.restore(place, trainable=work, resume_unfinished=True, resume_errored=True)
+        again = {"resume_unfinished": True, "resume_errored": True, "storage_filesystem": files}
+        tuner = tune.Tuner.restore(at, trainable=work, **again)
     else:
-        shutil.rmtree(place, ignore_errors=True)
-        kept = tune.RunConfig(
+        place.below("trials").clear()
+        config = tune.RunConfig(
             name="trials",
-            storage_path=str(folder.absolute()),
+            storage_path=place.path,
+            storage_filesystem=files,
+            stop={TIME: MILESTONES},  # or a population changes once more
             callbacks=[callback],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
-        tuner = tune.Tuner(work, param_space=dict(space), tune_config=how, run_config=kept)
-    try:
-        results = tuner.fit()
-    finally:
-        ray.kill(hub)
+        tuner = tune.Tuner(work, param_space=dict(space), tune_config=how, run_config=config)
+    random.seed(trials.seed)  # a population's draws know no other
+    results = tuner.fit()
     if results.num_errors:
         said = _reason(results.errors[0])
         raise UserError(f"{trials.name}: {results.num_errors} trials failed (go on with --resume): {said}")
     found = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
-    if len(found) < trials.count or results.num_terminated < trials.count:
+    if sum(r.metrics.get("done", False) for r in found) < trials.count:  # Ctrl-C ends trials, and calls them terminated
         raise KeyboardInterrupt
     wanted = {*trials.metrics, TIME, SECONDS}
     return [Ended(dict(r.config), {k: v for k, v in r.metrics.items() if k in wanted}) for r in found]
@@ -175,25 +206,56 @@ def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
     return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
 
 
-def _space(search: "Search", at_once: int | None) -> tuple[dict[str, Any], Any]:
+def is_inside(search: "Search") -> bool:
+    """Say whether the numbers in force are of the space that is searched."""
+    return all(low <= search.present[key] <= high for key, (low, high, _) in search.space.items())
+
+
+def _space(search: "Search", at_once: int | None, points: Points | None = None) -> tuple[dict[str, Any], Any]:
+    """Return what is tried, and how."""
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search.basic_variant import BasicVariantGenerator
     from ray.tune.search.optuna import OptunaSearch
 
     integers = lambda low, high: tune.lograndint(low, high + 1)  # noqa: E731
     scales = {"log": tune.loguniform, "linear": tune.uniform, "integer": integers}
     space = {key: scales[scale](low, high) for key, (low, high, scale) in search.space.items()}
-    inside = all(low <= search.present[key] <= high for key, (low, high, _) in search.space.items())
-    first = [dict(search.present)] if inside else None
-    how = tune.TuneConfig(
+    if points is not None:
+        chosen = BasicVariantGenerator(points_to_evaluate=[dict(p) for p in points], max_concurrent=at_once or 0)
+        return space, tune.TuneConfig(metric=METRIC, mode="min", num_samples=len(points), search_alg=chosen)
+    first = [dict(search.present)] if is_inside(search) else None
+    if search.scheduler == PBT:
+        # all are alive until the end, and take turns
+        sampler = BasicVariantGenerator(points_to_evaluate=first, random_state=search.chain.seed)
+        how = {"search_alg": sampler, "scheduler": _population(search)}
+        return space, tune.TuneConfig(metric=METRIC, mode="min", num_samples=search.samples, **how)
+    optuna = OptunaSearch(points_to_evaluate=first, seed=search.chain.seed)
+    asha = ASHAScheduler(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION)
+    return space, tune.TuneConfig(
         metric=METRIC,
         mode="min",
         num_samples=search.samples,
         max_concurrent_trials=at_once,
-        search_alg=OptunaSearch(points_to_evaluate=first, seed=search.chain.seed),
-        scheduler=ASHAScheduler(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
+        search_alg=optuna,
+        scheduler=asha,
     )
-    return space, how
+
+
+def _population(search: "Search") -> Any:
+    """Make the scheduler of Jaderberg et al. 2017: at each milestone the worst quarter goes on as the best one does.
+
+    With the checkpoint of one of those, and its numbers, each a fifth larger or smaller or drawn anew; a whole number,
+    which may be a shape, stays. All wait for all, so that what is decided depends on no order.
+    """
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    drawn = {"log": tune.loguniform, "linear": tune.uniform}
+    moved = {key: drawn[scale](low, high) for key, (low, high, scale) in search.space.items() if scale in drawn}
+    return PopulationBasedTraining(
+        time_attr=TIME, perturbation_interval=1, hyperparam_mutations=moved, synch=True, log_config=False
+    )
 
 
 def told(trials: Trials) -> Any:
@@ -207,6 +269,7 @@ def told(trials: Trials) -> Any:
         def __init__(self, about: Trials) -> None:
             self.about = about
             self.runs: dict[str, experiments.StageRun] = {}
+            self.begun: dict[str, Mapping[str, Any]] = {}
             self.ended = 0
 
         def __getstate__(self) -> dict[str, Any]:
@@ -216,6 +279,7 @@ def told(trials: Trials) -> Any:
             if trial.trial_id not in self.runs:
                 tags = {**self.about.tags, "stage": "trial", "trial": trial.trial_id}
                 numbers = {key: _plain(value) for key, value in self.about.numbers(trial.config).items()}
+                self.begun.setdefault(trial.trial_id, dict(trial.config))
                 parent, name = os.environ.get(experiments.PARENT), f"{self.about.name} {trial.trial_id}"
                 self.runs[trial.trial_id] = experiments.child(name, parent, tags, numbers)
             return self.runs[trial.trial_id]
@@ -227,7 +291,10 @@ def told(trials: Trials) -> Any:
             self.run(trial)
 
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-            self.run(trial).metrics({f"validation/{k}": v for k, v in self.scores(result).items()}, result[TIME])
+            said = {f"validation/{k}": v for k, v in self.scores(result).items()}
+            begun = self.begun.get(trial.trial_id, trial.config)
+            said |= {f"number/{k}": v for k, v in trial.config.items() if v != begun.get(k)}  # a population's change
+            self.run(trial).metrics(said, result[TIME])
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             experiments.end(self.run(trial))

@@ -29,6 +29,8 @@ from ..stages import records
 from ..tracking import provenance
 from . import ray_tune
 from .branch import RECORD, Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
+from .ray_tune import Kept
+from .storage import shared
 from .studies import METRICS, POINT, SEED, StudyConfig, Trial, numbers, sampled_numbers
 from .trial import SECONDS, Upstream
 
@@ -84,14 +86,16 @@ def main(args: argparse.Namespace) -> int:
         data = load_data(study, study.params, settings)
         sha256 = data_hash(study)
         identity = study.identity(sha256)
-        begun = begin(folder, identity, study.name, bool(args.resume))
+        away = shared(settings, f"study-{study.name}", identity)
+        begun = begin(folder, identity, study.name, bool(args.resume), away)
         tags = {**study.tags, "stage": "study", "seed": study.chain.seed}
-        with ray_tune.ray_of(settings), tracked(f"study {study.name}", tags, begun, folder, identity):
+        with ray_tune.ray_of(settings), tracked(f"study {study.name}", tags, begun, folder, identity, away):
             upstream = make_upstream(study, data, study.params, settings)
-            trials = run(study, data, upstream, folder, settings, vars(args).get("max_concurrent"))
+            at_once = vars(args).get("max_concurrent")
+            trials = run(study, data, upstream, Kept(folder, settings, away), at_once)
     for path in write(study, trials, facts(study, trials, sha256, folder, settings)):
         print(f"written: {path}")
-    finish(folder, identity)
+    finish(folder, identity, away)
     return 0
 
 
@@ -130,9 +134,7 @@ def check(study: Study) -> None:
         study.chain.configs(numbers(point))
 
 
-def run(
-    study: Study, data: FitData, upstream: Upstream, folder: Path, settings: Settings, at_once: int | None
-) -> list[Trial]:
+def run(study: Study, data: FitData, upstream: Upstream, kept: Kept, at_once: int | None) -> list[Trial]:
     """Run the trials that are not yet finished, and return all of them.
 
     Raises:
@@ -144,12 +146,12 @@ def run(
     from .studies.point import trial
 
     asked, metrics = study.config, METRICS[study.task]
-    shared = {"chain": study.chain, "evaluate": study.params.evaluate, "data": data, "upstream": upstream}
+    parts = {"chain": study.chain, "evaluate": study.params.evaluate, "data": data, "upstream": upstream}
     points = list(asked.points())
     space = {POINT: tune.grid_search(points), SEED: tune.grid_search(list(range(asked.seeds)))}
     how = tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True)
     trials = ray_tune.Trials(study.name, len(points) * asked.seeds, study.tags, metrics, sampled_numbers, asked.called)
-    results = ray_tune.run(trials, trial, shared, space, how, folder, settings)
+    results = ray_tune.run(trials, trial, parts, space, how, kept)
     return [_trial(r.config, r.metrics, metrics) for r in results]
 
 

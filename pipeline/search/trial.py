@@ -6,8 +6,11 @@ method can read a checkpoint as a result (``from_checkpoint``), the score of wha
 there is reported at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -22,7 +25,8 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core.executors.worker import Channel, TaskReport, keep_freed_memory
+from ..core.executors.hub import NullChannel
+from ..core.executors.worker import TaskReport, keep_freed_memory
 from ..core.params import Run
 
 MILESTONES: Final = 4
@@ -30,6 +34,7 @@ METRIC: Final = "nll"
 TIME: Final = "milestone"
 SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
 DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
+_CHECKPOINT: Final = "state"  # the file of a checkpoint
 Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its states
 
 
@@ -91,14 +96,38 @@ def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
     return inputs
 
 
-class Milestones(TaskReport):
-    """A report to Ray Tune at each quarter of a run's steps, whose checkpoints go through ``channel``."""
+class TuneChannel(NullChannel):
+    """A channel to Ray Tune, whose checkpoints are folders of its storage. ``scores`` go with the next one."""
 
-    def __init__(self, score: Callable[[State], Mapping[str, float]] | None, channel: Channel) -> None:
+    scores: Mapping[str, float] = MappingProxyType({})
+
+    def save(self, task: str, blob: bytes) -> None:
+        from ray import tune
+
+        with tempfile.TemporaryDirectory(prefix="bdl-trial-") as folder:
+            (Path(folder) / _CHECKPOINT).write_bytes(blob)
+            # does not return where the scheduler gives up, or lets another trial go on in this one's place
+            tune.report(dict(self.scores), checkpoint=tune.Checkpoint.from_directory(folder))
+
+    def load(self, task: str) -> bytes | None:
+        from ray import tune
+
+        checkpoint = tune.get_checkpoint()
+        if checkpoint is None:
+            return None
+        with checkpoint.as_directory() as folder:
+            return (Path(folder) / _CHECKPOINT).read_bytes()
+
+
+class Milestones(TaskReport):
+    """A report to Ray Tune at each quarter of a run's steps, with a checkpoint."""
+
+    def __init__(self, score: Callable[[State], Mapping[str, float]] | None) -> None:
         """Take the function ``score``, checkpoint -> what is reported of it; with None no checkpoint is kept."""
         from ray import tune
 
-        super().__init__(str(tune.get_context().get_trial_id()), channel, every=0.0, keeps=score is not None)
+        self._tune = TuneChannel()
+        super().__init__(str(tune.get_context().get_trial_id()), self._tune, every=0.0, keeps=score is not None)
         self._score = score
         self._at = self._reached = 0
 
@@ -109,11 +138,9 @@ class Milestones(TaskReport):
         return super().due() and self._reached < self._at < MILESTONES
 
     def save(self, state: State) -> None:
-        from ray import tune
-
         assert self._score is not None
         self._reached = self._at
-        tune.report({**self._score(state), TIME: self._reached})  # does not return where the scheduler gives up
+        self._tune.scores = {**self._score(state), TIME: self._reached}
         super().save(State(state.tensors, {"state": state.config, TIME: self._reached}))
 
     def load(self) -> State | None:
@@ -124,8 +151,8 @@ class Milestones(TaskReport):
         return State(stored.tensors, stored.config["state"])
 
 
-def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream, channel: Channel) -> None:
-    """Fit and score one sample, as Ray Tune's trainable; its checkpoints go through ``channel``."""
+def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream) -> None:
+    """Fit and score one sample, as Ray Tune's trainable."""
     from ray import tune
 
     torch.set_num_threads(chain.threads)
@@ -145,7 +172,7 @@ def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: U
         return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
 
     try:
-        made = chain.make(data, upstream, configs, Milestones(score if first.stage.from_checkpoint else None, channel))
+        made = chain.make(data, upstream, configs, Milestones(score if first.stage.from_checkpoint else None))
         nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
     except Diverged:
         nll = DIVERGED

@@ -125,7 +125,9 @@ def results(verb: str, folder: Path) -> Any:
 
 def begun(folder: Path) -> int:
     """How many tasks and trials have a checkpoint."""
-    return sum(name.endswith((".part", ".done")) for _, _, files in os.walk(folder / ".state") for name in files)
+    found = [Path(at, name) for at, _, files in os.walk(folder / ".state") for name in files]
+    tasks = sum(path.suffix in (".part", ".done") for path in found)
+    return tasks + sum(path.parts[-2:] == ("checkpoint_000000", "state") for path in found)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -25,6 +26,7 @@ import psutil
 import pytest
 import ray
 import requests
+import yaml
 
 from bdl_pipe.errors import UserError
 from pipeline.core.jobs import client, entry
@@ -179,6 +181,23 @@ def test_jobs_of_a_machine_that_loses_its_power_and_its_line(dashboard: int, tmp
     _until(lambda: mine()[0]["status"] == "STOPPED", 60)
     (other,) = (each for each in _jobs(dashboard) if each["submission_id"] == "another")
     assert other["status"] in ("PENDING", "RUNNING")
+
+
+@pytest.mark.slow
+def test_a_search_is_a_job_with_the_scores_of_this_machine(dashboard: int, tmp_path: Path) -> None:
+    """Tune's process is there, and the trials' scores and MLflow's runs are here."""
+    project = make(tmp_path / "far", PARAMS.replace("epochs: 900", "epochs: 4"))
+    project.env |= {"RAY_AUTH_MODE": "disabled"}
+    project.pipeline("run", "prepare", "digits", "--executor", "inline")
+    command = ("tune", "sgd", "--dataset", "digits", "--samples", "2", "--max-concurrent", "1")
+    found = {}
+    for where, address in (("far", f"http://127.0.0.1:{dashboard}"), ("near", "")):
+        said = project.pipeline(*command, env={"BDL_EXECUTOR": "ray", "RAY_ADDRESS": address}).stdout
+        overlay = project.folder / "params/tuned/sgd-digits.yaml"
+        found[where] = yaml.safe_load(overlay.read_text()), sorted(re.findall(r"of 2: nll \S+", said))
+        overlay.unlink()
+    assert found["far"] == found["near"] and len(found["far"][1]) == 2
+    assert any(job["submission_id"].startswith("bdl-search-sgd-digits") for job in _jobs(dashboard))
 
 
 @pytest.mark.slow

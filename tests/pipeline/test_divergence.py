@@ -9,7 +9,6 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
-from pipeline.core.executors.hub import NullChannel
 from pipeline.core.params import Run, RunSpec
 from pipeline.graph import body
 from pipeline.search import trial
@@ -55,13 +54,13 @@ def test_a_search_scores_what_diverged_and_goes_on(
     monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     chain = chain_of(name, task, numbers)
     for sample in (diverging, sound):
-        trial.trial(sample, chain, tiny[task], {}, NullChannel())
+        trial.trial(sample, chain, tiny[task], {})
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert first[trial.METRIC] == trial.DIVERGED
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({POINT: sample, SEED: 0}, chain, EVALUATE, tiny[task], {}, NullChannel())
+        point.trial({POINT: sample, SEED: 0}, chain, EVALUATE, tiny[task], {})
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert {*first} == {trial.TIME, trial.SECONDS}
     assert "nll" in last
@@ -75,7 +74,7 @@ def test_numbers_that_cannot_go_together_are_a_bad_sample(
 
     reported = list[dict[str, float]]()
     monkeypatch.setattr(tune, "report", lambda metrics, checkpoint=None: reported.append(metrics))
-    trial.trial({"coreset.steps": 0}, chain_of("vbpc", "classification", {}), tiny["classification"], {}, NullChannel())
+    trial.trial({"coreset.steps": 0}, chain_of("vbpc", "classification", {}), tiny["classification"], {})
     assert reported == [{trial.METRIC: trial.DIVERGED, trial.TIME: trial.MILESTONES}]
     assert capsys.readouterr().out == "methods.vbpc.coreset.steps must be > 0, got 0\n"
 

@@ -20,7 +20,6 @@ from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.progress import Silent
 from pipeline import cli
 from pipeline.core import places
-from pipeline.core.executors.hub import NullChannel
 from pipeline.core.settings import Settings
 from pipeline.search import branch, study
 from pipeline.search.studies import keys_of, numbers, point
@@ -176,10 +175,10 @@ def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
     with places.rooted(places.WORK / "study" / asked.name):
         data = branch.load_data(asked, asked.params, INLINE)
         states = branch.make_upstream(asked, data, asked.params, INLINE)
-    monkeypatch.setattr(tune, "report", told.append)
+    monkeypatch.setattr(tune, "report", lambda scores, checkpoint=None: told.append(scores))
     for shift in (1.0, tune_cases.NAN_ABOVE + 1):
         sampled = {"point": {"inner.shift+more": shift, "log": ""}, "seed": 0}
-        point.trial(sampled, asked.chain, asked.params.evaluate, data, states, NullChannel())
+        point.trial(sampled, asked.chain, asked.params.evaluate, data, states)
     whole, diverged = [each for each in told if each["milestone"] == 4]
     assert {"nll", "rmse"} <= set(whole)
     assert set(diverged) == {"milestone", "seconds"}

@@ -15,10 +15,17 @@ RETRIES: Final = 3  # of a task whose worker was lost
 def make_hub(store: Store | None) -> Any:
     """Start the hub as an actor on the node of this process."""
     import ray
+
+    return ray.remote(Hub).options(**on_this_node()).remote(store)
+
+
+def on_this_node() -> dict[str, Any]:
+    """Say to Ray that an actor belongs on the node of this process, and answers several at once."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(Hub).options(num_cpus=0, scheduling_strategy=here, max_concurrency=4).remote(store)
+    return {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": 4}
 
 
 class Hub(CheckpointChannel):

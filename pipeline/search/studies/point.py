@@ -14,7 +14,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
 
-from ...core.executors.worker import Channel, keep_freed_memory
+from ...core.executors.worker import keep_freed_memory
 from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones, Upstream
 from . import POINT, SEED, numbers
 
@@ -25,12 +25,10 @@ def trial(
     evaluate: EvaluateConfig,
     data: FitData,
     upstream: Upstream,
-    channel: Channel,
 ) -> None:
     """Fit and score one trial, as Ray Tune's trainable: the scores are reported, or none where the fit diverged.
 
-    A checkpoint goes the way that ``channel`` is at each quarter of the first row's steps, so that what was interrupted
-    goes on there.
+    A checkpoint is kept at each quarter of the first row's steps, so that what was interrupted goes on there.
     """
     from ray import tune
 
@@ -38,7 +36,7 @@ def trial(
     keep_freed_memory()
     chain = replace(chain, repeat=sampled[SEED])
     configs = chain.configs(numbers(sampled[POINT]))
-    report = Milestones(lambda _: {}, channel)
+    report = Milestones(lambda _: {})
     try:
         made = chain.make(data, upstream, configs, report)
         scores = validation_scores(chain.finish(made, data, configs, upstream), data, evaluate, chain)
