@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ class Remote:
         odb: DVC's object store there, the one of ``dvc push``.
         root: its folder in ``fs``.
         secrets: the credentials of its configuration, which no message may hold.
+        options: of its configuration, those among them.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Remote:
     odb: Any
     root: str
     secrets: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def push(self, stage: Stage) -> None:
         """Push a result that is up to date: its files, then what lists them, then the entry by which it is found."""
@@ -119,6 +121,19 @@ class Remote:
                 _place(siblings[path], path)
         _mark(stage, self)
         return True
+
+    def keep(self, digest: str, blob: bytes) -> str:
+        """Put bytes there under their hash unless they are there, and return their path in the file system."""
+        path = self.fs.join(self.root, INDEX, "values", digest)
+        if not self.fs.exists(path):
+            self._write(path, blob)
+        return str(path)
+
+    def way(self) -> dict[str, Any]:
+        """Return fsspec's name of the file system, and its options without a credential."""
+        known = {"endpoint_url": "endpointurl", "region_name": "region"}
+        options = {theirs: self.options[ours] for theirs, ours in known.items() if self.options.get(ours)}
+        return {"protocol": str(self.fs.protocol), "options": {"client_kwargs": options} if options else {}}
 
     def remove(self, paths: Sequence[str]) -> None:
         """Remove objects, so that whoever makes them again pushes them again; do nothing where that is not allowed."""
@@ -223,7 +238,7 @@ def connect(name: str) -> Remote:
         secrets = tuple(str(value) for key, value in options.items() if object_store.is_secret(key))
         cloud = Cloud(chosen, root, cls(**options), **options)
         url = object_store.hide(config["remote"][chosen]["url"], secrets)
-        return Remote(chosen, url, cloud.fs, cloud.odb, root, secrets)
+        return Remote(chosen, url, cloud.fs, cloud.odb, root, secrets, options)
     except UserError:
         raise
     except Exception as error:  # whatever DVC and its plugins raise: a missing one, a broken file, an odd address

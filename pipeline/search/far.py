@@ -47,7 +47,8 @@ def run(
         place.write(_TOKEN, found)
     asked = Asked(trials, work, space, how, replace(kept.settings, jobs=""), kept.away, found["name"])
     heard = _Heard(told(trials))
-    client.perform(kept.settings.jobs, client.Call(found["name"], trials.name, "", search_there, asked, parts), heard)
+    call = client.Call(found["name"], trials.name, "", search_there, asked, parts)
+    client.perform(kept.settings.jobs, call, heard, kept.settings.remote)
     return heard.ended
 
 

@@ -5,6 +5,7 @@ dashboard's port, no other.
 """
 
 import contextlib
+import hashlib
 import http.server
 import json
 import os
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ import requests
 import yaml
 
 from bdl_pipe.errors import UserError
-from pipeline.core.jobs import client, entry
+from pipeline.core.jobs import away, client, entry
 from pipeline.core.settings import Settings
 from tests.end_to_end.conftest import Project, make
 
@@ -212,6 +214,38 @@ def test_what_fails_on_the_cluster_is_said_here(
         client.perform(f"http://127.0.0.1:{dashboard}", call, _Nobody())
     assert any("Traceback" in note for note in caught.value.__notes__)
     assert not list(tmp_path.glob(".state/jobs/*.json"))
+
+
+@pytest.mark.slow
+def test_a_value_that_is_too_large_goes_through_the_remote_once(
+    dashboard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``print``, which the cluster has: a job that cannot read all of its values fails before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(client, "_MOST_BYTES", 1000)
+    url, large = f"http://127.0.0.1:{dashboard}", {"large": b"l" * 5000, "small": b"s"}
+    call = client.Call("bdl-large", "large", "", print, {}, large)
+    with pytest.raises(UserError, match="large: must be at most 0 MB to travel with a job, got 0 MB; set BDL_REMOTE"):
+        client.perform(url, call, _Nobody())
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    remote = s\n['remote \"s\"']\n    url = ../store\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    for name in ("bdl-first", "bdl-second"):
+        client.perform(url, replace(call, name=name), _Nobody(), "s")
+    (kept,) = (tmp_path / "store/bdl-pipe/values").iterdir()
+    blob = kept.read_bytes()
+    assert 5000 < len(blob) < 6000 and kept.name == hashlib.sha256(blob).hexdigest()
+    kept.write_bytes(b"another")
+    with pytest.raises(UserError, match=r"large: what lies in the remote at .* is damaged; remove it there"):
+        client.perform(url, replace(call, name="bdl-third"), _Nobody(), "s")
+    kept.unlink()
+    at = away.put("large", blob, "s")
+    assert away.get(at) == blob
+    kept.unlink()
+    with pytest.raises(UserError, match="large: the cluster cannot read it from the remote"):
+        away.get(at)
 
 
 def test_a_call_of_another_python_is_refused(tmp_path: Path) -> None:

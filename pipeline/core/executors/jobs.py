@@ -56,7 +56,7 @@ class Jobs(Cluster):
         stage = display.label.replace(" ", "@", 1) if places.is_usual() else ""
         call = client.Call(f"bdl-{store.name}", display.label, stage, run, arguments, sent)
         results = _Results({task.name for task in tasks}, display, store)
-        client.perform(self._url, call, results)
+        client.perform(self._url, call, results, self._settings.remote)
         missing = results.wanted - results.done.keys()
         assert not missing, f"a job that ended has sent no {sorted(missing)}"
         return results.done

@@ -25,7 +25,7 @@ from bdl_pipe.errors import UserError, brief
 from bdl_pipe.files import write_bytes
 
 from .. import places
-from . import calls, entry
+from . import away, calls, entry
 
 _CONNECT_SECONDS: Final = 3.0
 _READ_SECONDS: Final = 30.0
@@ -108,17 +108,20 @@ def preflight(url: str) -> None:
         raise UserError(f"RAY_ADDRESS={url}: the cluster runs Ray {cluster}, this machine {mine}: give both the same")
 
 
-def perform(url: str, call: Call, listener: Listener) -> None:
+def perform(url: str, call: Call, listener: Listener, remote: str = "") -> None:
     """Have a call made, by a job that is at it already or by a new one, and pass on what it sends home.
 
     On an interrupt the job is stopped, if it is of this clone.
+
+    Args:
+        remote: a DVC remote, for values that are too large to travel with a job; empty: none.
 
     Raises:
         UserError: what the call raises, or the cluster does not take the job.
         RuntimeError: the call failed otherwise; with its traceback as a note.
     """
     api = _Api(url)
-    job = _under_way(api, call) or _send(api, call)
+    job = _under_way(api, call) or _send(api, call, remote)
     try:
         _follow(api, job, call.title, listener)
     except KeyboardInterrupt:
@@ -198,11 +201,11 @@ def _under_way(api: _Api, call: Call) -> str | None:
     return f"{call.name}-{number - 1}"
 
 
-def _send(api: _Api, call: Call) -> str:
+def _send(api: _Api, call: Call, remote: str) -> str:
     """Submit a job with all that it reads, and return its name.
 
     Raises:
-        UserError: a value is too large, or the cluster does not take the job.
+        UserError: a value is too large and there is no remote, or the cluster does not take the job.
     """
     from ray import cloudpickle
     from ray.job_submission import JobSubmissionClient
@@ -212,7 +215,7 @@ def _send(api: _Api, call: Call) -> str:
 
     _quiet()
     sent = _swept(folder() / "sent")
-    values = {key: calls.write(sent, "value", _pickled(key, value)) for key, value in call.shared.items()}
+    values = {key: _written(sent, key, value, remote) for key, value in call.shared.items()}
     names = {key: place.name for key, place in values.items()}
     place = calls.write(sent, "call", cloudpickle.dumps(sealed((call.function, call.arguments, names))))
     write_bytes(place / calls.VERSIONS, json.dumps(entry.versions()).encode())
@@ -245,16 +248,23 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _pickled(key: str, value: Any) -> bytes:
+def _written(sent: Path, key: str, value: Any, remote: str) -> Path:
+    """Write a value into a folder that travels with a job, or where it lies instead."""
     from ray import cloudpickle
 
     from ..executors.sealed import sealed
 
     blob = cloudpickle.dumps(sealed(calls.portable(value)))
-    if len(blob) > _MOST_BYTES:
+    if len(blob) <= _MOST_BYTES:
+        return calls.write(sent, "value", blob)
+    if not remote:
         rule = f"must be at most {_MOST_BYTES // 1024**2} MB to travel with a job"
-        raise UserError(f"{key}: {rule}, got {len(blob) // 1024**2} MB; join the cluster by RAY_ADDRESS=host:port")
-    return blob
+        cure = "set BDL_REMOTE to a DVC remote that both reach, or join the cluster by RAY_ADDRESS=host:port"
+        raise UserError(f"{key}: {rule}, got {len(blob) // 1024**2} MB; {cure}")
+    where = json.dumps(away.put(key, blob, remote), sort_keys=True).encode()
+    place = calls.write(sent, "value", where)
+    write_bytes(place / away.FILE, where)
+    return place
 
 
 def _swept(place: Path) -> Path:

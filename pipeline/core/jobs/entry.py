@@ -19,6 +19,7 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
+from . import away
 from .calls import BLOB, EXPORTS, MARK, VERSIONS
 
 _BEAT_SECONDS: Final = 5.0  # a line that is silent for longer is taken to be cut
@@ -101,8 +102,14 @@ def _perform(place: Path, outlet: Output) -> None:
     prepare_environment()
     ray.init(log_to_driver=False, logging_level="ERROR")
     function, arguments, shared = cloudpickle.loads((place / BLOB).read_bytes())
-    values = {key: cloudpickle.loads((_found(name) / BLOB).read_bytes()) for key, name in shared.items()}
+    values = {key: cloudpickle.loads(_read(_found(name))) for key, name in shared.items()}
     function(arguments, values, outlet)
+
+
+def _read(place: Path) -> bytes:
+    """Read a value, from where it lies."""
+    elsewhere = place / away.FILE
+    return away.get(json.loads(elsewhere.read_text())) if elsewhere.is_file() else (place / BLOB).read_bytes()
 
 
 def _check_versions(sender: dict[str, str]) -> None:
