@@ -25,6 +25,7 @@ BIN: Final = Path(sys.executable).parent
 QUICK_HEALTH: Final = {  # a lost node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "4",
 }
 _ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

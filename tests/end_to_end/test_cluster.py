@@ -149,7 +149,7 @@ def there(prepared: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip("needs root, ip, and a kernel that allows network, mount and process namespaces")
     project = copied(prepared, tmp_path_factory.mktemp("there") / "tiny")
     with ExitStack() as stack:
-        yield project, Cluster(stack, project.folder.parent, [project.folder])
+        yield project, Cluster(stack, project.folder.parent, [project.folder], health=namespaces.QUICK_HEALTH)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -168,6 +168,28 @@ def test_a_cluster_that_loses_a_node_ends_with_the_bits_of_one_machine(
     assert process.returncode == 0, f"{out}\n{error}"
     alone.pipeline(*ALONE[verb], env={"BDL_EXECUTOR": "inline"})
     assert results(verb, project.folder) == results(verb, alone.folder)
+
+
+def test_a_node_that_falls_silent_is_given_up(
+    prepared: Project, there: tuple[Project, Cluster], alone: Project, tmp_path: Path
+) -> None:
+    """Nothing says that it is gone: its packets are lost, as a machine's that is switched off. They stay lost."""
+    cluster, project = there[1], copied(prepared, tmp_path / "tiny")
+    cluster.join()
+    address = {"RAY_ADDRESS": cluster.address, "BDL_CHECKPOINT_SECONDS": "0.2"}
+    process = project.start(sys.executable, "-m", "pipeline", *VERBS["repro"], env=address)
+    while not cluster.works() or begun(project.folder) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    cluster.cut()
+    try:
+        out, error = process.communicate(timeout=120)
+    finally:
+        cluster.mend()
+        cluster.kill()
+    assert process.returncode == 0, f"{out}\n{error}"
+    alone.pipeline(*ALONE["repro"], env={"BDL_EXECUTOR": "inline"})
+    assert results("repro", project.folder) == results("repro", alone.folder)
 
 
 def test_the_head_is_lost_and_two_commands_go_on_at_once(

@@ -23,7 +23,7 @@ from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
-from .lost import Watch, explained
+from .lost import Silent, Watch, explained
 from .sealed import sealed
 from .store import Store
 
@@ -118,10 +118,12 @@ class Cluster:
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
         most, submit = self._at_once(tasks), self._submitter(work, hub, store is not None)
-        watch = Watch(self._settings.address)
+        watch, silent = Watch(self._settings.address), Silent(self._settings.address, hub)
         try:
             while waiting or pending:
                 watch.look()
+                for ref in silent.look(pending):  # whose last checkpoint is here
+                    waiting.insert(0, pending.pop(ref))
                 while waiting and len(pending) < most:
                     task = waiting.pop(0)
                     pending[submit(task, [kept[k] for k in task.needs])] = task
@@ -278,6 +280,9 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> None:
 
 
 def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:
+    import ray
+
     from .worker import attempt
 
+    hub.begin.remote(task.name, ray.get_runtime_context().get_node_id())
     return attempt(work, task, dict(zip(task.needs, parts, strict=True)), ActorChannel(hub), settings, keeps)

@@ -38,6 +38,15 @@ class Hub(CheckpointChannel):
         super().__init__(store)
         self._reported: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._outcomes: dict[str, Done | Exception] = {}
+        self._places: dict[str, str] = {}
+
+    def begin(self, task: str, node: str) -> None:
+        """Hear that an attempt of a task begins on a node."""
+        self._places[task] = node
+
+    def places(self) -> dict[str, str]:
+        """Say on which node the last attempt of each task has begun."""
+        return self._places
 
     def report(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
         """Keep a task's progress until :meth:`poll`; a later figure replaces an earlier one of the same name."""

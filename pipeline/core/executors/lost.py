@@ -3,16 +3,18 @@
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from .hub import first_line
+from . import Task
+from .hub import RETRIES, first_line
 
 GO_ON: Final = "the same command goes on from the last checkpoints"
 _LOOK_SECONDS: Final = 5.0  # between two looks at the head
 _ANSWER_SECONDS: Final = 1.0
+_GRACE_SECONDS: Final = 10.0  # in which Ray mostly hears of a lost task itself
 _REFUSED_SECONDS: Final = 10.0  # a head that is started again is there by then
 _SILENT_SECONDS: Final = 45.0  # a network may mend itself; after 60 s Ray ends this process
 
@@ -41,6 +43,45 @@ class Watch:
             _REFUSED_SECONDS if isinstance(error, ConnectionRefusedError) else _SILENT_SECONDS
         ):
             raise UserError(_gone(self._address, error))
+
+
+class Silent:
+    """The tasks of nodes that fell silent: a machine switched off, or a network that was cut.
+
+    Ray notices that the node is gone, and yet waits for its tasks until their connections end, in many minutes.
+    """
+
+    def __init__(self, address: str, hub: Any) -> None:
+        self._address, self._hub, self._looked = address, hub, time.monotonic()
+        self._seen: dict[Any, float] = {}
+        self._given_up: dict[str, int] = {}
+
+    def look(self, pending: Mapping[Any, Task]) -> list[Any]:
+        """Return those of the pending that are to be submitted anew, every few seconds; Ray is told to forget them.
+
+        Raises:
+            UserError: a task has lost one node after the other.
+        """
+        now = time.monotonic()
+        if not self._address or now - self._looked < _LOOK_SECONDS:
+            return []
+        self._looked = now
+        import ray
+
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        places = ray.get(self._hub.places.remote())
+        lost = [ref for ref, task in pending.items() if places.get(task.name, "") not in {"", *alive}]
+        self._seen = {ref: self._seen.get(ref, now) for ref in lost}
+        old = [ref for ref, since in self._seen.items() if now - since > _GRACE_SECONDS]
+        for ref in old:
+            name = pending[ref].name
+            self._given_up[name] = self._given_up.get(name, 0) + 1
+            if self._given_up[name] > RETRIES:
+                raise UserError(f"{name}: its node was lost {RETRIES + 1} times; {GO_ON}")
+            ray.get(self._hub.begin.remote(name, ""))
+            with contextlib.suppress(Exception):
+                ray.cancel(ref, force=True)
+        return old
 
 
 def silence(address: str) -> OSError | None:
