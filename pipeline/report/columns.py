@@ -90,7 +90,9 @@ def seconds(value: float) -> str:
     """Write seconds with about three digits: 12 ms, 4.21 s, 131 s, 20 min."""
     if value >= 600:
         return f"{value / 60:.0f} min"
-    return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
+    if value >= 0.1:
+        return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
+    return f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.2g} ms"
 
 
 CLEAN: Final = (  # of rows of the data set itself

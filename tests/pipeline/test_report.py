@@ -390,6 +390,8 @@ def test_images_are_written_as_they_are():
         (columns.size, 6.1e8, "610 MB"),
         (columns.size, 2.5e9, "2.50 GB"),
         (columns.seconds, 0.012, "12 ms"),
+        (columns.seconds, 0.0998, "100 ms"),
+        (columns.seconds, 0.0062, "6.2 ms"),
         (columns.seconds, 4.2, "4.2 s"),
         (columns.seconds, 131.4, "131 s"),
         (columns.seconds, 1200, "20 min"),
