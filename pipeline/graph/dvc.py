@@ -72,9 +72,10 @@ def record(plan: Plan, fresh: Iterable[str]) -> str | None:
 
     ``dvc.lock`` is written by DVC, and a copy of it is kept once it is whole.
     """
-    lock = _read(LOCK) or {}
+    lock, here = _read(LOCK) or {}, _read(_COPY) or {}
     fresh = list(fresh)
-    names = [name for name in fresh if not _knows(lock.get(name), plan[name])]
+    # what git has brought is no sign that DVC's cache has the files, be they the same
+    names = [name for name in fresh if lock.get(name) != here.get(name) or not _knows(lock.get(name), plan[name])]
     code = _code()
     if not _knows_sources(lock.get(_SOURCES)) or not _RECORDED.is_file() or _RECORDED.read_text() != code:
         names.append(_SOURCES)

@@ -127,6 +127,15 @@ def test_a_cut_lock_file_is_mended_and_nothing_is_made_again(project: Project) -
     assert said.count("is up to date") == len(before) and identities(project) == before
 
 
+def test_what_a_clone_makes_is_in_its_cache_though_the_record_came_by_git(project: Project) -> None:
+    for place in ("work", ".state", ".dvc/cache"):
+        shutil.rmtree(project.folder / place)
+    project.pipeline("repro", "prepare")
+    project.dvc("repro", "sources")
+    for name in ("prepare@boston", "prepare@digits"):
+        assert "up to date" in project.dvc("status", name)
+
+
 def test_a_driver_that_is_killed_takes_everything_with_it(tmp_path: Path, finished: Project) -> None:
     """In the middle, with Ray at work; the next run goes on and ends with the same bits."""
     project = make(tmp_path / "killed", PARAMS)
