@@ -4,7 +4,7 @@ It runs the ``bdl_pipe`` that is first on its path, at any commit since 1330bff:
 in turn. The images have Fashion-MNIST's size and are noise. Seconds a step answer each line of input, the number of
 steps of a block.
 
-    PYTHONPATH=SRC python benchmarks/outer_step.py OPTIONS   # as JSON: threads, width, ipc, batch, malloc
+    PYTHONPATH=SRC python benchmarks/outer_step.py OPTIONS   # as JSON: threads, width, ipc, batch, malloc, pool
 """
 
 import ctypes
@@ -70,7 +70,7 @@ def section(lr: str, label_lr: str, options: dict[str, Any]) -> dict[str, Any]:
         "gamma": 100.0,
         "feature_scale": 1.0,
         "beta_dataset": 1e-8,
-        "coreset": coreset | {"pool": pool, "augmentation": augmentation},
+        "coreset": coreset | {"pool": pool | options.get("pool", {}), "augmentation": augmentation},
         "student": {"steps": 1, lr: 3.0e-4, "augmentation": augmentation},
     }
 

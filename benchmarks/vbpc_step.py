@@ -14,9 +14,10 @@ form's time and .50 of its memory at ten images a class and width 128.
     python benchmarks/vbpc_step.py --whole 1 10 --network-width 128 --batch 256
 
 With ``--against COMMIT`` the whole outer step is measured instead, of this tree and of that commit: two processes that
-take blocks of five steps in turn (outer_step.py), each with its own ``bdl_pipe``, on the same rows and settings.
+take blocks of five steps in turn (outer_step.py), each with its own ``bdl_pipe``, on the same rows and settings;
+``--compiled`` and ``--bfloat16`` are settings of this tree's networks alone.
 
-    python benchmarks/vbpc_step.py --against 1330bff --threads 1
+    python benchmarks/vbpc_step.py --against 1330bff --threads 1 --compiled
 
 Prints one JSON line a case, then a table. Memory: on a GPU torch's peak; on the CPU the peak of
 bytes allocated by torch's operators, from its profiler. Times are medians over repeats, forms in turn.
@@ -196,14 +197,15 @@ def measure(rows: int, width: int, batch: int, classes: int, device: str, repeat
 _REPOSITORY, _BLOCK = Path(__file__).parents[1], 5
 
 
-def against(commit: str, options: dict[str, object], rounds: int) -> dict[str, object]:
-    """Return the median milliseconds of an outer step of ``commit`` and of this tree, and their ratio."""
+def against(commit: str, options: dict[str, object], pool: dict[str, object], rounds: int) -> dict[str, object]:
+    """Return the median milliseconds of an outer step of ``commit`` and of this tree with ``pool``, and their ratio."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
             ["git", "archive", commit, "src"], cwd=_REPOSITORY, capture_output=True, check=True
         ).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-        sides = [_outer_steps(Path(folder) / "src", options), _outer_steps(_REPOSITORY / "src", options)]
+        there, here = Path(folder) / "src", _REPOSITORY / "src"
+        sides = [_outer_steps(there, options), _outer_steps(here, options | {"pool": pool})]
         try:
             times = [[_block(side) for side in sides] for _ in range(rounds + 1)][1:]  # the first makes the networks
         finally:
@@ -211,7 +213,7 @@ def against(commit: str, options: dict[str, object], rounds: int) -> dict[str, o
                 side.kill()
                 side.wait()
     then, now = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-    return options | {"then_ms": then, "now_ms": now, "ratio": statistics.median(a / b for a, b in times)}
+    return options | pool | {"then_ms": then, "now_ms": now, "ratio": statistics.median(a / b for a, b in times)}
 
 
 def _outer_steps(src: Path, options: dict[str, object]) -> subprocess.Popen[str]:
@@ -240,6 +242,8 @@ def main() -> None:
         "--whole", type=int, nargs="*", metavar="IPC", help="a whole step with each form: images a class"
     )
     parser.add_argument("--against", metavar="COMMIT", help="measure the whole outer step, there and here")
+    parser.add_argument("--compiled", action="store_true", help="with --against: by torch.compile")
+    parser.add_argument("--bfloat16", action="store_true", help="with --against: products of bfloat16")
     parser.add_argument("--network-width", type=int, default=16, help="of the outer step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -254,7 +258,9 @@ def main() -> None:
         for ipc in (1, 10):
             for malloc in (False, True):
                 options = {"threads": args.threads, "width": args.network_width, "ipc": ipc, "batch": args.batch}
-                row = against(args.against, options | {"malloc": malloc}, 2 * args.repeats)
+                pool = {"compiled": True} if args.compiled else {}
+                pool |= {"precision": "bfloat16"} if args.bfloat16 else {}
+                row = against(args.against, options | {"malloc": malloc}, pool, 2 * args.repeats)
                 print(
                     json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}),
                     flush=True,

@@ -58,29 +58,35 @@ class AugmentConfig:
 
 
 def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
-    """Augment images; equal arguments give equal images, whatever the device."""
+    """Augment images; equal arguments give equal images on one kind of device.
+
+    All is drawn where the images are: a CPU draws a large batch's noise for longer than a GPU's whole step takes.
+    """
+    there = images.device if images.device.type != "meta" else "cpu"  # meta tensors have no generator
     active = [name for name in OPERATIONS if config.operations.get(name, 0) > 0]
     if config.choose == "one" and active:
         active = [active[rng.fold("operation").integer() % len(active)]]
     for name in active:
-        draw = _Draws(rng.fold(name).generator(), len(images), images)
+        draw = _Draws(rng.fold(name).generator(there), len(images), images)
         images = OPERATIONS[name](images, config.operations[name], draw)
     noise = config.operations.get("noise", 0)
     if noise > 0:
-        sample = torch.randn(images.shape, generator=rng.fold("noise").generator(), dtype=images.dtype)
+        generator = rng.fold("noise").generator(there)
+        sample = torch.randn(images.shape, generator=generator, dtype=images.dtype, device=there)
         images = images + noise * sample.to(images.device)
     return images
 
 
 class _Draws:
-    """A source of uniform numbers, one row an image, drawn on the CPU so that devices agree."""
+    """A source of uniform numbers, one row an image, drawn on the generator's device."""
 
     def __init__(self, generator: torch.Generator, count: int, like: Tensor) -> None:
         self._generator, self._count, self._like = generator, count, like
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Draw uniform numbers from [low, high) [image, *shape]."""
-        numbers = torch.rand((self._count, *shape), generator=self._generator, dtype=self._like.dtype)
+        generator, dtype = self._generator, self._like.dtype
+        numbers = torch.rand((self._count, *shape), generator=generator, dtype=dtype, device=generator.device)
         return (low + (high - low) * numbers).to(self._like.device)
 
 

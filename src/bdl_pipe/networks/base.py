@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import require
 from ..seeds import Seed
+from .passes import TrunkPass, plain
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -29,9 +30,18 @@ class Network(nn.Module):
         super().__init__()
         self.trunk, self.width, self.outputs = trunk, width, outputs
         self.head: nn.Module = lecun_normal(nn.Linear(width, outputs), generator) if outputs else nn.Identity()
+        self._pass: TrunkPass = plain
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Compute what the head sees [batch, width]."""
+        return self._pass(self.trunk, inputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.trunk(inputs))
+        return self.head(self.features(inputs))
+
+    def compute_by(self, trunk_pass: TrunkPass) -> None:
+        """Compute the trunk by ``trunk_pass`` from now on."""
+        self._pass = trunk_pass
 
 
 @contextlib.contextmanager

@@ -100,7 +100,8 @@ class _Spread(torch.autograd.Function):
 
 
 def _side_by_side(inputs: Tensor) -> bool:
-    return inputs.device.type == "cpu" and inputs.is_contiguous()
+    compiled = torch.compiler.is_compiling()  # a compiler fuses torch's own pool with what is beside it
+    return inputs.device.type == "cpu" and inputs.is_contiguous() and not compiled
 
 
 def _whole(images: Tensor) -> Tensor:

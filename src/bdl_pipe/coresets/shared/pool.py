@@ -6,15 +6,17 @@ initial ages are staggered, iT/P, or all P networks would expire together.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ... import networks
 from ...artifacts import under
+from ...config import LATER
 from ...data.augment import AugmentConfig
 from ...errors import require
+from ...networks.passes import Precision, trunk_pass
 from ...seeds import Seed
 from ...training import loop
 from .trunk import OptimisedNetwork, fresh, step_on_coreset
@@ -28,11 +30,14 @@ class PoolConfig:
         networks: P, how many.
         steps: T, the age at which a network is drawn anew.
         lr: Adam's rate of a network's own step.
+        compiled, precision: how the networks are computed, see ``trunk_pass``.
     """
 
     networks: int
     steps: int
     lr: float
+    compiled: bool = field(default=False, metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.networks > 0, "networks", "must be > 0", self.networks)
@@ -55,6 +60,7 @@ class ModelPool:
     ) -> None:
         self._config, self._network, self._rng, self._device = config, network, rng, device
         self._input_shape, self._outputs = input_shape, outputs
+        self._pass = trunk_pass(config.compiled, config.precision, device)
         self._generations = [0] * config.networks
         self._members = [self._fresh(slot) for slot in range(config.networks)]
         for slot, member in enumerate(self._members):
@@ -80,9 +86,9 @@ class ModelPool:
         ages = torch.tensor([member.steps for member in self._members])
         tensors = {"ages": ages, "generations": torch.tensor(self._generations)}
         for slot, member in enumerate(self._members):
-            tensors |= {f"{slot}.network.{k}": v.detach().clone() for k, v in member.network.state_dict().items()}
-            adam = loop.optimiser_tensors(member.optimiser, f"{slot}.adam")
-            tensors |= {k: v.clone() for k, v in adam.items()}
+            named = {f"{slot}.network.{k}": v.detach() for k, v in member.network.state_dict().items()}
+            named |= loop.optimiser_tensors(member.optimiser, f"{slot}.adam")
+            tensors |= {k: v.clone(memory_format=torch.contiguous_format) for k, v in named.items()}
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -97,4 +103,8 @@ class ModelPool:
 
     def _fresh(self, slot: int) -> OptimisedNetwork:
         address = self._rng.fold("network", slot, self._generations[slot])
-        return fresh(self._network, self._input_shape, self._outputs, self._config.lr, rng=address, device=self._device)
+        made = fresh(self._network, self._input_shape, self._outputs, self._config.lr, rng=address, device=self._device)
+        made.network.compute_by(self._pass)
+        if self._config.compiled:  # filters in the order in which compiled code reads them
+            made.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return made

@@ -46,7 +46,7 @@ def fresh(
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:
     """Compute φ(x) [b, h]; batch normalisation, where there is one, is in evaluation mode."""
-    return feature_scale * network.eval().trunk(images)
+    return feature_scale * network.eval().features(images)
 
 
 def step_on_coreset(

@@ -1,0 +1,85 @@
+"""The pool's networks, compiled and in bfloat16: the same distillation up to round-off, with bits that resume."""
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets.vbpc import method
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import ConvNetConfig, build
+from bdl_pipe.networks.passes import trunk_pass
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+from .cases import tiny_data, tiny_vbpc
+from .test_distil import Stopped, Stops, distil_coreset, same_bits
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+DATA, AT = tiny_data(), Seed(0).fold("coreset")
+
+
+def settings(**pool: Any) -> method.VbpcConfig:
+    changes = {"network": {"pool": "average"}, "coreset": {"steps": 8, "pool": pool}}
+    return config.read(method.VbpcConfig, config.merge(tiny_vbpc(), changes), "methods.vbpc")
+
+
+def distilled(**pool: Any) -> State:
+    return distil_coreset(DATA, {}, settings(**pool), rng=AT, report=Silent())
+
+
+def apart(first: State, second: State) -> float:
+    """Return the largest difference of images and labels."""
+    return max(float((first.tensors[name] - second.tensors[name]).abs().max()) for name in ("images", "labels"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "most"),
+    [
+        pytest.param({"compiled": True}, 1e-4, marks=needs_compiler),
+        pytest.param({"compiled": True, "precision": "bfloat16"}, 0.1, marks=needs_compiler),
+        pytest.param({"precision": "bfloat16"}, 0.1),
+    ],
+    ids=["compiled", "both", "bfloat16"],
+)
+def test_other_passes_distil_the_same_and_resume(pool: dict[str, Any], most: float) -> None:
+    """Each of the eight steps moves a label by at most .1, and an image by .01; .1 is less than two of them."""
+    undisturbed = distilled(**pool)
+    assert 0 < apart(undisturbed, distilled()) < most
+    report = Stops(5, 3)
+    with pytest.raises(Stopped):
+        distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report)
+    report.at = -1
+    assert same_bits(undisturbed, distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report))
+
+
+def test_gradients_of_bfloat16_are_those_of_float64() -> None:
+    """Relative error of features and of the images' gradient: bfloat16 has 8 bits, float32 24.
+
+    A unit that is nearly 0 may be on the other side in bfloat16, so its gradient is not as close as its features.
+    """
+    network = build(ConvNetConfig("convnet", 4, 2, "instance"), (1, 8, 8), 3, rng=Seed(0))
+    images = torch.randn(16, 1, 8, 8, generator=Seed(1).generator())
+    slope = torch.randn(16, network.width, generator=Seed(2).generator(), dtype=torch.float64)
+
+    def found(run: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = images.to(dtype).requires_grad_()
+        features = run(network.to(dtype).trunk, leaf)
+        (gradient,) = torch.autograd.grad((features.double() * slope).sum(), leaf)
+        return features.detach().double(), gradient.double()
+
+    exact = found(trunk_pass(False, "float32", "cpu"), torch.float64)
+    for precision, most in (("float32", (1e-6, 1e-5)), ("bfloat16", (0.01, 0.1))):
+        near = found(trunk_pass(False, precision, "cpu"), torch.float32)  # type: ignore[arg-type]
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(near, exact, strict=True)]
+        assert all(error < bound for error, bound in zip(errors, most, strict=True)), (precision, errors)
+        assert errors[0] > most[0] / 100  # it is that precision
+
+
+def test_a_machine_without_a_compiler_says_so_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"compiled.*needs a C\+\+ compiler.*no no-such-compiler"):
+        distilled(compiled=True)
