@@ -67,6 +67,7 @@ class Names:
         shares: table -> the table whose params file and artifacts are its own, too.
         transfers: other labelled test sets, the paper's name -> ours; scored as the test rows are.
         results: the folder of the written tables; empty: the paper's.
+        elsewhere: table -> the arguments of ``python`` that make it; one of costs or settings, not of our runs' scores.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Names:
     shares: dict[str, str] = field(default_factory=dict)
     transfers: dict[str, str] = field(default_factory=dict)
     results: str = ""
+    elsewhere: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,15 +177,11 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
     Raises:
         UserError: there is no such paper or table.
     """
-    paper, _, table = name.partition(":")
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if paper not in known:
-        raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
+    paper, table, names = _names(name, folder)
     rows = _rows(folder / f"{paper}.csv")
-    tables = sorted({row["table"] for row in rows})
+    tables = sorted({row["table"] for row in rows} | names.elsewhere.keys())
     if table not in tables:
         raise UserError(f"{name}: must be <paper>:<table>, and {paper} has no such table{nearest(table, tables)}")
-    names = config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
     figures: dict[str, dict[str, dict[str, Printed]]] = {}
     others = set[str]()
     for row in rows:
@@ -194,6 +192,24 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
         elif _source(row["table"], names) == _source(table, names):
             others.add(row["method"])
     return PaperTable(paper, table, names, figures, frozenset(others))
+
+
+def elsewhere(name: str, folder: Path = HERE) -> str:
+    """Return the arguments of ``python`` that make the table ``<paper>:<table>``; empty: it is of our runs.
+
+    Raises:
+        UserError: there is no such paper.
+    """
+    _, table, names = _names(name, folder)
+    return names.elsewhere.get(table, "")
+
+
+def _names(name: str, folder: Path) -> tuple[str, str, Names]:
+    paper, _, table = name.partition(":")
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if paper not in known:
+        raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
+    return paper, table, config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
 
 
 def _source(table: str, names: Names) -> str:

@@ -3,10 +3,11 @@
 The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the artifacts lie in
 a tree of their own, ``work/paper/<paper>-<table>``; tables of the same runs share both (``shares`` of
 ``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`pipeline.graph.fresh`),
-so an interrupted run goes on where it was.
+so an interrupted run goes on where it was. Tables of costs and of settings are a benchmark or a study (``elsewhere``).
 """
 
 import dataclasses
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,9 @@ def main(args: Namespace) -> None:
     Raises:
         UserError: a name or a number is wrong (nothing has run then), or a stage fails.
     """
+    if command := papers.elsewhere(args.table):
+        _run_elsewhere(command, args)
+        return
     from rich.console import Console
 
     asked, settings = read(args.table, args.dataset, args.method, args.splits), Settings.read(executor=args.executor)
@@ -91,6 +95,16 @@ def main(args: Namespace) -> None:
     absent = [name for name in asked.table.figures if asked.table.names.datasets[name] not in asked.params.datasets]
     if absent:
         console.print(f"of this table, not in {asked.path}: {', '.join(absent)}", highlight=False)
+
+
+def _run_elsewhere(command: str, args: Namespace) -> None:
+    """Run the command that makes a table which is not of our runs' scores; it ends as the command does."""
+    given = [f"--{name}" for name in ("dataset", "method", "splits", "executor") if getattr(args, name) is not None]
+    if given:
+        raise UserError(f"{args.table}: takes no {', '.join(given)}: it is made by python {command}")
+    print(f"python {command}", file=sys.stderr, flush=True)
+    if code := subprocess.run([sys.executable, *command.split()]).returncode:
+        sys.exit(code)
 
 
 def read(table: str, datasets: str | None, methods: str | None, splits: int | None) -> Request:

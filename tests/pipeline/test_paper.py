@@ -3,7 +3,10 @@
 import csv
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from pipeline.papers import run
 from pipeline.stages import fit
 from pipeline.tracking import experiments
 
+ROOT = Path(__file__).parents[2]
 TREE = Path("work/paper/vbll-table2")
 SGD = {
     "network": {"name": "mlp", "hidden": [4]},
@@ -238,6 +242,8 @@ WRONG = {
         "--dataset: must be names with a comma between, got 'Boston,'",
     ),
     "method": (["vbll:table2", "--method", "Ensembel"], "(did you mean Ensemble?)"),
+    "an option of a benchmark": (["vbpc:table5", "--splits", "2"], "vbpc:table5: takes no --splits: it is made by"),
+    "table without an entry": (["vbpc:table21"], "vbpc:table21: must be <paper>:<table>"),
     "method without a run": (["vbll:table2", "--method", "SWAG"], "(it has: deterministic, ensemble)"),
 }
 
@@ -250,6 +256,25 @@ def test_bad_names_are_one_line_before_any_work(
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not Path("work").exists() and not Path("results").exists()
+
+
+def test_a_table_of_costs_or_settings_is_its_commands(project: Path) -> None:
+    """What the command says and its exit code come through: here there is no params.yaml that a study could read."""
+    command = [sys.executable, "-m", "pipeline", "paper", "vbpc:table14"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    first, *rest = done.stderr.splitlines()
+    assert first == "python -m pipeline study params/study/vbpc-lamb.yaml"
+    assert rest[-1].startswith("study: params.yaml: there is no such file")
+
+
+def test_commands_of_other_tables_are_there() -> None:
+    """Each names a file of the project, and is no table of the printed scores."""
+    for table, command in yaml.safe_load((papers.HERE / "vbpc.yaml").read_text())["elsewhere"].items():
+        named = next(word for word in command.split() if word.endswith((".py", ".yaml")))
+        assert (ROOT / named).is_file(), table
+        assert not papers.load(f"vbpc:{table}").figures
 
 
 def test_a_wrong_number_names_its_file(project: Path) -> None:
