@@ -8,6 +8,7 @@ import torch
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
+from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, build
@@ -54,6 +55,17 @@ def test_other_passes_distil_the_same_and_resume(pool: dict[str, Any], most: flo
         distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report)
     report.at = -1
     assert same_bits(undisturbed, distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report))
+
+
+@needs_compiler
+def test_frepo_obeys_the_pools_settings() -> None:
+    section = {"ipc": 2, "network": tiny_vbpc()["network"], "ridge": 1e-6, "coreset": tiny_vbpc()["coreset"]}
+
+    def images(**pool: Any) -> torch.Tensor:
+        made = config.read(frepo.FrepoConfig, config.merge(section, {"coreset": {"pool": pool}}), "methods.frepo")
+        return frepo.FREPO.stages["coreset"].fit_one(DATA, {}, made, rng=AT, report=Silent()).tensors["images"]
+
+    assert 0 < float((images(compiled=True) - images()).abs().max()) < 1e-3
 
 
 def test_gradients_of_bfloat16_are_those_of_float64() -> None:

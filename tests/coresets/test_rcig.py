@@ -251,3 +251,11 @@ def test_the_average_is_that_of_all_steps() -> None:
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be > 0"):
         read(**{name: 0})
+
+
+@pytest.mark.parametrize(("name", "value"), [("compiled", True), ("precision", "bfloat16")])
+def test_a_pool_computed_otherwise_is_refused(name: str, value: Any) -> None:
+    """The linearised network is computed by itself, so a pool's setting would be half obeyed."""
+    pool = SECTION["coreset"]["pool"] | {name: value}
+    with pytest.raises(ConfigError, match=rf"methods\.rcig\.coreset\.pool\.{name} is not for rcig"):
+        config.read(RcigConfig, SECTION | {"coreset": SECTION["coreset"] | {"pool": pool}}, "methods.rcig")

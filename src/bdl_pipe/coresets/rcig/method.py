@@ -54,6 +54,10 @@ class RcigConfig:
     def __post_init__(self) -> None:
         for name in ("ipc", "ridge", "softplus", "scale_lr", "network_steps"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        pool = self.coreset.pool
+        rule = "is not for rcig, which differentiates through a linearised network; it"
+        require(not pool.compiled, "coreset.pool.compiled", f"{rule} must be false", pool.compiled)
+        require(pool.precision == "float32", "coreset.pool.precision", f"{rule} must be float32", pool.precision)
 
 
 @dataclass(frozen=True)
