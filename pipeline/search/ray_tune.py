@@ -249,13 +249,12 @@ def _population(search: "Search") -> Any:
     which may be a shape, stays. All wait for all, so that what is decided depends on no order.
     """
     from ray import tune
-    from ray.tune.schedulers import PopulationBasedTraining
+
+    from .population import Rounds
 
     drawn = {"log": tune.loguniform, "linear": tune.uniform}
     moved = {key: drawn[scale](low, high) for key, (low, high, scale) in search.space.items() if scale in drawn}
-    return PopulationBasedTraining(
-        time_attr=TIME, perturbation_interval=1, hyperparam_mutations=moved, synch=True, log_config=False
-    )
+    return Rounds(time_attr=TIME, perturbation_interval=1, hyperparam_mutations=moved, log_config=False)
 
 
 def told(trials: Trials) -> Any:

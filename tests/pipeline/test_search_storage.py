@@ -93,7 +93,7 @@ def test_nodes_reach_the_drivers_folder_and_nothing_beside_it(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_another_machine_goes_on_with_a_population(
-    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """The first is interrupted in the middle of the population; the second has nothing of it but the bucket."""
     log = tmp_path / "starts.txt"
@@ -109,6 +109,9 @@ def test_another_machine_goes_on_with_a_population(
         " apply=False, scheduler='pbt'))"
     )
 
+    begun_here: list[subprocess.Popen[str]] = []
+    request.addfinalizer(lambda: [each.kill() for each in begun_here])  # a search that hangs takes a core
+
     def start(folder: Path, mode: str) -> "subprocess.Popen[str]":
         root = HERE.parents[1]
         env = {
@@ -121,7 +124,8 @@ def test_another_machine_goes_on_with_a_population(
             **KEYS,
         }
         command, pipe = [sys.executable, "-c", code, mode], subprocess.PIPE
-        return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+        begun_here.append(subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True))
+        return begun_here[-1]
 
     def begun() -> list[tuple[float, int]]:
         lines = log.read_text().splitlines() if log.exists() else []
