@@ -1,6 +1,7 @@
 """What a cluster's driver can do on this machine.
 
-    python -m benchmarks.cluster_throughput            # writes results/scale/throughput.json and .md
+    python -m benchmarks.cluster_throughput                # writes results/scale/throughput.json and .md
+    python -m benchmarks.cluster_throughput --checkpoints  # prints those alone, through the hub and straight to a folder
 
 Measured, most of it several times with the median kept: seconds to connect; progress messages and checkpoints a second
 through the hub, and MB/s of checkpoints; the cost of a task with 10 to 10,000 of them; ``ray.wait`` on as many results,
@@ -57,7 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--stages", type=int, nargs="*", default=[10, 100])
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="compare the two ways of checkpoints, and print that"
+    )
     asked = parser.parse_args()
+    if asked.checkpoints:
+        _two_ways()
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     found: dict[str, Any] = {"connect_seconds": _connect_seconds()}
     with connected(Settings()):
@@ -135,6 +142,36 @@ def _hub() -> dict[str, Any]:
         per_second = rate(save, count, 2, blob)
         saves[name] = {"per_second": round(per_second, 1), "mb_per_second": round(per_second * size / 1e6, 1)}
     return {**found, "checkpoints": saves}
+
+
+def _two_ways() -> None:
+    """Print checkpoints a second of two workers through the hub and straight to a folder, in turn."""
+
+    @ray.remote(num_cpus=1)
+    def save(channel: ActorChannel, name: str, blob: bytes, count: int) -> None:
+        for _ in range(count):
+            channel.save(name, blob)
+
+    with connected(Settings()), _store() as store, tempfile.TemporaryDirectory(prefix="bdl-shared-") as folder:
+        hub = make_hub(store)
+        ways = {"hub": ActorChannel(hub), "folder": ActorChannel(hub, store.sharing(folder).shared)}
+        for name, size in CHECKPOINTS.items():
+            count, blob = max(3, min(200, 10**8 // size)), os.urandom(size)
+
+            def both(way: str, count: int, blob: bytes = blob) -> float:
+                return _timed(lambda: ray.get([save.remote(ways[way], f"t{i}", blob, count) for i in range(2)]))
+
+            for way in ways:
+                both(way, 1)
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(2 * REPEATS):
+                for way in ways:
+                    seconds[way].append(both(way, count))
+            rate = {way: 2 * count / statistics.median(each) for way, each in seconds.items()}
+            row = {f"{way} a second": round(each, 1) for way, each in rate.items()}
+            row |= {f"{way} MB/s": round(each * size / 1e6, 1) for way, each in rate.items()}
+            print(json.dumps({"checkpoint": name, **row, "folder over hub": round(rate["folder"] / rate["hub"], 2)}))
+        ray.kill(hub)
 
 
 def _tasks(count: int) -> dict[str, float]:

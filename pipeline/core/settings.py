@@ -11,6 +11,8 @@ BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
                         the inline executor has one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
+BDL_CHECKPOINTS         a folder or s3://bucket/path that all machines share, where Ray's workers write checkpoints of
+                        unfinished tasks; without it they go to the driver, which keeps them in the project
 BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it is not even imported
 BDL_REMOTE              off (default), on, or a DVC remote's name: where each result is pushed to as it is made, and
                         fetched from where another machine has made it; on: DVC's default remote
@@ -56,6 +58,7 @@ class Settings:
     remote: str = ""
     artifacts: str = ""
     searches: str = ""
+    checkpoints: str = ""
     machine: Machine = field(default_factory=Machine)
 
     def of(self, kind: str, method: str) -> "Settings":
@@ -91,7 +94,8 @@ class Settings:
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
             remote=_remote(env),
             artifacts=_on_s3(env, "BDL_MLFLOW_ARTIFACTS"),
-            searches=_searches(env),
+            searches=_shared(env, "BDL_SEARCHES"),
+            checkpoints=_shared(env, "BDL_CHECKPOINTS", is_here=not by_jobs),
         )
 
 
@@ -126,13 +130,13 @@ def _remote(env: Mapping[str, str]) -> str:
     return "" if value == "off" else value
 
 
-def _searches(env: Mapping[str, str]) -> str:
-    """Read where searches keep their trials; empty: in the project."""
-    value = env.get("BDL_SEARCHES", "").strip()
+def _shared(env: Mapping[str, str], name: str, is_here: bool = True) -> str:
+    """Read the address of storage that all machines share, of which this may be none, where there is one."""
+    value = env.get(name, "").strip()
     if "://" in value:
-        return _on_s3(env, "BDL_SEARCHES")
-    if value and not (Path(value).is_absolute() and Path(value).is_dir()):
-        raise ConfigError("BDL_SEARCHES", "must be s3://bucket/path, or a folder from / on that is there", value)
+        return _on_s3(env, name)
+    if value and not (Path(value).is_absolute() and (Path(value).is_dir() or not is_here)):
+        raise ConfigError(name, "must be s3://bucket/path, or a folder from / on that is there", value)
     return value.rstrip("/")
 
 

@@ -27,11 +27,11 @@ from bdl_pipe.seeds import Seed
 from ..core import places
 from ..core.params import Params, Run
 from ..core.settings import Settings
+from ..core.storage import Place
 from ..graph import body
 from ..graph.plan import one
 from ..stages import fit
 from ..tracking import experiments, provenance
-from .storage import Place
 from .trial import Chain, Upstream
 
 RECORD: Final = "search.json"

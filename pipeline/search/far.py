@@ -17,8 +17,8 @@ from ..core.executors.cluster import prepare_environment
 from ..core.jobs import calls, client
 from ..core.jobs.calls import Outlet
 from ..core.settings import Settings
+from ..core.storage import Place
 from .ray_tune import Ended, Kept, Trials, told, tuned
-from .storage import Place
 
 _TOKEN: Final = "job.json"  # in the search's folder: what its jobs are called
 

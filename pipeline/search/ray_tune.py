@@ -17,8 +17,9 @@ from bdl_pipe.errors import UserError
 from ..core.executors import cluster, preflight
 from ..core.executors.sealed import sealed
 from ..core.settings import Settings
+from ..core.storage import Place
 from ..tracking import experiments
-from .storage import Place, of_driver
+from .storage import of_driver
 from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial
 
 if TYPE_CHECKING:

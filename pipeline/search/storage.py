@@ -7,68 +7,20 @@ driver's, which the nodes reach through Ray.
 
 import contextlib
 import io
-import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow
 
-from bdl_pipe.errors import UserError
-
-from ..core.executors.hub import first_line, on_this_node
-from ..core.object_store import hide
+from ..core.executors.hub import on_this_node
 from ..core.settings import Settings
+from ..core.storage import Place, opened
 
-_CONNECT_SECONDS: Final = 5.0
-_REQUEST_SECONDS: Final = 30.0
-_ATTEMPTS: Final = 3
 _CALLS: Final = ("info", "ls", "makedirs", "rm", "mv", "cp_file", "cat_file", "pipe_file")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A folder of some file system.
-
-    Attributes:
-        files: pyarrow's file system; None: this machine's.
-        path: of the folder, as ``files`` calls it.
-    """
-
-    files: arrow.FileSystem | None
-    path: str
-
-    def below(self, name: str) -> "Place":
-        """Return a folder of this one."""
-        return Place(self.files, f"{self.path}/{name}")
-
-    def read(self, name: str) -> Mapping[str, Any] | None:
-        """Read a JSON file; None where there is none."""
-        try:
-            with self._there.open_input_stream(f"{self.path}/{name}") as stream:
-                found: dict[str, Any] = json.loads(stream.read())
-                return found
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file."""
-        self._there.create_dir(self.path, recursive=True)
-        with self._there.open_output_stream(f"{self.path}/{name}") as stream:
-            stream.write(json.dumps(content).encode())
-
-    def clear(self) -> None:
-        """Remove all that is there."""
-        self._there.delete_dir_contents(self.path, missing_dir_ok=True)
-
-    @property
-    def _there(self) -> arrow.FileSystem:
-        return self.files or arrow.LocalFileSystem()
 
 
 def shared(settings: Settings, name: str, identity: str) -> Place | None:
@@ -79,27 +31,7 @@ def shared(settings: Settings, name: str, identity: str) -> Place | None:
     """
     if not settings.searches:
         return None
-    files, root = _opened(settings.searches)
-    place = Place(files, f"{root}/{name}-{identity[:16]}")
-    try:
-        (files or arrow.LocalFileSystem()).create_dir(place.path, recursive=True)
-    except OSError as error:
-        raise UserError(f"BDL_SEARCHES={settings.searches}: cannot be written ({hide(first_line(error))})") from None
-    return place
-
-
-def _opened(address: str) -> tuple[arrow.FileSystem | None, str]:
-    if not address.startswith("s3://"):
-        return None, address
-    endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
-    elsewhere = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme} if endpoint.netloc else {}
-    files = arrow.S3FileSystem(
-        connect_timeout=_CONNECT_SECONDS,
-        request_timeout=_REQUEST_SECONDS,
-        retry_strategy=arrow.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-        **elsewhere,
-    )
-    return files, address.removeprefix("s3://")
+    return opened("BDL_SEARCHES", settings.searches, f"{name}-{identity[:16]}")
 
 
 @contextlib.contextmanager

@@ -119,7 +119,10 @@ def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:
 
 
 def steps(payload: int, shared: Mapping[str, Any], report: Report) -> State:
-    """A resumable sum of 1..payload; its worker dies once, at half way, if ``shared["fuse"]`` does not exist."""
+    """A resumable sum of 1..payload; its worker dies once, at half way, if ``shared["fuse"]`` does not exist.
+
+    With ``shared["stop"]`` it fails there, every time.
+    """
     last = report.load()
     total, start = (int(last.tensors["sum"]), last.config["step"]) if last else (0, 0)
     for step in range(start, payload):
@@ -130,6 +133,8 @@ def steps(payload: int, shared: Mapping[str, Any], report: Report) -> State:
         if "fuse" in shared and step == payload // 2 and not Path(shared["fuse"]).exists():
             Path(shared["fuse"]).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if "stop" in shared and step == payload // 2:
+            raise UserError("stopped")
     return State({"sum": torch.tensor(total)}, {"began_at": start})
 
 

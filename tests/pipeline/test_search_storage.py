@@ -131,16 +131,16 @@ def test_another_machine_goes_on_with_a_population(
         lines = log.read_text().splitlines() if log.exists() else []
         return [(float(shift), int(start)) for shift, start, _ in map(str.split, lines)]
 
-    stopped, until = start(first, "n"), time.monotonic() + 120
+    stopped, until = start(first, "n"), time.monotonic() + 400
     while len(begun()) < 6 and time.monotonic() < until:
         time.sleep(0.1)
     stopped.send_signal(signal.SIGINT)
-    assert "stopped; go on with --resume" in stopped.communicate(timeout=60)[1]
+    assert "stopped; go on with --resume" in stopped.communicate(timeout=200)[1]
     before = begun()
     assert len([start for _, start in before if start == 0]) == 4  # the whole population has begun
-    assert "holds an unfinished search; go on with --resume" in start(second, "n").communicate(timeout=60)[1]
+    assert "holds an unfinished search; go on with --resume" in start(second, "n").communicate(timeout=200)[1]
     done = start(second, "r")
-    said, problems = done.communicate(timeout=200)
+    said, problems = done.communicate(timeout=500)
     assert done.returncode == 0, problems[-3000:]
     after = begun()[len(before) :]
     assert [start for _, start in after].count(0) == 2  # the finals; all others go on from checkpoints in the bucket

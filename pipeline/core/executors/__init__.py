@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..settings import Settings
+from ..storage import opened
 from .display import Display
 from .store import Store
 
@@ -100,13 +101,15 @@ def choose(settings: Settings) -> Executor:
 
 
 def preflight(settings: Settings) -> None:
-    """Refuse an address where no cluster answers, or one that cannot run our work.
+    """Refuse an address where no cluster answers, or one that cannot run our work, and storage that cannot be written.
 
     Raises:
         UserError: naming the address and what is wrong.
     """
     if settings.executor == "inline":
         return
+    if settings.checkpoints and not settings.jobs:
+        opened("BDL_CHECKPOINTS", settings.checkpoints)
     if settings.jobs:
         from ..jobs.client import preflight as reach
 

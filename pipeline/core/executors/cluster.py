@@ -62,6 +62,7 @@ class Cluster:
         from .worker import finished
 
         display.expect(len(tasks))
+        store = store and store.sharing("" if self._settings.jobs else self._settings.checkpoints)  # a job's workers do
         results: dict[str, Done] = {}
         for task in tasks:
             before = store.finished(task.name) if store else None
@@ -117,7 +118,7 @@ class Cluster:
         used = {key for task in tasks for key in task.needs}
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
-        most, submit = self._at_once(tasks), self._submitter(work, hub, store is not None)
+        most, submit = self._at_once(tasks), self._submitter(work, hub, store)
         watch, silent = Watch(self._settings.address), Silent(self._settings.address, hub)
         try:
             while waiting or pending:
@@ -149,19 +150,19 @@ class Cluster:
             return len(tasks)
         return train.capacity(ray.nodes(), self._settings.workers, self._settings.needs)
 
-    def _submitter(self, work: Work, hub: Any, keeps: bool) -> Callable[[Task, list[Any]], Any]:
+    def _submitter(self, work: Work, hub: Any, store: Store | None) -> Callable[[Task, list[Any]], Any]:
         """Return what hands a task and its parts to Ray, which is sent each of our functions once."""
         import ray
 
-        settings = self._settings
-        channels = ActorChannel(hub), NullChannel()
+        settings, keeps = self._settings, store is not None
+        channel = ActorChannel(hub, store.shared if store else None)
         group = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
         single = ray.remote(_remote).options(**settings.needs.options, max_retries=RETRIES)
 
         def submit(task: Task, parts: list[Any]) -> Any:
             if task.data_parallel and settings.workers > 1:
-                return group.remote(work, sealed(task), hub, channels, settings, keeps, parts)
-            return single.remote(work, sealed(task), hub, settings, keeps, *parts)
+                return group.remote(work, sealed(task), hub, (channel, NullChannel()), settings, keeps, parts)
+            return single.remote(work, sealed(task), hub, channel, settings, keeps, *parts)
 
         return submit
 
@@ -279,10 +280,12 @@ def check_resources(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> None:
     raise UserError(f"no node of the Ray cluster has {needs} for a task; the most is {in_words(most)}")
 
 
-def _remote(work: Work, task: Task, hub: Any, settings: Settings, keeps: bool, *parts: Any) -> Done:
+def _remote(
+    work: Work, task: Task, hub: Any, channel: ActorChannel, settings: Settings, keeps: bool, *parts: Any
+) -> Done:
     import ray
 
     from .worker import attempt
 
     hub.begin.remote(task.name, ray.get_runtime_context().get_node_id())
-    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), ActorChannel(hub), settings, keeps)
+    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), channel, settings, keeps)

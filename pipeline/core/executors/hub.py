@@ -7,7 +7,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes
 
 from . import Done
-from .store import CheckpointChannel, Store
+from .store import CheckpointChannel, Shared, Store
 
 RETRIES: Final = 3  # of a task whose worker was lost
 
@@ -88,19 +88,23 @@ class NullChannel:
 
 
 class ActorChannel:
-    """A channel that leads to the hub."""
+    """A channel that leads to the hub, and past it for checkpoints where there is storage that all machines share."""
 
-    def __init__(self, hub: Any) -> None:
-        self._hub = hub
+    def __init__(self, hub: Any, shared: Shared | None = None) -> None:
+        self._hub, self._shared = hub, shared
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         self._hub.report.remote(task, step, total, dict(metrics))
 
     def save(self, task: str, blob: bytes) -> None:
-        get(self._hub.save.remote(task, blob))
+        if self._shared:
+            self._shared.save(task, blob)
+        else:
+            get(self._hub.save.remote(task, blob))
 
     def load(self, task: str) -> bytes | None:
-        return get(self._hub.load.remote(task))
+        shared = self._shared.load(task) if self._shared else None
+        return get(self._hub.load.remote(task)) if shared is None else shared
 
     def finish(self, task: str, blob: bytes) -> None:
         get(self._hub.finish.remote(task, blob))

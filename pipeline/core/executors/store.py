@@ -4,17 +4,25 @@ Unfinished work is ``<task>.part``, a finished task ``<task>.done``, so a stage 
 only what is left. The folder's name is a hash of everything that the work depends on: a checkpoint
 that other numbers, data or code made is never gone on from. A process that works in a folder holds a shared lock
 on the file ``<folder>.lock``, until it ends: nobody removes the folder before. Bytes only: torch is not imported here.
+With ``BDL_CHECKPOINTS`` unfinished work is kept in storage that all machines share, which workers write themselves.
 """
 
 import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from bdl_pipe.errors import UserError, brief
 from bdl_pipe.files import write_bytes
 
+from ..object_store import hide
+from ..storage import Place, opened
+
+_VARIABLE: Final = "BDL_CHECKPOINTS"
 _LOCK: Final = ".lock"
 
 
@@ -28,6 +36,19 @@ class Store:
         self._folder = folder.absolute()
         self._place = self._folder / identity
         self._lock: IO[bytes] | None = None
+        self.shared: Shared | None = None
+
+    def sharing(self, address: str) -> "Store":
+        """Return this store with checkpoints in the storage at ``address``; without one as it is.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if not address:
+            return self
+        store = Store(self._folder, self._place.name)
+        store.shared = Shared(address, opened(_VARIABLE, address, self.name))
+        return store
 
     @property
     def name(self) -> str:
@@ -44,7 +65,10 @@ class Store:
 
     def save(self, task: str, blob: bytes) -> None:
         """Write a checkpoint of a task that is not finished."""
-        write_bytes(self._place / f"{task}.part", blob)
+        if self.shared:
+            self.shared.save(task, blob)
+        else:
+            write_bytes(self._place / f"{task}.part", blob)
 
     def finish(self, task: str, blob: bytes) -> None:
         """Write a finished task's result, and remove its checkpoint."""
@@ -53,7 +77,8 @@ class Store:
 
     def load(self, task: str) -> bytes | None:
         """Read the checkpoint of a task; None where there is none."""
-        return _read(self._place / f"{task}.part")
+        shared = self.shared.load(task) if self.shared else None
+        return _read(self._place / f"{task}.part") if shared is None else shared
 
     def finished(self, task: str) -> bytes | None:
         """Read the result of a finished task; None where there is none."""
@@ -62,6 +87,8 @@ class Store:
     def discard(self, task: str) -> None:
         """Remove a task's checkpoint, if there is one."""
         (self._place / f"{task}.part").unlink(missing_ok=True)
+        if self.shared:
+            self.shared.discard(task)
 
     def clear(self) -> None:
         """Forget everything that no other process is at work on: the stage's result is safe."""
@@ -74,6 +101,42 @@ class Store:
     def _forget(self, but: str = "") -> None:
         for name in {path.name.removesuffix(_LOCK) for path in self._folder.iterdir()} - {but}:
             _forget(self._folder / name)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Checkpoints of unfinished work in storage that every node reaches.
+
+    Attributes:
+        address: of the storage, for errors.
+        place: of the work.
+    """
+
+    address: str
+    place: Place
+
+    def save(self, task: str, blob: bytes) -> None:
+        """Write a checkpoint."""
+        with self._told("written"):
+            self.place.save(f"{task}.part", blob)
+
+    def load(self, task: str) -> bytes | None:
+        """Read a checkpoint; None where there is none."""
+        with self._told("read"):
+            return self.place.load(f"{task}.part")
+
+    def discard(self, task: str) -> None:
+        """Remove a checkpoint, if there is one."""
+        with self._told("removed"):
+            self.place.remove(f"{task}.part")
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = hide(brief(error))
+            raise UserError(f"{_VARIABLE}={self.address}: a checkpoint cannot be {what} ({reason})") from None
 
 
 class CheckpointChannel:
