@@ -1,7 +1,7 @@
 """What a cluster's driver can do on this machine.
 
     python -m benchmarks.cluster_throughput                # writes results/scale/throughput.json and .md
-    python -m benchmarks.cluster_throughput --checkpoints  # prints those alone, through the hub and straight to a folder
+    python -m benchmarks.cluster_throughput --checkpoints  # prints those alone: by the hub, and straight to a folder
 
 Measured, most of it several times with the median kept: seconds to connect; progress messages and checkpoints a second
 through the hub, and MB/s of checkpoints; the cost of a task with 10 to 10,000 of them; ``ray.wait`` on as many results,
