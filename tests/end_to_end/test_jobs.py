@@ -254,6 +254,37 @@ def test_a_call_of_another_python_is_refused(tmp_path: Path) -> None:
         entry._check_versions({"Python": "3.8"})
 
 
+CLUSTER = 'File "/tmp/ray/session/py_modules_files/_ray_pkg_1/bdl_pipe/training/fit.py", line 20, in <module>'
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["Traceback (most recent call last):", "OSError: [Errno 28] No space left on device", ".", ""],
+            "a disk there is full",
+        ),
+        (["Failed to set up runtime environment: tar: No space left on device"], "make space in the folder of Ray's"),
+        ([CLUSTER, "ImportError: cannot import name 'distributed' from 'bdl_pipe' (/tmp)"], "has half of our code"),
+        (
+            ["python: Error while finding module (ModuleNotFoundError: No module named 'pipeline.core')"],
+            "start it anew",
+        ),
+        (
+            [CLUSTER, "ModuleNotFoundError: No module named 'safetensors'", "; more"],
+            "'safetensors': install constraints",
+        ),
+        ([CLUSTER, "ValueError: 3 is not 4"], "ValueError: 3 is not 4"),
+        (["the driver was killed", "."], "the driver was killed"),
+        (["."], "no reason is given"),
+    ],
+)
+def test_rays_words_for_a_failure_are_one_line_with_the_cure(words: list[str], said: str) -> None:
+    """As Ray 2.60 wrote them on a head whose disk was full, or became so as our code was unpacked."""
+    found = client._bottom("\n".join(words))
+    assert said in found and "\n" not in found and "Traceback" not in found
+
+
 class _Fake(http.server.BaseHTTPRequestHandler):
     """Whatever answers at an address: the path's first word says how."""
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import queue
+import re
 import shutil
 import threading
 import time
@@ -33,7 +34,10 @@ _SILENCE_SECONDS: Final = 20.0  # after which a line is taken to be cut: a job s
 _AGAIN_SECONDS: Final = 2.0
 _FETCHES: Final = 3
 _YOUNG_SECONDS: Final = 60.0  # in which a head that has just been started may not take jobs yet
-_WORDS: Final = 8  # last lines of a job that are shown when it fails
+_WORDS: Final = 8  # last lines of a job that are looked at when it fails
+_LONGEST: Final = 600
+_FULL: Final = "No space left on device"
+_HALF: Final = r"(No module named|cannot import name '\w+' from) '(pipeline|bdl_pipe|stages)\b"  # what Ray could unpack
 _MOST_BYTES: Final = 256 * 1024**2  # of a value: Ray's head holds what comes with jobs in memory, up to about 500 MB
 _KEPT_SECONDS: Final = 24 * 3600.0  # of values that were sent, which the next job may send again
 _UNDER_WAY: Final = ("PENDING", "RUNNING")
@@ -187,6 +191,19 @@ def _reason(error: BaseException) -> str:
     return brief(getattr(error, "strerror", None) or error or type(error).__name__, 80)
 
 
+def _bottom(text: str) -> str:
+    """Find what went wrong in Ray's words, which hold tracebacks of the cluster, and say what helps."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    if any(_FULL in line for line in lines):
+        return "a disk there is full, of the head or of a node: make space in the folder of Ray's temporary files"
+    if half := [line for line in lines if re.search(_HALF, line)]:
+        cure = "a node there has half of our code, as from a time when its disk was full; make space and start it anew"
+        return f"{brief(half[-1])}: {cure}"
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
+    said = brief([*lines, *errors][-1] if lines else "no reason is given", _LONGEST)
+    return f"{said}: install constraints.txt there" if said.startswith("ModuleNotFoundError") else said
+
+
 def _note(job: str) -> Path:
     return folder() / f"{job}.json"
 
@@ -234,10 +251,7 @@ def _send(api: _Api, call: Call, remote: str) -> str:
         )
     except Exception as error:  # of many types; Ray's own message holds a traceback of its server
         _note(job).unlink(missing_ok=True)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"{api.url}: the cluster does not take the job ({brief(lines[-1] if lines else error)})"
-        ) from None
+        raise UserError(f"{api.url}: the cluster does not take the job ({_bottom(str(error))})") from None
     shutil.rmtree(place, ignore_errors=True)
     return job
 
@@ -298,14 +312,16 @@ def _follow(api: _Api, job: str, title: str, listener: Listener) -> None:
             else:
                 listener.event(event)
         if known["status"] not in _UNDER_WAY:
-            said = "; ".join(line for line in (known.get("message") or "", *words) if line)
-            raise UserError(f"{title}: its job {job} ended as {known['status']} ({brief(said, 600)})")
+            said = _bottom("\n".join((known.get("message") or "", *words)))
+            raise UserError(f"{title}: its job {job} ended as {known['status']} ({said})")
 
 
 def _ended(event: Mapping[str, Any], title: str) -> bool:
     if "refused" in event:
         raise UserError(event["refused"])
     if "failed" in event:
+        if re.search(_HALF, event["failed"]):
+            raise UserError(f"{title}: {_bottom(event['failed'])}")
         error = RuntimeError(f"{title}: {event['failed']}")
         error.add_note(event["trace"])
         raise error
