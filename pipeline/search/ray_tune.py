@@ -4,7 +4,6 @@ Tune's storage holds all that is known of the trials, and their checkpoints; see
 """
 
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ class Trials:
         metrics: of what a trial reports, the scores.
         numbers: a trial's place in the space -> the numbers that it tries; picklable.
         called: a trial's place in the space -> what the terminal calls it; picklable.
-        seed: of a population's draws.
     """
 
     name: str
@@ -62,7 +60,6 @@ class Trials:
     metrics: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     called: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def search(
     """
     parts = {"chain": search.chain, "data": data, "upstream": upstream}
     count = search.samples if points is None else len(points)
-    trials = Trials(search.name, count, search.tags, (METRIC,), seed=search.chain.seed)
+    trials = Trials(search.name, count, search.tags, (METRIC,))
     results = run(trials, trial, parts, *_space(search, at_once, points), kept)
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]
 
@@ -190,7 +187,6 @@ def tuned(
             verbose=0,
         )
         tuner = tune.Tuner(work, param_space=dict(space), tune_config=how, run_config=config)
-    random.seed(trials.seed)  # a population's draws know no other
     results = tuner.fit()
     if results.num_errors:
         said = _reason(results.errors[0])
@@ -255,7 +251,8 @@ def _population(search: "Search") -> Any:
 
     drawn = {"log": tune.loguniform, "linear": tune.uniform}
     moved = {key: drawn[scale](low, high) for key, (low, high, scale) in search.space.items() if scale in drawn}
-    return Rounds(time_attr=TIME, perturbation_interval=1, hyperparam_mutations=moved, log_config=False)
+    how = {"time_attr": TIME, "perturbation_interval": 1, "hyperparam_mutations": moved, "log_config": False}
+    return Rounds(search.chain.seed, **how)
 
 
 def told(trials: Trials) -> Any:

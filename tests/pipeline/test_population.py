@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[int, list[str]], dict[int, int], list[int]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_trial_comes_to_its_end(name: str) -> None:
     ends, begin, expected = CASES[name]
-    assert milestones(Rounds(**NUMBERS), ends, begin) == expected
+    assert milestones(Rounds(0, **NUMBERS), ends, begin) == expected
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,7 +99,7 @@ def test_by_ray_alone_the_others_wait_for_ever(name: str) -> None:
 
 def test_a_round_without_its_last_trial_is_a_round() -> None:
     """The worst of those that are left is told to go on as the best one."""
-    scheduler = Rounds(**NUMBERS)
+    scheduler = Rounds(0, **NUMBERS)
     exploited: list[tuple[Trial, Trial]] = []
     scheduler._checkpoint_or_exploit = (  # type: ignore[method-assign]
         lambda trial, _, upper, lower: exploited.append((trial, upper[0])) if trial in lower else None
