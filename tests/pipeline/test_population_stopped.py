@@ -170,7 +170,7 @@ ENDS: dict[str, Ends] = {
 }
 
 
-@pytest.mark.parametrize(("slots", "first"), [(1, True), (2, True), (2, False), (SAMPLES, False)])
+@pytest.mark.parametrize(("slots", "first"), [(1, True), (2, False), (SAMPLES, False)])
 @pytest.mark.parametrize("name", ENDS)
 def test_a_stop_at_any_moment_changes_nothing(name: str, slots: int, first: bool) -> None:
     whole = finished(started(Rounds, (1, True, ENDS[name])))
