@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ..core.executors.cluster import prepare_environment
+from ..core.executors.cluster import as_driver, connected, prepare_environment
 from ..core.jobs import calls, client
 from ..core.jobs.calls import Outlet
 from ..core.settings import Settings
@@ -57,8 +57,12 @@ def search_there(asked: Asked, parts: Mapping[str, Any], outlet: Outlet) -> None
     prepare_environment()
     folder = Path(tempfile.gettempdir()) / f"bdl-jobs-{os.getuid()}" / asked.name
     folder.mkdir(parents=True, exist_ok=True)
-    with Kept(folder, asked.settings, asked.away).place(spread=True) as place:
-        found = tuned(asked.trials, asked.work, parts, asked.space, asked.how, place, asked.settings, _relay())
+    settings = as_driver(asked.settings)
+    with (
+        connected(settings, lambda text: outlet.tell(said=text)),
+        Kept(folder, settings, asked.away).place(spread=True) as place,
+    ):
+        found = tuned(asked.trials, asked.work, parts, asked.space, asked.how, place, settings, _relay())
     outlet.tell(trials=[[dict(trial.config), dict(trial.metrics)] for trial in found])
 
 

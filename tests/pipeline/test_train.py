@@ -7,15 +7,13 @@ import torch
 
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.executors import Done, Executor, Task, choose
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline
 from pipeline.core.executors.store import Store
-from pipeline.core.executors.train import capacity
-from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
 from pipeline.stages.fit import SeedTask
 from tests.distributed_ranks import SECTION
@@ -58,19 +56,3 @@ def test_two_workers_end_where_one_does_though_one_was_killed(
     for name, value in expected.tensors.items():
         torch.testing.assert_close(made.tensors[name], value, atol=1e-6, rtol=1e-6)
     assert not torch.equal(made.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
-
-
-def test_capacity_is_counted_node_by_node() -> None:
-    nodes = [
-        {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}},
-        {"Alive": True, "Resources": {"CPU": 3.0}},
-        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
-    ]
-    assert capacity(nodes, 2, Needs()) == 3 and capacity(nodes, 7, Needs()) == 1
-    assert capacity(nodes, 2, Needs(gpus=0.5)) == 1
-    with pytest.raises(
-        UserError, match=r"^BDL_WORKERS_PER_TASK=8: the Ray cluster has room for 7 workers of 1 CPU each"
-    ):
-        capacity(nodes, 8, Needs())
-    with pytest.raises(UserError, match=r"room for 1 workers of 1 CPU and 1 GPU each$"):
-        capacity(nodes, 2, Needs(gpus=1.0))

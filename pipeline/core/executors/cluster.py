@@ -6,6 +6,7 @@ node needs it. A worker that is lost is replaced and its task goes on from the l
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -18,9 +19,8 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from ..machine import Needs, in_words
 from ..settings import Settings
-from . import Done, Task, Work, train
+from . import Done, Task, Work, room, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
 from .lost import Silent, Watch, explained
@@ -83,7 +83,7 @@ class Cluster:
         if here:
             results |= {task.name: run_here(work, task, shared, display, store, self._settings) for task in left}
         elif left:
-            self._connect()
+            self._connect(display)
             with explained(self._settings.address):
                 results |= self._run(work, left, shared, display, store)
         return [results[task.name] for task in tasks]
@@ -104,8 +104,8 @@ class Cluster:
     def close(self) -> None:
         self._connection.close()
 
-    def _connect(self) -> None:
-        self._connection.enter_context(connected(self._settings))
+    def _connect(self, display: Display) -> None:
+        self._connection.enter_context(connected(self._settings, display.say))
 
     def _run(
         self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any], display: Display, store: Store | None
@@ -118,7 +118,7 @@ class Cluster:
         used = {key for task in tasks for key in task.needs}
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
-        most, submit = self._at_once(tasks), self._submitter(work, hub, store)
+        most, submit = self._at_once(tasks, display), self._submitter(work, hub, store)
         watch, silent = Watch(self._settings.address), Silent(self._settings.address, hub)
         try:
             while waiting or pending:
@@ -142,13 +142,15 @@ class Cluster:
                     ray.cancel(ref, force=True)
             ray.kill(hub)
 
-    def _at_once(self, tasks: Sequence[Task]) -> int:
+    def _at_once(self, tasks: Sequence[Task], display: Display) -> int:
         """Count the tasks to hand over: all, for Ray to queue, but of groups of workers those that have room."""
         import ray
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
             return len(tasks)
-        return train.capacity(ray.nodes(), self._settings.workers, self._settings.needs)
+        workers, needs = self._settings.workers, self._settings.needs
+        room.ensure(self._settings.address, needs, workers, display.say)
+        return room.places(ray.nodes(), needs) // workers
 
     def _submitter(self, work: Work, hub: Any, store: Store | None) -> Callable[[Task, list[Any]], Any]:
         """Return what hands a task and its parts to Ray, which is sent each of our functions once."""
@@ -168,10 +170,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected(settings: Settings) -> Iterator[None]:
+def connected(settings: Settings, say: room.Say = print) -> Iterator[None]:
     """Connect this process to Ray: a cluster that is named, the head that stages share, or one for this block alone.
 
-    A connection that is there is kept.
+    A connection that is there is kept. A node that a cluster is to add is waited for, and ``say`` told of it.
 
     Raises:
         UserError: the cluster does not answer, Ray does not start, or no node has what a task needs.
@@ -196,8 +198,15 @@ def connected(settings: Settings) -> Iterator[None]:
                 raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
             except ray.exceptions.RuntimeEnvSetupError as error:  # a full disk of the head, for one
                 raise UserError(f"Ray ({settings.address}) could not be sent our code: {error}") from None
-        check_resources(ray.nodes(), settings.needs)
+        room.ensure(settings.address, settings.needs, say=say)
         yield
+
+
+def as_driver(settings: Settings) -> Settings:
+    """Return the settings of a job: a process of the cluster's own, which has joined it."""
+    import ray
+
+    return dataclasses.replace(settings, jobs="", address=ray.get_runtime_context().gcs_address)
 
 
 @contextlib.contextmanager
@@ -262,22 +271,6 @@ def preflight(address: str) -> None:
         raise UserError(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one"
         ) from None
-
-
-def check_resources(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> None:
-    """Refuse a request that no node can meet, which would wait for ever.
-
-    Raises:
-        UserError: naming what is asked for and the most that one node has.
-    """
-    alive = [node["Resources"] for node in nodes if node.get("Alive", True)]
-    wanted = needs.counted
-    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in alive):
-        return
-    most = {
-        name: max((node.get(name, 0) for node in alive), default=0) for name in dict.fromkeys(["CPU", "GPU", *wanted])
-    }
-    raise UserError(f"no node of the Ray cluster has {needs} for a task; the most is {in_words(most)}")
 
 
 def _remote(

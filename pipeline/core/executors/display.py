@@ -60,6 +60,13 @@ class Display:
         self._done += 1
         self._show()
 
+    def say(self, text: str) -> None:
+        """Show a line of its own."""
+        if self._bar is not None:
+            self._bar.console.print(f"{self.label}: {text}", markup=False, highlight=False)
+        else:
+            print(f"{self.label}: {text}", flush=True)
+
     def _show(self) -> None:
         now = time.monotonic()
         if self._sink is not None and now - self._sunk >= _METRICS_SECONDS:

@@ -43,7 +43,7 @@ class Jobs(Cluster):
         super().close()
         self._here.close()
 
-    def _connect(self) -> None:
+    def _connect(self, display: Display) -> None:
         client.preflight(self._url)
 
     def _run(

@@ -10,7 +10,7 @@ from typing import Any
 from ..jobs.calls import Outlet
 from ..settings import Settings
 from . import Task, Work
-from .cluster import Cluster
+from .cluster import Cluster, as_driver
 from .display import Display
 from .store import Store
 
@@ -33,7 +33,7 @@ def run(arguments: Map, shared: Mapping[str, Any], outlet: Outlet) -> None:
     """Run the tasks, and send home the bytes of each result as a task ends."""
     store = Store(_folder(), arguments.identity)
     store.open()
-    executor = Cluster(arguments.settings)
+    executor = Cluster(as_driver(arguments.settings))
     try:
         with _Relay(store, outlet) as display:
             executor.map(arguments.work, arguments.tasks, shared=shared, display=display, store=store)
@@ -51,6 +51,9 @@ class _Relay(Display):
 
     def step(self, task: str, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._outlet.step(task, step, total, dict(metrics or {}))
+
+    def say(self, text: str) -> None:
+        self._outlet.tell(said=text)
 
     def done(self, task: str) -> None:
         blob = self._store.finished(task)

@@ -8,36 +8,17 @@ last checkpoint.
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from ..machine import Needs
 from ..settings import Settings
 from . import Done, Task, Work
 from .hub import RETRIES
 from .sealed import sealed
 
 _TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at once, a hung one only so
-
-
-def capacity(nodes: Sequence[Mapping[str, Any]], workers: int, needs: Needs) -> int:
-    """Count the groups that the cluster holds at once.
-
-    Raises:
-        UserError: none, so a task would wait for ever.
-    """
-    wanted = needs.counted
-    places = 0
-    for node in nodes:
-        if node.get("Alive", True):
-            places += min((int(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items()), default=0)
-    if places < workers:
-        raise UserError(
-            f"BDL_WORKERS_PER_TASK={workers}: the Ray cluster has room for {places} workers of {needs} each"
-        )
-    return places // workers
 
 
 def group(
