@@ -107,10 +107,9 @@ def _report() -> Mapping[str, Any] | None:
 
 
 def _state() -> Any:
-    import ray
-    from ray._raylet import GcsClient
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
     reply = GetClusterStatusReply()
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
+    reply.ParseFromString(internal_kv_get_gcs_client().get_cluster_status())
     return reply.autoscaling_state
