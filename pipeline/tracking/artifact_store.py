@@ -33,8 +33,13 @@ def main() -> int:
     """Try out the place of the environment; print why it cannot be used."""
     experiments.quiet_environment()
     try:
-        _compare()
-        _try_out(str(experiments.artifact_root()))
+        import boto3  # noqa: F401 (whose time, and MLflow's, is none of the store's)
+        import mlflow.store.artifact.s3_artifact_repo
+        import mlflow.tracking  # noqa: F401
+
+        with object_store.limited():
+            _compare()
+            _try_out(str(experiments.artifact_root()))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
