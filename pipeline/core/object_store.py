@@ -18,12 +18,15 @@ PATIENCE: Final = {  # what boto reads: three seconds to connect instead of sixt
 _PROBE: Final = {"AWS_MAX_ATTEMPTS": "1", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "1"}
 _PROBE_SECONDS: Final = 15.0
 _START_SECONDS: Final = 120.0  # of a probe, which first imports the client of a store, on a busy machine
-_SECRET: Final = re.compile("secret|token|passw|access_key|account_key|credential|connection_string", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    "secret|token|passw|(access|account|customer|private|api|oss)_key|credential|connection_string", re.IGNORECASE
+)
 _NO_SECRET: Final = re.compile("(_file|_path|path)$", re.IGNORECASE)  # says where a secret lies
 _IDENTIFIER: Final = re.compile(r"\bA(?:KI|SI)A[A-Z0-9]{12,}\b")  # of a pair of AWS's keys
 _MISSING: Final = {"NoSuchBucket", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND", "not found"}
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s'\"]*@")
-_SHORTEST: Final = 8  # characters of a secret; a shorter value, such as "false", is found in any text
+_SHORTEST: Final = 8  # characters of a variable's secret; a shorter value, such as "false", is found in any text
+_SHORTEST_KNOWN: Final = 4
 _ARROW: Final = re.compile(r"AWS Error (?:UNKNOWN )?\(?(?:HTTP status )?(\w+)|^Bucket '.*' (not found)")
 _DENIED: Final = {
     "ACCESS_DENIED",  # as pyarrow has it
@@ -69,8 +72,9 @@ def has_userinfo(url: str) -> bool:
 def hide(text: str, known: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> str:
     """Take credentials out of a text: those of the environment, ``known`` ones, and users in URLs."""
     env = os.environ if environment is None else environment
-    secrets = {value for name, value in env.items() if is_secret(name)} | set(known)
-    for secret in sorted((s for s in secrets if len(s) >= _SHORTEST), key=len, reverse=True):
+    secrets = {value for name, value in env.items() if is_secret(name) and len(value) >= _SHORTEST}
+    secrets |= {value for value in known if len(value) >= _SHORTEST_KNOWN}
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return _IDENTIFIER.sub("***", _USERINFO.sub("", text))
 

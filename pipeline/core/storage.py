@@ -112,12 +112,9 @@ def require(variable: str, address: str) -> None:
 
 def main(address: str) -> int:
     """Try out storage on S3; print why it cannot be used."""
-    import pyarrow.fs  # noqa: F401 (whose time is none of the store's)
-
     try:
+        place, name, text = Place(*_files_of(address)), f"probe-{os.urandom(16).hex()}", os.urandom(16)
         with object_store.limited():
-            files, root = _files_of(address)
-            place, name, text = Place(files, root), f"probe-{os.urandom(16).hex()}", os.urandom(16)
             place.save(name, text)
             same = place.load(name) == text
             place.remove(name)

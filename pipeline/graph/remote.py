@@ -9,14 +9,12 @@ the same objects, each in one step.
 Its config is DVC's; what is done with it is :mod:`.remote_store`'s. Nothing that goes wrong here fails a stage.
 """
 
-import contextlib
-import importlib
 import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
@@ -57,13 +55,15 @@ def connect(name: str) -> Remote:
             known = ", ".join(config["remote"]) or "none"
             which = f"no remote {chosen}" if chosen else "no default remote"
             raise UserError(f"DVC has {which} (known: {known}); dvc remote add -d store s3://bucket/path")
-        _refuse_tracked(chosen, config.load_one("repo").get("remote", {}).get(chosen, {}))
+        tracked = config.load_one("repo").get("remote", {})
+        for part in _parts(config, chosen):
+            _refuse_tracked(part, tracked.get(part, {}))
         cls, options, root = get_cloud_fs(config, name=chosen)
         if object_store.has_userinfo(str(options.get("endpointurl", ""))):
             raise UserError("its endpointurl must hold no user; dvc remote modify --local access_key_id …")
         if options.get("worktree") or options.get("version_aware"):
             raise UserError("a remote that is version_aware or a worktree cannot hold results; add another one")
-        secrets = tuple(str(value) for key, value in options.items() if object_store.is_secret(key))
+        secrets = tuple(str(value) for key, value in options.items() if _is_credential(key, value))
         cloud = Cloud(chosen, root, cls(**_patient(cls, options)), **options)
         if cls.protocol == "s3":
             cloud.fs.fs.retries = 1  # of s3fs, around botocore's own: 15 minutes of an endpoint that says nothing
@@ -115,18 +115,15 @@ def try_push(remote: Remote, stage: Stage) -> bool:
 
 def main() -> int:
     """Try out the remote of the environment; print why it cannot be used."""
-    for module in MODULES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
     try:
-        with object_store.limited():
-            remote = connect(Settings.read().remote)
-            try:
+        remote = connect(Settings.read().remote)  # with its imports and its client: seconds of a core
+        try:
+            with object_store.limited():
                 remote.try_out()
-            except UserError:
-                raise
-            except Exception as error:  # whatever the client of a store raises
-                raise UserError(f"{remote.url}: {object_store.reason(error, remote.secrets)}") from None
+        except UserError:
+            raise
+        except Exception as error:  # whatever the client of a store raises
+            raise UserError(f"{remote.url}: {object_store.reason(error, remote.secrets)}") from None
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -181,17 +178,26 @@ def _misconfigured(error: Exception) -> str:
 
 def _refuse_tracked(name: str, options: Mapping[str, Any]) -> None:
     """Refuse credentials in the file of DVC's that git tracks."""
-    found = [key for key, value in options.items() if object_store.is_secret(key) and not _is_switch(value)]
+    found = [key for key, value in options.items() if _is_credential(key, value)]
     if found:
         how = f"dvc remote modify --unset {name} {found[0]}, then dvc remote modify --local {name} {found[0]} …"
         raise UserError(f"{_CONFIG}, which git tracks, holds the {found[0]} of the remote {name}; {how}")
-    if object_store.has_userinfo(str(options.get("url", ""))):
+    url = str(options.get("url", ""))
+    if object_store.has_userinfo(url) and not re.match(r"ssh://[^:/@]+@[^@]*$", url):  # a name alone lets nobody in
         how = f"dvc remote modify --local {name} user … and password …"
         raise UserError(f"{_CONFIG}, which git tracks, holds a user in the url of {name}; take it out, {how}")
 
 
-def _is_switch(value: Any) -> bool:
-    return str(value).lower() in ("true", "false")
+def _is_credential(key: str, value: Any) -> bool:
+    return object_store.is_secret(key) and str(value).lower() not in ("true", "false")
+
+
+def _parts(config: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield a remote and those that its url ``remote://other/path`` leads to, whose options are its own, too."""
+    left = dict(config["remote"])
+    while name in left:
+        yield name
+        name = str(left.pop(name)["url"]).partition("remote://")[2].partition("/")[0]
 
 
 if __name__ == "__main__":

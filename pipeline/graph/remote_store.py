@@ -135,7 +135,11 @@ class Remote:
                 self.fs.remove(path)
 
     def try_out(self) -> None:
-        """Write, read and remove a small object, and list others; raise whatever that raises."""
+        """Write, read and remove a small object, and list others.
+
+        Raises:
+            Exception: whatever the client of the store raises.
+        """
         text = os.urandom(16).hex().encode()
         path = self.fs.join(self.root, INDEX, f"probe-{text.decode()}")
         self._write(path, text)

@@ -38,6 +38,14 @@ KEY = "    secret_access_key = aSecretOfATest\n"
             "['remote \"store\"']\n    url = ssh://me:aSecretOfATest@host/x\n",
             "holds a user in the url of store",
         ),
+        (
+            "store",
+            f"['remote \"base\"']\n    url = s3://bucket\n{KEY}['remote \"store\"']\n    url = remote://base/path\n",
+            "holds the secret_access_key of the remote base; dvc remote modify --unset base",
+        ),
+        ("store", STORE + "    sse_customer_key = aSecretOfATest\n", "holds the sse_customer_key of the remote store"),
+        ("store", "['remote \"store\"']\n    url = http://aSecretOfATest@host/x\n", "holds a user in the url of store"),
+        ("store", "['remote \"store\"']\n    url = remote://store/x\n", "DVC cannot use the remote"),
         ("store", STORE + "    version_aware = true\n", "cannot hold results; add another one"),
         ("store", "['remote \"store\"']\n    ur", "DVC cannot use the remote"),
         ("store", STORE + "    secret_access_key aSecretOfATest\n", "DVC cannot use .* config cannot be read, line 3"),
@@ -53,6 +61,10 @@ def test_a_remote_that_is_misconfigured_is_refused(
     with pytest.raises(UserError, match=rule) as raised:
         remote.connect(setting)
     assert "aSecretOfATest" not in str(raised.value)
+
+
+def test_the_name_of_a_user_of_ssh_is_no_credential() -> None:
+    remote._refuse_tracked("store", {"url": "ssh://me@host:22/x", "ask_password": "true", "keyfile": "/home/me/key"})
 
 
 def test_keys_in_the_file_that_git_does_not_track_are_taken_and_not_told(
