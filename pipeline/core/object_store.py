@@ -1,6 +1,7 @@
 """What the store of results and that of MLflow's artifacts share: short waits, a probe with a limit, silent secrets."""
 
 import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -90,6 +91,8 @@ def reason(error: BaseException, known: Iterable[str] = ()) -> str:
     if code in _DENIED or any(isinstance(link, PermissionError) for link in chain):
         what = hide(code, known) or "permission denied"
         return f"it refuses these credentials ({what}); give them the right to list, read, write and delete there"
+    if any(isinstance(link, OSError) and link.errno == errno.EROFS for link in chain):
+        return "its file system is mounted for reading only; mount it for writing, too"
     if code in _MISSING or any(isinstance(link, FileNotFoundError) for link in chain):
         return "there is no such bucket or folder; make it, or correct the address"
     text = next(iter(str(error).splitlines()), "")

@@ -53,6 +53,7 @@ def answered(code: str) -> Exception:
         (OSError("When: AWS Error NETWORK_CONNECTION during HeadBucket"), "nobody answers there"),
         (OSError("When: AWS Error NO_SUCH_BUCKET during X"), "there is no such bucket"),
         (OSError("Bucket 'b' not found. To create buckets"), "there is no such bucket"),
+        (OSError(30, "Read-only file system"), "its file system is mounted for reading only; mount it for writing"),
         (PermissionError("denied"), "it refuses these credentials (permission denied)"),
         (NoCredentialsError(), "there are no credentials; export AWS_ACCESS_KEY_ID"),
         (EndpointConnectionError(endpoint_url="http://x"), "nobody answers there; correct its endpoint"),
