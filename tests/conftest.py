@@ -11,6 +11,7 @@ import torch  # noqa: E402
 from bdl_pipe.data.fitdata import Examples, FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
 
+pytest_plugins = ["tests.leavings"]
 torch.set_num_threads(1)  # equal bits whatever the machine
 
 

@@ -4,22 +4,23 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from bdl_pipe.errors import UserError, brief
+from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
-from .object_store import hide
+from . import object_store
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 _CONNECT_SECONDS: Final = 5.0
-_REQUEST_SECONDS: Final = 30.0
+_REQUEST_SECONDS: Final = 15.0  # without a byte
 _ATTEMPTS: Final = 3
 
 
@@ -93,8 +94,36 @@ def opened(variable: str, address: str, name: str = "") -> Place:
     try:
         (files or _here()).create_dir(place.path, recursive=True)
     except OSError as error:
-        raise UserError(f"{variable}={address}: cannot be written ({hide(brief(error))})") from None
+        raise UserError(f"{variable}={address}: cannot be written: {object_store.reason(error)}") from None
     return place
+
+
+def require(variable: str, address: str) -> None:
+    """Refuse storage that cannot be written, read and cleaned, before any work starts.
+
+    Raises:
+        UserError: one line with the cure, within seconds.
+    """
+    if address.startswith("s3://"):
+        object_store.probe("pipeline.core.storage", f"{variable}={address}", f"unset {variable}", address)
+    elif address:
+        opened(variable, address)
+
+
+def main(address: str) -> int:
+    """Try out storage on S3; print why it cannot be used."""
+    try:
+        place, name, text = Place(*_files_of(address)), f"probe-{os.urandom(16).hex()}", os.urandom(16)
+        with object_store.limited():
+            place.save(name, text)
+            same = place.load(name) == text
+            place.remove(name)
+    except Exception as error:  # whatever pyarrow and botocore raise
+        print(object_store.reason(error), file=sys.stderr)
+        return 2
+    if not same:
+        print("what is written there is not what is read", file=sys.stderr)
+    return 0 if same else 2
 
 
 def _here() -> "FileSystem":
@@ -108,7 +137,7 @@ def _files_of(address: str) -> tuple["FileSystem | None", str]:
         return None, address
     from pyarrow import fs
 
-    endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+    endpoint = urlsplit(_endpoint())
     elsewhere = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme} if endpoint.netloc else {}
     files = fs.S3FileSystem(
         connect_timeout=_CONNECT_SECONDS,
@@ -117,3 +146,21 @@ def _files_of(address: str) -> tuple["FileSystem | None", str]:
         **elsewhere,
     )
     return files, address.removeprefix("s3://")
+
+
+def _endpoint() -> str:
+    """Return the endpoint that DVC and MLflow find: the environment's, or that of ~/.aws/config; empty: AWS's own."""
+    if named := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        return named
+    try:
+        from botocore.session import get_session
+    except ImportError:
+        return ""
+    session = get_session()  # pyarrow reads keys in that file, but no endpoint
+    profile = session.get_scoped_config()
+    services = session.full_config.get("services", {}).get(profile.get("services"), {})
+    return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url") or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -6,210 +6,34 @@ address that follows from all that the result is made from. It is written after 
 pushed is found. What is fetched is verified before it is put in place. Two machines that push the same result write
 the same objects, each in one step.
 
-Transfers are DVC's: its config, its file systems, its object store. Nothing that goes wrong here fails a stage.
+Its config is DVC's; what is done with it is :mod:`.remote_store`'s. Nothing that goes wrong here fails a stage.
 """
 
-import contextlib
-import hashlib
-import json
 import logging
 import os
-import shutil
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from bdl_pipe.artifacts import swap
-from bdl_pipe.errors import UserError, brief
-from bdl_pipe.files import write_bytes
+from bdl_pipe.errors import UserError
 
 from ..core import object_store, places
 from ..core.settings import Settings
-from . import fresh
 from .plan import Stage
+from .remote_store import Damaged, Remote
 
-INDEX: Final = "bdl-pipe"  # longer than the two characters of DVC's own folders, whose files its gc may remove
 MODULES: Final = ("dvc.data_cloud", "dvc.fs", "dvc_data.hashfile.build", "s3fs")  # what a stage imports for it
-_SCHEMA: Final = 1
-_HASH: Final = "md5"  # of DVC's objects
-_FOLDER: Final = ".dir"  # ends the name of an object that lists a folder's files
 _CURE: Final = "unset BDL_REMOTE"
 _AWAY: Final = places.STATE / "remote.away"
-_AWAY_SECONDS: Final = 60.0  # for which nobody tries again a store that has failed
+_AWAY_SECONDS: Final = 300.0  # for which no stage tries again a store that has failed; the end of a command does
+_S3: Final = {"connect_timeout": 5, "read_timeout": 20}  # seconds; a minute each is the client's own
 _CONFIG: Final = ".dvc/config"
 
 
-class Damaged(Exception):
-    """The error of an object of the store that is not what its name says, or is not there.
-
-    Attributes:
-        paths: of the objects that are to be removed from the store.
-    """
-
-    def __init__(self, message: str, *paths: str) -> None:
-        super().__init__(message)
-        self.paths = paths
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A DVC remote.
-
-    Attributes:
-        name: as in ``dvc remote list``.
-        url: with no credential in it.
-        fs: DVC's file system of it.
-        odb: DVC's object store there, the one of ``dvc push``.
-        root: its folder in ``fs``.
-        secrets: the credentials of its configuration, which no message may hold.
-        options: of its configuration, those among them.
-    """
-
-    name: str
-    url: str
-    fs: Any
-    odb: Any
-    root: str
-    secrets: tuple[str, ...]
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    def push(self, stage: Stage) -> None:
-        """Push a result that is up to date: its files, then what lists them, then the entry by which it is found."""
-        from dvc_data.hashfile.build import build
-        from dvc_data.hashfile.tree import Tree
-        from dvc_objects.fs.local import localfs
-
-        identity = places.identity(stage.kind, stage.key)
-        text = identity.read_bytes()
-        made_from = {key: value for key, value in json.loads(text).items() if key != "made"}
-        outs = {}
-        for path in (*stage.makes, identity):
-            staging, _, built = build(self.odb, str(path.absolute()), localfs, _HASH)
-            files = [oid.value for _, _, oid in built] if isinstance(built, Tree) else []
-            self._add(staging, files)
-            self._add(staging, [built.oid])
-            outs[str(path)] = built.oid
-        if identity.read_bytes() != text:  # made again meanwhile, by a process that pushes it itself
-            return
-        entry = {"schema": _SCHEMA, "stage": stage.name, "outs": outs}
-        self._write(self._address(stage, made_from), json.dumps(entry, sort_keys=True, indent=1).encode())
-        _mark(stage, self)
-
-    def fetch(self, stage: Stage, made_from: Mapping[str, Any]) -> bool:
-        """Put a stage's result in place, if the store has it, and say whether it had.
-
-        Raises:
-            Damaged: it has one that is not whole; nothing is put in place then.
-        """
-        address = self._address(stage, made_from)
-        try:
-            entry = self.fs.cat_file(address)
-        except FileNotFoundError:
-            return False
-        identity = places.identity(stage.kind, stage.key)
-        wanted = {str(path): path for path in (*stage.makes, identity)}
-        outs = _outs(entry, wanted, address)
-        with _siblings(wanted.values()) as siblings:
-            for name, path in wanted.items():
-                self._get(outs[name], siblings[path], f"{path} of {stage.name}")
-            if not fresh.fits(siblings[identity], made_from, {p: siblings[p] for p in stage.makes}):
-                raise Damaged(f"the result of {stage.name} is of something else", address)
-            for path in wanted.values():  # the identity is the last one
-                _place(siblings[path], path)
-        _mark(stage, self)
-        return True
-
-    def keep(self, digest: str, blob: bytes) -> str:
-        """Put bytes there under their hash unless they are there, and return their path in the file system."""
-        path = self.fs.join(self.root, INDEX, "values", digest)
-        if not self.fs.exists(path):
-            self._write(path, blob)
-        return str(path)
-
-    def way(self) -> dict[str, Any]:
-        """Return fsspec's name of the file system, and its options without a credential."""
-        known = {"endpoint_url": "endpointurl", "region_name": "region"}
-        options = {theirs: self.options[ours] for theirs, ours in known.items() if self.options.get(ours)}
-        return {"protocol": str(self.fs.protocol), "options": {"client_kwargs": options} if options else {}}
-
-    def remove(self, paths: Sequence[str]) -> None:
-        """Remove objects, so that whoever makes them again pushes them again; do nothing where that is not allowed."""
-        for path in paths:
-            with contextlib.suppress(Exception):
-                self.fs.remove(path)
-
-    def try_out(self) -> None:
-        """Write, read and remove a small object, and list others; raise whatever that raises."""
-        text = os.urandom(16).hex().encode()
-        path = self.fs.join(self.root, INDEX, f"probe-{text.decode()}")
-        self._write(path, text)
-        same = self.fs.cat_file(path) == text
-        self.fs.remove(path)
-        list(self.odb.oids_exist([_md5(text).hexdigest(), _md5().hexdigest()]))
-        if not same:
-            raise UserError("what is written there is not what is read")
-
-    def _add(self, staging: Any, oids: Sequence[str]) -> None:
-        """Upload those of the objects that the store has not."""
-        known = set(self.odb.oids_exist(oids)) if oids else set()
-        new = [staging.get(oid) for oid in dict.fromkeys(oids) if oid not in known]
-        if new:
-            self.odb.add([obj.path for obj in new], new[0].fs, [obj.oid for obj in new], check_exists=False)
-
-    def _get(self, oid: str, place: Path, what: str) -> None:
-        """Download a file or a folder, and verify it."""
-        from dvc_objects.fs.generic import transfer
-        from dvc_objects.fs.local import localfs
-
-        try:
-            files = self._files(oid, what) if oid.endswith(_FOLDER) else {(): oid}
-            places_of = [place.joinpath(*parts) for parts in files]
-            for path in places_of:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            remote = [self.odb.oid_to_path(name) for name in files.values()]
-            transfer(self.fs, remote, localfs, [str(path.absolute()) for path in places_of])
-        except FileNotFoundError:
-            raise Damaged(f"{what} lacks a part") from None
-        for path, name in zip(places_of, files.values(), strict=True):
-            with open(path, "rb") as file:
-                if hashlib.file_digest(file, _md5).hexdigest() != name:
-                    raise Damaged(f"{what} is damaged (object {name})", self.odb.oid_to_path(name))
-
-    def _files(self, oid: str, what: str) -> dict[tuple[str, ...], str]:
-        """Read the object that lists a folder's files: the parts of a path in the folder -> object."""
-        from dvc_data.hashfile.tree import Tree
-
-        path = self.odb.oid_to_path(oid)
-        text = self.fs.cat_file(path)
-        if _md5(text).hexdigest() != oid.removesuffix(_FOLDER):
-            raise Damaged(f"{what} is damaged (object {oid})", path)
-        files = {parts: str(found.value) for parts, _, found in Tree.from_list(json.loads(text))}
-        if any(part in ("", ".", "..") or os.sep in part for parts in files for part in parts):
-            raise Damaged(f"{what} names a file outside of it", path)
-        return files
-
-    def _address(self, stage: Stage, made_from: Mapping[str, Any]) -> str:
-        facts = [stage.name, [str(path) for path in stage.makes], made_from]
-        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return self.fs.join(self.root, INDEX, f"{name}.json")
-
-    def _write(self, path: str, text: bytes) -> None:
-        """Write an object in one step."""
-        places.STATE.mkdir(exist_ok=True)
-        local = places.STATE / f".entry.{os.getpid()}.tmp"
-        local.write_bytes(text)
-        try:
-            self.fs.makedirs(self.fs.parent(path))
-            self.fs.put_file(str(local.absolute()), path)
-        finally:
-            local.unlink()
-
-
 def connect(name: str) -> Remote:
-    """Return the DVC remote ``name``; ``on`` is the default one. Nobody is asked anything yet.
+    """Return the DVC remote ``name``; ``on`` is the default one. The store is asked nothing yet.
 
     Raises:
         UserError: DVC is missing or has no such remote, its kind is not for this, or git tracks its credentials.
@@ -231,18 +55,24 @@ def connect(name: str) -> Remote:
             known = ", ".join(config["remote"]) or "none"
             which = f"no remote {chosen}" if chosen else "no default remote"
             raise UserError(f"DVC has {which} (known: {known}); dvc remote add -d store s3://bucket/path")
-        _refuse_tracked(chosen, config.load_one("repo").get("remote", {}).get(chosen, {}))
+        tracked = config.load_one("repo").get("remote", {})
+        for part in _parts(config, chosen):
+            _refuse_tracked(part, tracked.get(part, {}))
         cls, options, root = get_cloud_fs(config, name=chosen)
+        if object_store.has_userinfo(str(options.get("endpointurl", ""))):
+            raise UserError("its endpointurl must hold no user; dvc remote modify --local access_key_id …")
         if options.get("worktree") or options.get("version_aware"):
             raise UserError("a remote that is version_aware or a worktree cannot hold results; add another one")
-        secrets = tuple(str(value) for key, value in options.items() if object_store.is_secret(key))
-        cloud = Cloud(chosen, root, cls(**options), **options)
+        secrets = tuple(str(value) for key, value in options.items() if _is_credential(key, value))
+        cloud = Cloud(chosen, root, cls(**_patient(cls, options)), **options)
+        if cls.protocol == "s3":
+            cloud.fs.fs.retries = 1  # of s3fs, around botocore's own: 15 minutes of an endpoint that says nothing
         url = object_store.hide(config["remote"][chosen]["url"], secrets)
         return Remote(chosen, url, cloud.fs, cloud.odb, root, secrets, options)
     except UserError:
         raise
     except Exception as error:  # whatever DVC and its plugins raise: a missing one, a broken file, an odd address
-        raise UserError(f"DVC cannot use the remote ({object_store.reason(error)})") from None
+        raise UserError(f"DVC cannot use the remote ({_misconfigured(error)})") from None
 
 
 def require(setting: str) -> None:
@@ -252,7 +82,7 @@ def require(setting: str) -> None:
         UserError: one line with the cure, within seconds.
     """
     if setting:
-        _AWAY.unlink(missing_ok=True)
+        try_again()
         object_store.probe("pipeline.graph.remote", f"BDL_REMOTE={setting}", _CURE)
 
 
@@ -266,12 +96,9 @@ def push(setting: str, stage: Stage) -> None:
     _attempt(setting, stage, "pushed", lambda remote: remote.push(stage))
 
 
-def is_pushed(stage: Stage, remote: Remote) -> bool:
-    """Say whether the remote is known to have the result that is in place."""
-    try:
-        return places.pushed(stage.kind, stage.key).read_text() == _sign(stage, remote)
-    except OSError:
-        return False
+def try_again() -> None:
+    """Let the next push try the remote, though it has just failed: it may be back."""
+    _AWAY.unlink(missing_ok=True)
 
 
 def try_push(remote: Remote, stage: Stage) -> bool:
@@ -289,9 +116,10 @@ def try_push(remote: Remote, stage: Stage) -> bool:
 def main() -> int:
     """Try out the remote of the environment; print why it cannot be used."""
     try:
-        remote = connect(Settings.read().remote)
+        remote = connect(Settings.read().remote)  # with its imports and its client: seconds of a core
         try:
-            remote.try_out()
+            with object_store.limited():
+                remote.try_out()
         except UserError:
             raise
         except Exception as error:  # whatever the client of a store raises
@@ -333,73 +161,43 @@ def _is_away() -> bool:
         return False
 
 
+def _patient(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a remote's options for how long its client waits, unless they say so."""
+    return {**(_S3 if cls.protocol == "s3" else {}), **options}
+
+
+def _misconfigured(error: Exception) -> str:
+    """Say why DVC takes no remote. What a config's line holds is not repeated: it may be a key."""
+    cause = error.__cause__
+    if (line := getattr(cause, "line_number", None)) is not None:
+        return f"a file of its config cannot be read, line {line}: see .dvc/config and .dvc/config.local"
+    if missing := re.search(r"'(dvc-[\w-]+)'", str(error)):
+        return f"it needs a package; pip install {missing[1]}"
+    return object_store.reason(error)
+
+
 def _refuse_tracked(name: str, options: Mapping[str, Any]) -> None:
     """Refuse credentials in the file of DVC's that git tracks."""
-    found = [key for key, value in options.items() if object_store.is_secret(key) and not _is_switch(value)]
+    found = [key for key, value in options.items() if _is_credential(key, value)]
     if found:
         how = f"dvc remote modify --unset {name} {found[0]}, then dvc remote modify --local {name} {found[0]} …"
         raise UserError(f"{_CONFIG}, which git tracks, holds the {found[0]} of the remote {name}; {how}")
-    if object_store.has_userinfo(str(options.get("url", ""))):
+    url = str(options.get("url", ""))
+    if object_store.has_userinfo(url) and not re.match(r"ssh://[^:/@]+@[^@]*$", url):  # a name alone lets nobody in
         how = f"dvc remote modify --local {name} user … and password …"
         raise UserError(f"{_CONFIG}, which git tracks, holds a user in the url of {name}; take it out, {how}")
 
 
-def _is_switch(value: Any) -> bool:
-    return str(value).lower() in ("true", "false")
+def _is_credential(key: str, value: Any) -> bool:
+    return object_store.is_secret(key) and str(value).lower() not in ("true", "false")
 
 
-def _outs(entry: bytes, wanted: Mapping[str, Path], address: str) -> Mapping[str, str]:
-    """Read an entry: path -> object."""
-    try:
-        read = json.loads(entry)
-        outs = {path: oid for path, oid in read["outs"].items() if isinstance(oid, str) and _is_oid(oid)}
-        whole = read["schema"] == _SCHEMA and outs.keys() == wanted.keys()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise Damaged(f"the entry {brief(Path(address).name, 20)} is damaged", address)
-    return outs
-
-
-def _is_oid(text: str) -> bool:
-    digits = text.removesuffix(_FOLDER)
-    return len(digits) == 2 * _md5().digest_size and set(digits) <= set("0123456789abcdef")
-
-
-def _md5(data: bytes = b"") -> Any:
-    return hashlib.md5(data, usedforsecurity=False)
-
-
-@contextlib.contextmanager
-def _siblings(paths: Any) -> Iterator[dict[Path, Path]]:
-    """Yield a temporary place beside each path; what is left there is removed at the end."""
-    siblings = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths}
-    try:
-        yield siblings
-    finally:
-        for sibling in siblings.values():
-            shutil.rmtree(sibling, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                sibling.unlink()
-
-
-def _place(new: Path, place: Path) -> None:
-    if new.is_dir():
-        swap(new, place)
-    else:
-        os.replace(new, place)
-
-
-def _mark(stage: Stage, remote: Remote) -> None:
-    """Note that the remote has the result that is in place."""
-    place = places.pushed(stage.kind, stage.key)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(place, _sign(stage, remote).encode())
-
-
-def _sign(stage: Stage, remote: Remote) -> str:
-    identity = places.identity(stage.kind, stage.key)
-    return f"{remote.url} {hashlib.sha256(identity.read_bytes()).hexdigest()}"
+def _parts(config: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield a remote and those that its url ``remote://other/path`` leads to, whose options are its own, too."""
+    left = dict(config["remote"])
+    while name in left:
+        yield name
+        name = str(left.pop(name)["url"]).partition("remote://")[2].partition("/")[0]
 
 
 if __name__ == "__main__":

@@ -87,9 +87,14 @@ def push_rest(stages: Plan, setting: str) -> None:
     """
     if not setting:
         return
-    store, left = remote.connect(setting), list[str]()
+    try:
+        store, left = remote.connect(setting), list[str]()
+    except UserError as error:  # its config has changed meanwhile; the results are there
+        print(f"warning: BDL_REMOTE={setting}: {error}; nothing is pushed", file=sys.stderr)
+        return
+    remote.try_again()
     for name, stage in stages.items():
-        if remote.is_pushed(stage, store):
+        if store.is_pushed(stage):
             continue
         with alone(stage):
             if fresh.reason(stage) is None and not remote.try_push(store, stage):

@@ -18,7 +18,7 @@ from pyarrow import fs as arrow
 
 from ..core.executors.hub import on_this_node
 from ..core.settings import Settings
-from ..core.storage import Place, opened
+from ..core.storage import Place, opened, require
 
 _CALLS: Final = ("info", "ls", "makedirs", "rm", "mv", "cp_file", "cat_file", "pipe_file")
 
@@ -31,6 +31,7 @@ def shared(settings: Settings, name: str, identity: str) -> Place | None:
     """
     if not settings.searches:
         return None
+    require("BDL_SEARCHES", settings.searches)
     return opened("BDL_SEARCHES", settings.searches, f"{name}-{identity[:16]}")
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
@@ -33,8 +33,14 @@ def main() -> int:
     """Try out the place of the environment; print why it cannot be used."""
     experiments.quiet_environment()
     try:
+        import boto3
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
         _compare()
-        _try_out(str(experiments.artifact_root()))
+        store = get_artifact_repository(str(experiments.artifact_root()))
+        boto3.client("s3")  # reads what the store's own client takes seconds of a core to read
+        with object_store.limited():
+            _try_out(store)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -61,11 +67,9 @@ def _compare() -> None:
         raise UserError(f"the experiment keeps its files at {place}; {cure}")
 
 
-def _try_out(root: str) -> None:
-    """Write, read and remove a small file."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    store, text = get_artifact_repository(root), os.urandom(16).hex()
+def _try_out(store: Any) -> None:
+    """Write, read and remove a small file in MLflow's store of artifacts."""
+    text = os.urandom(16).hex()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"probe-{text}")
         file.write_text(text)

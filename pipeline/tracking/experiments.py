@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlparse
 
-from ..core.object_store import PATIENCE, hide
+from ..core.object_store import PATIENCE, hide, shorten_waits
 from ..core.scores import Score
 from ..core.settings import Settings
 from . import provenance
@@ -251,6 +251,8 @@ def client() -> Any:
     """Return MLflow's client of the store."""
     quiet_environment()
     _preflight(store_uri())
+    if Settings.read().artifacts:
+        shorten_waits()
     import logging
 
     from mlflow.tracking import MlflowClient

@@ -240,7 +240,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_any_work(tmp_path: Path, 
         local.write_text(config)
         began = time.monotonic()
         said = project.pipeline("repro", env=environment, code=2).stderr
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60  # of which a busy machine imports half a minute
         assert re.search(rule, said) and said.count("\n") == 1
         assert SECRET not in said and IDENTIFIER not in said
     assert not (project.folder / "work/prepare").exists() and not (project.folder / "mlruns").exists()

@@ -4,7 +4,10 @@ import logging
 import os
 import pickle
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -117,22 +120,74 @@ def test_storage_that_cannot_be_used_is_one_line(s3: str, tmp_path: Path, monkey
     with pytest.raises(UserError, match="BDL_CHECKPOINTS=/of/the/cluster: there is no such folder on "):
         machine(tmp_path / "one").sharing("/of/the/cluster")
     executors.preflight(Settings(checkpoints=s3))
-    with pytest.raises(UserError, match=r"BDL_CHECKPOINTS=s3://none/x: cannot be written") as said:
+    with pytest.raises(UserError, match=r"BDL_CHECKPOINTS=s3://none/x: there is no such bucket .*, or unset BDL_CHECK"):
         executors.preflight(Settings(checkpoints="s3://none/x"))
-    assert "\n" not in str(said.value)
+    with pytest.raises(UserError, match=r"BDL_CHECKPOINTS=s3://none/x: cannot be written: there is no such bucket"):
+        machine(tmp_path / "one").sharing("s3://none/x")
     shared = machine(tmp_path / "two").sharing(s3)
     boto3.client("s3").create_bucket(Bucket="gone")
     lost = machine(tmp_path / "three").sharing("s3://gone/x")
     for each in boto3.client("s3").list_objects_v2(Bucket="gone").get("Contents", ()):
         boto3.client("s3").delete_object(Bucket="gone", Key=each["Key"])
     boto3.client("s3").delete_bucket(Bucket="gone")
-    with pytest.raises(UserError, match=r"BDL_CHECKPOINTS=s3://gone/x: a checkpoint cannot be written \(") as said:
+    with pytest.raises(
+        UserError, match=r"BDL_CHECKPOINTS=s3://gone/x: a checkpoint cannot be written: there is no such"
+    ) as said:
         lost.save("a", b"1")
     assert SECRET not in str(said.value)
     monkeypatch.setattr(os, "replace", _full)
     shared.save("a", b"1")  # a bucket does not care
     with pytest.raises(UserError, match=r"a\.part: the disk is full; nothing was written"):
         machine(tmp_path / "four").sharing(str(tmp_path)).save("a", b"1")
+
+
+class _ReadOnly(BaseHTTPRequestHandler):
+    """A bucket that lets nobody write."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+        body = b"" if self.command == "HEAD" else denied
+        self.send_response(200 if self.command == "HEAD" else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_HEAD = do_GET = do_PUT = do_POST = do_DELETE = _answer
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_a_bucket_that_denies_writes_or_says_nothing_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any work starts; the client by itself waits three minutes for one that says nothing."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _ReadOnly)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with pytest.raises(UserError, match=r"it refuses these credentials \(ACCESS_DENIED\); give them .*, or unset"):
+        executors.preflight(Settings(checkpoints=s3))
+    server.shutdown()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UserError, match=rf"^BDL_CHECKPOINTS={s3}: it does not answer within 15 s; correct"):
+            executors.preflight(Settings(checkpoints=s3))
+
+
+@pytest.mark.parametrize("text", ["endpoint_url = {}", "services = ours\n[services ours]\ns3 =\n  endpoint_url = {}"])
+def test_the_endpoint_of_a_profile_is_taken(
+    s3: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As DVC and MLflow take it; pyarrow alone would write to AWS."""
+    (tmp_path / "config").write_text("[profile ours]\n" + text.format(os.environ["AWS_ENDPOINT_URL"]))
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "ours")
+    executors.preflight(Settings(checkpoints=s3))
+    store = machine(tmp_path / "one").sharing(s3)
+    store.save("a", b"1")
+    assert store.load("a") == b"1"
 
 
 def _full(*paths: object) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import storage
 from ..settings import Settings
-from ..storage import opened
 from .display import Display
 from .store import Store
 
@@ -109,7 +109,7 @@ def preflight(settings: Settings) -> None:
     if settings.executor == "inline":
         return
     if settings.checkpoints and not settings.jobs:
-        opened("BDL_CHECKPOINTS", settings.checkpoints)
+        storage.require("BDL_CHECKPOINTS", settings.checkpoints)
     if settings.jobs:
         from ..jobs.client import preflight as reach
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from bdl_pipe.errors import UserError, brief
+from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
-from ..object_store import hide
+from .. import object_store
 from ..storage import Place, opened
 
 _VARIABLE: Final = "BDL_CHECKPOINTS"
@@ -135,8 +135,8 @@ class Shared:
         try:
             yield
         except OSError as error:
-            reason = hide(brief(error))
-            raise UserError(f"{_VARIABLE}={self.address}: a checkpoint cannot be {what} ({reason})") from None
+            why = object_store.reason(error)
+            raise UserError(f"{_VARIABLE}={self.address}: a checkpoint cannot be {what}: {why}") from None
 
 
 class CheckpointChannel:
