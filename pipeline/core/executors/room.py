@@ -72,14 +72,15 @@ def ensure(address: str, needs: Needs, workers: int = 1, say: Say = print) -> No
 
     watch, start, told = Watch(address), time.monotonic(), -_AGAIN_SECONDS
     moved = start
-    request = placement_group([needs.counted] * workers)  # as the tasks' own will be: by it the autoscaler knows
+    bundle = {name: int(amount) if name == "memory" else amount for name, amount in needs.counted.items()}
+    request = placement_group([bundle] * workers)  # as the tasks' own will be: by it the autoscaler knows
     try:
         while placement_group_table(request)["state"] != "CREATED":  # its own wait has no end while there is no node
             time.sleep(_LOOK_SECONDS)
             watch.look()
             now, growth = time.monotonic(), growing.look()
             moved = now if growth.coming else moved
-            if needs.counted in growth.never or now - moved > _IDLE_SECONDS:
+            if bundle in growth.never or now - moved > _IDLE_SECONDS:
                 check(ray.nodes(), needs, workers, f", nor is one to come{growth.why}")
             if growth.coming and now - told > _AGAIN_SECONDS:
                 say(f"waiting for {needs}, {now - start:.0f} s; the cluster adds {growth.in_words}{growth.why}")
