@@ -125,10 +125,11 @@ def data_hash(branch: Branch) -> str:
     return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
-def begin(folder: Path, identity: str, name: str, resume: bool, away: Place | None = None) -> dict[str, Any]:
+def begin(folder: Path, identity: str, name: str, resume: bool | None, away: Place | None = None) -> dict[str, Any]:
     """Read the record of an unfinished search that is resumed; return {} for a new one.
 
     Args:
+        resume: None: if there is one of this identity.
         away: its place in storage that machines share, whose record is the one that holds.
 
     Raises:
@@ -139,6 +140,7 @@ def begin(folder: Path, identity: str, name: str, resume: bool, away: Place | No
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / RECORD, json.dumps(there).encode())
     record, unfinished = _record(folder), is_unfinished(folder)
+    resume = unfinished if resume is None else resume
     places = str(folder) if away is None else f"{folder} and BDL_SEARCHES' {away.path}"
     if not resume:
         if unfinished:

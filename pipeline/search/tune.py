@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     away = shared(settings, search.name, identity)
     at_once = vars(args).get("max_concurrent")
     with turn.taken(folder, away):
-        begun = begin(folder, identity, search.name, bool(args.resume), away)
+        begun = begin(folder, identity, search.name, args.resume, away)
         tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
         with ray_tune.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity, away):
             upstream = make_upstream(search, data, params, settings)
