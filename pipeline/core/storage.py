@@ -67,10 +67,9 @@ class Place:
             self._there.delete_file(f"{self.path}/{name}")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file."""
+        """Write a JSON file, whole or not at all."""
         self._there.create_dir(self.path, recursive=True)
-        with self._there.open_output_stream(f"{self.path}/{name}") as stream:
-            stream.write(json.dumps(content).encode())
+        self.save(name, json.dumps(content).encode())
 
     def clear(self) -> None:
         """Remove all that is there."""

@@ -31,7 +31,7 @@ from ..core.storage import Place
 from ..graph import body
 from ..graph.plan import one
 from ..stages import fit
-from ..tracking import experiments, provenance
+from ..tracking import experiments, provenance, trials
 from .trial import Chain, Upstream
 
 RECORD: Final = "search.json"
@@ -44,12 +44,14 @@ class Branch:
     Attributes:
         upstream: runs that are made once before the trials, in order.
         chain: runs that every trial makes: that one and what is made from it.
+        code: the hash of the code that all of them follow from.
     """
 
     method: Method
     dataset: str
     upstream: tuple[Run, ...]
     chain: Chain
+    code: str
 
     @property
     def name(self) -> str:
@@ -62,9 +64,9 @@ class Branch:
         return self.chain.runs[-1]
 
     def facts(self) -> list[Any]:
-        """Collect what every trial's score depends on, apart from the searched numbers, the data and the code."""
+        """Collect what every trial's score depends on, apart from the searched numbers and the data."""
         runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
-        return [runs, self.chain.seed]
+        return [runs, self.chain.seed, self.code]
 
     @property
     def tags(self) -> dict[str, Any]:
@@ -95,7 +97,9 @@ def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: 
     if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
         step = f"a search fits all on {dataset}; search on the first step, and set what is found for all"
         raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
-    return Branch(methods[method], dataset, upstream, Chain(tuple(chain), method, params.seed, settings.threads, verb))
+    made = Chain(tuple(chain), method, params.seed, settings.threads, verb)
+    code = provenance.digest([fit.code_of(run, params) for run in lineage])
+    return Branch(methods[method], dataset, upstream, made, code)
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
@@ -121,10 +125,11 @@ def data_hash(branch: Branch) -> str:
     return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
-def begin(folder: Path, identity: str, name: str, resume: bool, away: Place | None = None) -> dict[str, Any]:
+def begin(folder: Path, identity: str, name: str, resume: bool | None, away: Place | None = None) -> dict[str, Any]:
     """Read the record of an unfinished search that is resumed; return {} for a new one.
 
     Args:
+        resume: None: if there is one of this identity.
         away: its place in storage that machines share, whose record is the one that holds.
 
     Raises:
@@ -135,18 +140,21 @@ def begin(folder: Path, identity: str, name: str, resume: bool, away: Place | No
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / RECORD, json.dumps(there).encode())
     record, unfinished = _record(folder), is_unfinished(folder)
+    resume = unfinished if resume is None else resume
+    places = str(folder) if away is None else f"{folder} and BDL_SEARCHES' {away.path}"
     if not resume:
         if unfinished:
-            raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove the folder")
+            raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove {places}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if away is not None:
             away.clear()
         return {}
     if not unfinished:
-        raise UserError(f"{folder}: holds no unfinished search of {name}; leave out --resume")
+        elsewhere = "" if away is None else ", nor does BDL_SEARCHES, with these params, data and code"
+        raise UserError(f"{folder}: holds no unfinished search of {name}{elsewhere}; leave out --resume")
     if record["identity"] != identity:
-        changed = "was a search with other params, data, grid or --samples"
+        changed = "was a search with other params, data, grid, code or --samples"
         raise UserError(f"{folder}: {changed}; remove the folder to start anew")
     return record
 
@@ -243,6 +251,7 @@ def tracked(
         print(f"{name.split()[0]}: stopped; go on with --resume (trials in {folder})", file=sys.stderr)
         raise
     finally:
+        trials.end_all(run_id, status)
         experiments.end_parent(run_id, status)
         if outer:
             os.environ[experiments.PARENT] = outer

@@ -2,20 +2,22 @@
 
 All are searched one after the other, with as many trials each: what others are made from first, then the posteriors.
 With ``--apply`` each winner is merged before the next search begins, so that a posterior is searched on networks whose
-numbers were found. A search that was stopped goes on with ``--resume``; those that were done stay done.
+numbers were found. A search that was stopped goes on with ``--resume``; those that were done stay done. With
+``BDL_SEARCHES`` another machine goes on, too, from the params.yaml that the first one left.
 """
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any, Final
+import socket
+from typing import Final
 
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
-from bdl_pipe.files import write_bytes
 
 from ..core import places
 from ..core.params import FIT_KINDS, Params, load
+from ..core.settings import Settings
+from ..core.storage import Place, opened
+from ..tracking import provenance
 from . import tune
 from .branch import is_unfinished
 
@@ -34,17 +36,21 @@ def main(args: argparse.Namespace) -> int:
     methods = searched(load(), args.dataset)
     if vars(args).get("run"):
         raise UserError("--run: is for the search of one method, not of all")
-    record = places.STATE / "tune" / f"{ALL}-{args.dataset}.json"
-    done = _begin(record, args.samples, args.resume)
+    settings = Settings.read()
+    here = Place(None, str(places.STATE / "tune"))
+    place = opened("BDL_SEARCHES", settings.searches) if settings.searches else here
+    record = f"{ALL}-{args.dataset}.json"
+    done = _begin(place, record, args.samples, args.resume)
     for number, method in enumerate(methods, start=1):
         if method in done:
             continue
         print(f"{method}: {number} of {len(methods)} searches on {args.dataset}")
-        resume = is_unfinished(places.STATE / "tune" / f"{method}-{args.dataset}")
+        unfinished = is_unfinished(places.STATE / "tune" / f"{method}-{args.dataset}")
+        resume = unfinished or (None if args.resume else False)  # what another machine left is known by its identity
         tune.main(argparse.Namespace(**{**vars(args), "method": method, "resume": resume}))
         done.append(method)
-        _write(record, args.samples, done)
-    record.unlink(missing_ok=True)
+        _write(place, record, args.samples, done)
+    place.remove(record)
     return 0
 
 
@@ -66,21 +72,24 @@ def searched(params: Params, dataset: str) -> list[str]:
     return methods
 
 
-def _begin(record: Path, samples: int, resume: bool) -> list[str]:
+def _begin(place: Place, record: str, samples: int, resume: bool) -> list[str]:
     """Return the methods that have been searched."""
-    if not record.exists():
+    where, found = f"{place.path}/{record}", place.read(record)
+    if found is None:
         if resume:
-            raise UserError(f"{record}: there is no unfinished search of all methods; leave out --resume")
-        _write(record, samples, [])
+            raise UserError(f"{where}: there is no unfinished search of all methods; leave out --resume")
+        _write(place, record, samples, [])
         return []
     if not resume:
-        raise UserError(f"{record}: holds unfinished searches; go on with --resume, or remove the file")
-    found: dict[str, Any] = json.loads(record.read_text())
+        raise UserError(f"{where}: holds unfinished searches; go on with --resume, or remove the file")
     if found["samples"] != samples:
         raise UserError(f"--samples: must be {found['samples']}, as in the searches that were done, got {samples}")
+    is_elsewhere = found.get("host", socket.gethostname()) != socket.gethostname()
+    if is_elsewhere and found["params"] != provenance.digest(load().raw):
+        raise UserError(f"params.yaml: is not the one that the searches on {found['host']} left; copy it from there")
     return list(found["done"])
 
 
-def _write(record: Path, samples: int, done: list[str]) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(record, json.dumps({"samples": samples, "done": done}).encode())
+def _write(place: Place, record: str, samples: int, done: list[str]) -> None:
+    about = {"samples": samples, "done": done, "host": socket.gethostname(), "params": provenance.digest(load().raw)}
+    place.write(record, about)

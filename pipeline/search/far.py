@@ -18,7 +18,8 @@ from ..core.jobs import calls, client
 from ..core.jobs.calls import Outlet
 from ..core.settings import Settings
 from ..core.storage import Place
-from .ray_tune import Ended, Kept, Trials, told, tuned
+from .ray_tune import Kept, tuned
+from .telling import Ended, Trials, told
 
 _TOKEN: Final = "job.json"  # in the search's folder: what its jobs are called
 
@@ -63,7 +64,7 @@ def search_there(asked: Asked, parts: Mapping[str, Any], outlet: Outlet) -> None
         Kept(folder, settings, asked.away).place(spread=True) as place,
     ):
         found = tuned(asked.trials, asked.work, parts, asked.space, asked.how, place, settings, _relay())
-    outlet.tell(trials=[[dict(trial.config), dict(trial.metrics)] for trial in found])
+    outlet.tell(trials=[[trial.trial, dict(trial.config), dict(trial.metrics)] for trial in found])
 
 
 class _Heard:
@@ -74,7 +75,7 @@ class _Heard:
 
     def event(self, event: Mapping[str, Any]) -> None:
         if "trials" in event:
-            self.ended = [Ended(config, metrics) for config, metrics in event["trials"]]
+            self.ended = [Ended(*trial) for trial in event["trials"]]
         if "trial" not in event:
             return
         trial = SimpleNamespace(trial_id=event["trial"], config=event["config"], last_result=event["result"])

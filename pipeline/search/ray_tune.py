@@ -17,8 +17,8 @@ from ..core.executors import cluster, preflight
 from ..core.executors.sealed import sealed
 from ..core.settings import Settings
 from ..core.storage import Place
-from ..tracking import experiments
 from .storage import of_driver
+from .telling import Ended, Trials, settle, told
 from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial
 
 if TYPE_CHECKING:
@@ -41,25 +41,6 @@ class Score:
     sampled: Mapping[str, float]
     nll: float
     milestone: int
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Facts about trials that MLflow and the terminal are told.
-
-    Attributes:
-        count: how many there are.
-        metrics: of what a trial reports, the scores.
-        numbers: a trial's place in the space -> the numbers that it tries; picklable.
-        called: a trial's place in the space -> what the terminal calls it; picklable.
-    """
-
-    name: str
-    count: int
-    tags: Mapping[str, Any]
-    metrics: tuple[str, ...]
-    numbers: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    called: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 @dataclass(frozen=True)
@@ -104,14 +85,6 @@ def ray_of(settings: Settings) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A trial that has ended: its place in the space, and what it reported last."""
-
-    config: Mapping[str, Any]
-    metrics: Mapping[str, Any]
-
-
 def search(
     search: "Search", data: FitData, upstream: Upstream, kept: Kept, at_once: int | None, points: Points | None = None
 ) -> list[Score]:
@@ -126,7 +99,8 @@ def search(
     """
     parts = {"chain": search.chain, "data": data, "upstream": upstream}
     count = search.samples if points is None else len(points)
-    trials = Trials(search.name, count, search.tags, (METRIC,))
+    name = search.name if points is None else f"{search.name}-finals"
+    trials = Trials(name, count, search.tags, (METRIC,))
     results = run(trials, trial, parts, *_space(search, at_once, points), kept)
     return [Score(dict(r.config), float(r.metrics[METRIC]), int(r.metrics[TIME])) for r in results]
 
@@ -149,9 +123,12 @@ def run(
     if kept.settings.jobs:
         from . import far
 
-        return far.run(trials, work, parts, space, how, kept)
-    with kept.place(spread=bool(kept.settings.address)) as place:
-        return tuned(trials, work, parts, space, how, place, kept.settings, told(trials))
+        ended = far.run(trials, work, parts, space, how, kept)
+    else:
+        with kept.place(spread=bool(kept.settings.address)) as place:
+            ended = tuned(trials, work, parts, space, how, place, kept.settings, told(trials))
+    settle(trials, ended)
+    return ended
 
 
 def tuned(
@@ -195,7 +172,9 @@ def tuned(
     if sum(r.metrics.get("done", False) for r in found) < trials.count:  # Ctrl-C ends trials, and calls them terminated
         raise KeyboardInterrupt
     wanted = {*trials.metrics, TIME, SECONDS}
-    return [Ended(dict(r.config), {k: v for k, v in r.metrics.items() if k in wanted}) for r in found]
+    return [
+        Ended(r.metrics["trial_id"], dict(r.config), {k: v for k, v in r.metrics.items() if k in wanted}) for r in found
+    ]
 
 
 def same(sampled: Mapping[str, float], present: Mapping[str, float]) -> bool:
@@ -211,7 +190,6 @@ def is_inside(search: "Search") -> bool:
 def _space(search: "Search", at_once: int | None, points: Points | None = None) -> tuple[dict[str, Any], Any]:
     """Return what is tried, and how."""
     from ray import tune
-    from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.basic_variant import BasicVariantGenerator
     from ray.tune.search.optuna import OptunaSearch
 
@@ -228,15 +206,26 @@ def _space(search: "Search", at_once: int | None, points: Points | None = None) 
         how = {"search_alg": sampler, "scheduler": _population(search)}
         return space, tune.TuneConfig(metric=METRIC, mode="min", num_samples=search.samples, **how)
     optuna = OptunaSearch(points_to_evaluate=first, seed=search.chain.seed)
-    asha = ASHAScheduler(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION)
     return space, tune.TuneConfig(
         metric=METRIC,
         mode="min",
         num_samples=search.samples,
         max_concurrent_trials=at_once,
         search_alg=optuna,
-        scheduler=asha,
+        scheduler=_halving(search.present),
     )
+
+
+def _halving(present: Mapping[str, float]) -> Any:
+    """Make ASHA, which gives up any sample but the numbers in force: a winner is better than those are at their end."""
+    from ray.tune.schedulers import ASHAScheduler
+
+    class Halving(ASHAScheduler):
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            decision = super().on_trial_result(tune_controller, trial, result)
+            return self.CONTINUE if same(trial.config, present) else decision
+
+    return Halving(time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION)
 
 
 def _population(search: "Search") -> Any:
@@ -253,63 +242,6 @@ def _population(search: "Search") -> Any:
     moved = {key: drawn[scale](low, high) for key, (low, high, scale) in search.space.items() if scale in drawn}
     how = {"time_attr": TIME, "perturbation_interval": 1, "hyperparam_mutations": moved, "log_config": False}
     return Rounds(search.chain.seed, **how)
-
-
-def told(trials: Trials) -> Any:
-    """Make the callback that tells MLflow and the terminal of every trial.
-
-    It is stored with the search, so it holds no connection.
-    """
-    from ray.tune import Callback
-
-    class Told(Callback):
-        def __init__(self, about: Trials) -> None:
-            self.about = about
-            self.runs: dict[str, experiments.StageRun] = {}
-            self.begun: dict[str, Mapping[str, Any]] = {}
-            self.ended = 0
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {**self.__dict__, "runs": {}}
-
-        def run(self, trial: Any) -> experiments.StageRun:
-            if trial.trial_id not in self.runs:
-                tags = {**self.about.tags, "stage": "trial", "trial": trial.trial_id}
-                numbers = {key: _plain(value) for key, value in self.about.numbers(trial.config).items()}
-                self.begun.setdefault(trial.trial_id, dict(trial.config))
-                parent, name = os.environ.get(experiments.PARENT), f"{self.about.name} {trial.trial_id}"
-                self.runs[trial.trial_id] = experiments.child(name, parent, tags, numbers)
-            return self.runs[trial.trial_id]
-
-        def scores(self, result: Mapping[str, Any]) -> dict[str, float]:
-            return {name: result[name] for name in self.about.metrics if name in result}
-
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.run(trial)
-
-        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-            said = {f"validation/{k}": v for k, v in self.scores(result).items()}
-            begun = self.begun.get(trial.trial_id, trial.config)
-            said |= {f"number/{k}": v for k, v in trial.config.items() if v != begun.get(k)}  # a population's change
-            self.run(trial).metrics(said, result[TIME])
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            experiments.end(self.run(trial))
-            self.ended += 1
-            called = self.about.called(trial.config)
-            last, values = trial.last_result, ", ".join(f"{k} {_plain(v)}" for k, v in called.items())
-            at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
-            scores = ", ".join(f"{k} {v:.5g}" for k, v in self.scores(last).items()) or "diverged"
-            print(f"{self.ended} of {self.about.count}: {scores}{at} ({values})", flush=True)
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            experiments.end(self.run(trial), "FAILED")
-
-    return Told(trials)
-
-
-def _plain(value: Any) -> Any:
-    return f"{rounded(value):g}" if isinstance(value, float) else value
 
 
 def _reason(error: BaseException) -> str:

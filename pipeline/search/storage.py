@@ -6,8 +6,9 @@ driver's, which the nodes reach through Ray.
 """
 
 import contextlib
+import hashlib
 import io
-import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -37,10 +38,14 @@ def shared(settings: Settings, name: str, identity: str) -> Place | None:
 
 @contextlib.contextmanager
 def of_driver(folder: Path) -> Iterator[Place]:
-    """Make a folder of this machine one that every node of its cluster reaches, within the block."""
+    """Make a folder of this machine one that every node of its cluster reaches, within the block.
+
+    Its name follows from the folder: Tune keeps the name for trials that a resumed search has yet to begin.
+    """
     import ray
 
-    name, root = f"bdl-drive-{os.urandom(6).hex()}", str(folder.absolute())
+    root = str(folder.absolute())
+    name = f"bdl-drive-{hashlib.sha256(f'{socket.gethostname()}:{root}'.encode()).hexdigest()[:12]}"
     drive = ray.remote(Drive).options(name=name, **on_this_node()).remote(root)
     try:
         yield Place(arrow.PyFileSystem(arrow.FSSpecHandler(Driven(name))), root)

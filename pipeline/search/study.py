@@ -27,11 +27,12 @@ from ..core.params import Params, load, read_yaml, typed
 from ..core.settings import Settings
 from ..stages import records
 from ..tracking import provenance
-from . import ray_tune
+from . import ray_tune, turn
 from .branch import RECORD, Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .ray_tune import Kept
 from .storage import shared
 from .studies import METRICS, POINT, SEED, StudyConfig, Trial, numbers, sampled_numbers
+from .telling import Trials
 from .trial import SECONDS, Upstream
 
 PARAMS: Final = Path("params.yaml")
@@ -71,7 +72,7 @@ class Study(Branch):
         return RESULTS / family / title
 
     def identity(self, data: str) -> str:
-        """Hash everything that a trial's score depends on, but the code."""
+        """Hash everything that a trial's score depends on."""
         scored = [config.to_mapping(self.params.evaluate), list(self.config.points())]
         return provenance.digest([*self.facts(), *scored, self.config.seeds, data])
 
@@ -87,15 +88,17 @@ def main(args: argparse.Namespace) -> int:
         sha256 = data_hash(study)
         identity = study.identity(sha256)
         away = shared(settings, f"study-{study.name}", identity)
-        begun = begin(folder, identity, study.name, bool(args.resume), away)
-        tags = {**study.tags, "stage": "study", "seed": study.chain.seed}
-        with ray_tune.ray_of(settings), tracked(f"study {study.name}", tags, begun, folder, identity, away):
-            upstream = make_upstream(study, data, study.params, settings)
-            at_once = vars(args).get("max_concurrent")
-            trials = run(study, data, upstream, Kept(folder, settings, away), at_once)
-    for path in write(study, trials, facts(study, trials, sha256, folder, settings)):
+        with turn.taken(folder, away):
+            begun = begin(folder, identity, study.name, bool(args.resume), away)
+            tags = {**study.tags, "stage": "study", "seed": study.chain.seed}
+            with ray_tune.ray_of(settings), tracked(f"study {study.name}", tags, begun, folder, identity, away):
+                upstream = make_upstream(study, data, study.params, settings)
+                at_once = vars(args).get("max_concurrent")
+                trials = run(study, data, upstream, Kept(folder, settings, away), at_once)
+            made = write(study, trials, facts(study, trials, sha256, folder, settings))
+            finish(folder, identity, away)
+    for path in made:
         print(f"written: {path}")
-    finish(folder, identity, away)
     return 0
 
 
@@ -150,7 +153,7 @@ def run(study: Study, data: FitData, upstream: Upstream, kept: Kept, at_once: in
     points = list(asked.points())
     space = {POINT: tune.grid_search(points), SEED: tune.grid_search(list(range(asked.seeds)))}
     how = tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True)
-    trials = ray_tune.Trials(study.name, len(points) * asked.seeds, study.tags, metrics, sampled_numbers, asked.called)
+    trials = Trials(study.name, len(points) * asked.seeds, study.tags, metrics, sampled_numbers, asked.called)
     results = ray_tune.run(trials, trial, parts, space, how, kept)
     return [_trial(r.config, r.metrics, metrics) for r in results]
 

@@ -13,6 +13,7 @@ of others: a warning says so.
 """
 
 import argparse
+import dataclasses
 import datetime
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from ..core import places
 from ..core.params import SECTIONS, Params, load
 from ..core.settings import Settings
 from ..tracking import provenance
-from . import ray_tune
+from . import ray_tune, turn
 from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .storage import shared
 from .trial import DIVERGED, MILESTONES, nested, rounded
@@ -52,7 +53,7 @@ class Search(Branch):
     present: Mapping[str, float]
 
     def identity(self, data: str) -> str:
-        """Hash everything that a trial's score depends on, but the code."""
+        """Hash everything that a trial's score depends on."""
         return provenance.digest([*self.facts(), dict(self.space), self.samples, self.scheduler, data])
 
 
@@ -69,18 +70,22 @@ def main(args: argparse.Namespace) -> int:
     folder = places.STATE / "tune" / search.name
     identity = search.identity(data_hash(search))
     away = shared(settings, search.name, identity)
-    begun = begin(folder, identity, search.name, bool(args.resume), away)
-    tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
-    with ray_tune.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity, away):
-        upstream = make_upstream(search, data, params, settings)
-        kept, at_once = ray_tune.Kept(folder, settings, away), vars(args).get("max_concurrent")
-        scores = ray_tune.search(search, data, upstream, kept, at_once)
-        population: Sequence[ray_tune.Score] = ()
-        if scheduler == ray_tune.PBT:
-            population, points = scores, finalists(search, scores)
-            scores = ray_tune.search(search, data, upstream, kept.below("finals"), at_once, points)
-    path = conclude(search, scores, population)
-    finish(folder, identity, away)
+    at_once = vars(args).get("max_concurrent")
+    with turn.taken(folder, away):
+        begun = begin(folder, identity, search.name, args.resume, away)
+        tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
+        with ray_tune.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity, away):
+            upstream = make_upstream(search, data, params, settings)
+            kept = ray_tune.Kept(folder, settings, away)
+            scores = ray_tune.search(search, data, upstream, kept, at_once)
+            population: Sequence[ray_tune.Score] = ()
+            if scheduler == ray_tune.PBT:
+                population, points = scores, finalists(search, scores)
+                scores = ray_tune.search(search, data, upstream, kept.below("finals"), at_once, points)
+        try:
+            path = conclude(search, scores, population)
+        finally:  # where all diverged, too: to go on would change nothing
+            finish(folder, identity, away)
     if args.apply:
         for line in apply.apply(path):
             print(f"params.yaml: {line}")
@@ -119,7 +124,8 @@ def plan(
             )
     numbers = config.to_mapping(searched.config)
     present = {key: _at(numbers, key, int if scale == "integer" else float) for key, (*_, scale) in space.items()}
-    return Search(branch.method, dataset, branch.upstream, branch.chain, samples, scheduler, space, present)
+    fields = {f.name: getattr(branch, f.name) for f in dataclasses.fields(branch)}
+    return Search(**fields, samples=samples, scheduler=scheduler, space=space, present=present)
 
 
 def finalists(search: Search, population: Sequence[ray_tune.Score]) -> list[Mapping[str, float]]:

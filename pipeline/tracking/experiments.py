@@ -32,7 +32,7 @@ EXPERIMENT: Final = "bdl-pipe stages"
 KIND: Final = {"mlflow.experimentKind": "custom_model_development"}  # or MLflow opens its page of traces
 FOLDER: Final = "mlruns"
 PARENT: Final = "BDL_PARENT_RUN"
-_NEST: Final = "mlflow.parentRunId"  # MLflow's own tag: the runs table folds children under it
+NEST: Final = "mlflow.parentRunId"  # MLflow's own tag: the runs table folds children under it
 _MANY: Final = 90  # params in one request; MLflow takes 100
 _LONG: Final = 500  # characters of a value
 _QUIET: Final = {
@@ -66,7 +66,9 @@ class StageRun:
         """Log the fitted posterior in ``student`` as a model that can be served."""
 
 
-class _Tracked(StageRun):
+class Tracked(StageRun):
+    """A run of MLflow's store."""
+
     def __init__(self, store: Any, run_id: str) -> None:
         self._client, self.id, self._warnings = store, run_id, list[str]()
 
@@ -129,7 +131,7 @@ def initialise() -> str | None:
 
 def start_parent(name: str = "repro", tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
     """Start the run that the runs of this process and of its children belong to; or go on with ``resumed``."""
-    run_id = resumed and attempt(lambda: _reopen(str(resumed)))
+    run_id = resumed and attempt(lambda: reopen(str(resumed)))
     if not run_id:
         run_id = attempt(lambda: _create(name, {**provenance.tags(()), **(tags or {})}).info.run_id)
     if run_id is not None:
@@ -181,30 +183,30 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def child(name: str, parent: str | None, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
-    """Open a run below ``parent`` that the caller ends with :func:`end`; for trials of a search."""
-    about = {**tags, **({_NEST: parent} if parent else {})}
-    return attempt(lambda: _begin(name, about, params)) or StageRun()
-
-
-def end(run: StageRun, status: str = "FINISHED") -> None:
-    """End a run that :func:`child` opened."""
-    if run.id is not None:
-        attempt(lambda: client().set_terminated(str(run.id), status))
+def try_again() -> None:
+    """Let tracking that a failure has stopped be tried once more."""
+    global _stopped
+    _stopped = False
 
 
 def _child(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
-    return _begin(name, {**tags, _NEST: os.environ.get(PARENT) or _session_parent()}, params)
+    return begin(name, {**tags, NEST: os.environ.get(PARENT) or _session_parent()}, params)
 
 
-def _begin(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
+def begin(name: str, tags: Mapping[str, Any], params: Mapping[str, Any]) -> StageRun:
+    """Open a run that the caller ends."""
+    run_id = _create(name, tags).info.run_id
+    log_params(run_id, flatten(params))
+    return Tracked(client(), run_id)
+
+
+def log_params(run_id: str, params: Mapping[str, str]) -> None:
+    """Record numbers of a run, by dotted keys."""
     from mlflow.entities import Param
 
-    run_id = _create(name, tags).info.run_id
-    entries = [Param(k, v) for k, v in flatten(params).items()]
+    entries = [Param(k, v) for k, v in params.items()]
     for start in range(0, len(entries), _MANY):
         client().log_batch(run_id, params=entries[start : start + _MANY])
-    return _Tracked(client(), run_id)
 
 
 def _create(name: str, tags: Mapping[str, Any]) -> Any:
@@ -212,7 +214,8 @@ def _create(name: str, tags: Mapping[str, Any]) -> Any:
     return client().create_run(experiment(), run_name=name, tags=texts)
 
 
-def _reopen(run_id: str) -> str:
+def reopen(run_id: str) -> str:
+    """Go on with a run, in the name of this process."""
     client().set_tag(run_id, "process", provenance.process(os.getpid()))
     client().update_run(run_id, status="RUNNING")
     return run_id

@@ -88,6 +88,10 @@ def test_nodes_reach_the_drivers_folder_and_nothing_beside_it(tmp_path: Path) ->
         assert place.read("none.json") is None
         place.write("facts.json", {"a": 1})
         assert place.read("facts.json") == {"a": 1}
+        with storage.of_driver(tmp_path / "another") as another:
+            assert another.read("facts.json") is None
+    with cluster.connected(Settings()), storage.of_driver(root):  # after a kill trials of a search keep the old place
+        assert place.read("facts.json") == {"a": 1}
     assert (root / "a/b/one").read_bytes() == b"1112"
     assert (tmp_path / "beside").read_text() == "b"
 

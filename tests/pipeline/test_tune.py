@@ -21,6 +21,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline.core import params
 from pipeline.core.settings import Settings
+from pipeline.core.storage import Place
 from pipeline.search import branch, ray_tune, trial, tune
 
 SETTINGS = Settings()
@@ -100,6 +101,25 @@ def test_an_integer_is_searched_over_integers_up_to_its_ends(toy):
     assert how.search_alg._points_to_evaluate == [{"inner.shift": 3}]
 
 
+def test_numbers_in_force_are_fitted_to_their_end_however_they_begin():
+    """The last to report at the first milestone, and the worst, which ASHA by itself gives up."""
+    from ray.tune.experiment import Trial
+    from ray.tune.schedulers import ASHAScheduler
+
+    def decided(scheduler):
+        scheduler.set_search_properties("nll", "min")
+        trials = [Trial("none", stub=True, config={"inner.shift": float(at)}) for at in (1, 2, 6)]
+        said = []
+        for worse, each in enumerate(trials):
+            scheduler.on_trial_add(None, each)
+            said.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
+        return said
+
+    asha = ASHAScheduler(time_attr="milestone", max_t=4, grace_period=1, reduction_factor=2)
+    assert decided(asha) == ["CONTINUE", "STOP", "STOP"]
+    assert decided(ray_tune._halving({"inner.shift": 6.0})) == ["CONTINUE", "STOP", "CONTINUE"]
+
+
 @pytest.mark.parametrize(
     ("method", "dataset", "run", "said"),
     [
@@ -136,8 +156,21 @@ def test_a_fresh_search_does_not_throw_away_an_unfinished_one(toy):
         branch.begin(folder, "a", search.name, resume=False)
     with pytest.raises(UserError, match="other params"):
         branch.begin(folder, "b", search.name, resume=True)
+    away = Place(None, str(toy / "away"))
+    with pytest.raises(UserError, match=rf"or remove .*s and BDL_SEARCHES' {toy}/away"):
+        branch.begin(folder, "a", search.name, resume=False, away=away)
     (folder / "search.json").write_text(json.dumps({"identity": "a", "finished": True}))
     assert branch.begin(folder, "a", search.name, resume=False) == {}
+
+
+def test_a_search_by_other_code_is_another_search(toy, monkeypatch):
+    before = search_of().identity("data")
+    assert before == search_of().identity("data")
+    real = branch.fit.code_of
+    monkeypatch.setattr(
+        branch.fit, "code_of", lambda run, params: real(run, params) + ("edited" if run.key == "toy-level" else "")
+    )
+    assert search_of().identity("data") != before
 
 
 def test_the_winner_is_the_best_that_was_finished(toy, capsys):
@@ -202,10 +235,12 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     assert kept == [line for line in path.read_text().splitlines() if "toy-shift:" not in line]
     with sqlite3.connect(toy / "mlruns/mlflow.db") as store:
         parents = store.execute("select run_uuid from tags where key='stage' and value='tune'").fetchall()
-        children = store.execute("select value from tags where key='mlflow.parentRunId'").fetchall()
+        children = store.execute(
+            "select t.value, r.status from runs r join tags t on r.run_uuid = t.run_uuid"
+            " where t.key = 'mlflow.parentRunId' and r.lifecycle_stage = 'active'"
+        ).fetchall()
     assert len(parents) == 1  # the resumed search is the same run
-    assert {c for (c,) in children} == {parents[0][0]}
-    assert len(children) >= 3
+    assert children == [(parents[0][0], "FINISHED")] * 3  # and so are its trials
 
 
 def test_main_takes_what_the_command_line_gives(toy):

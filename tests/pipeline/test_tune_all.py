@@ -24,7 +24,7 @@ class Searches:
     """What was searched; one of them may be stopped."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, int, bool, bool]] = []
+        self.made: list[tuple[str, int, bool | None, bool]] = []
         self.stop_at = ""
 
     def __call__(self, args: argparse.Namespace) -> int:
@@ -77,6 +77,32 @@ def test_stopped_searches_go_on(searches: Searches, capsys: pytest.CaptureFixtur
     assert not {method for method, *_ in searches.made[1:]} & set(before)
     assert go("--resume") == 2
     assert "there is no unfinished search of all methods" in capsys.readouterr().err
+
+
+def test_another_machine_goes_on(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In shared storage lies what was done; with the params.yaml of another state it would be a mix."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv("BDL_SEARCHES", str(shared))
+    searches.stop_at = "vbll"
+    with pytest.raises(Stopped):
+        go("--apply")
+    before = [method for method, *_ in searches.made]
+    second = tmp_path / "second"
+    second.mkdir()
+    monkeypatch.chdir(second)
+    monkeypatch.setattr(every.socket, "gethostname", lambda: "second")
+    (second / "params.yaml").write_text(PARAMS.read_text().replace("seed: ", "seed: 1", 1))
+    assert go("--apply", "--resume") == 2
+    assert "params.yaml: is not the one that the searches on" in capsys.readouterr().err
+    shutil.copy(PARAMS, "params.yaml")
+    searches.stop_at, searches.made = "", []
+    assert go("--apply", "--resume") == 0
+    assert searches.made[0] == ("vbll", 4, None, True), "it is gone on with, if its record is there"
+    assert not {method for method, *_ in searches.made[1:]} & set(before)
+    assert not list(shared.iterdir())
 
 
 def test_what_cannot_be_searched_is_one_line(searches: Searches) -> None:

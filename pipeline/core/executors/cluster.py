@@ -193,11 +193,11 @@ def connected(settings: Settings, say: room.Say = print) -> Iterator[None]:
             options = named(settings.address) if settings.address else own
             try:
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, TimeoutError) as error:
-                where = settings.address or "inside this process"
-                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
             except ray.exceptions.RuntimeEnvSetupError as error:  # a full disk of the head, for one
                 raise UserError(f"Ray ({settings.address}) could not be sent our code: {error}") from None
+            except Exception as error:  # that very class, where the machine is too busy for Ray's patience
+                where = settings.address or "inside this process"
+                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
         room.ensure(settings.address, settings.needs, say=say)
         yield
 
