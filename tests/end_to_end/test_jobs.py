@@ -31,7 +31,8 @@ import requests
 import yaml
 
 from bdl_pipe.errors import UserError
-from pipeline.core.jobs import away, client, entry
+from pipeline.core.jobs import away, calls, client, dashboard, entry, following, sending
+from pipeline.core.jobs.calls import Call
 from pipeline.core.settings import Settings
 from tests.end_to_end.conftest import Project, make
 
@@ -96,12 +97,12 @@ class Line:
                     data = end.recv(2**16)
                     if not data:
                         return
-                    self.followed += b"/logs/tail" in data[:200]
+                    self.followed += b"/logs/stream" in data[:200]
                     (far if end is near else near).sendall(data)
 
 
 @pytest.fixture(scope="module")
-def dashboard() -> Iterator[int]:
+def port() -> Iterator[int]:
     """The port of a head's dashboard."""
     temporary = tempfile.mkdtemp(prefix="bdl-")  # a short path, for sockets
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port", "metrics-export-port")
@@ -134,18 +135,18 @@ def dashboard() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_jobs_of_a_machine_that_loses_its_power_and_its_line(dashboard: int, tmp_path: Path) -> None:
+def test_jobs_of_a_machine_that_loses_its_power_and_its_line(port: int, tmp_path: Path) -> None:
     """The job goes on, is found again, its line is cut and mended, and the bits are those of the machine itself."""
-    line = Line(dashboard)
+    line = Line(port)
     project = make(tmp_path / "far", PARAMS)
     project.env |= {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": line.url, "BDL_CHECKPOINT_SECONDS": "2"}
     project.env["RAY_AUTH_MODE"] = "disabled"
     project.pipeline("run", "prepare", "digits", "--executor", "inline", env={"RAY_ADDRESS": ""})
     before = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
-    _until(lambda: _says(dashboard, '"steps"'), 120)
+    _until(lambda: _says(port, '"steps"'), 120)
     _power_off(project)
     before.communicate()
-    (job,), followed = _jobs(dashboard), line.followed
+    (job,), followed = _jobs(port), line.followed
     assert job["status"] == "RUNNING"
     after = project.start(sys.executable, "-m", "pipeline", "attach")
     _until(lambda: line.followed > followed, 60)
@@ -156,7 +157,7 @@ def test_jobs_of_a_machine_that_loses_its_power_and_its_line(dashboard: int, tmp
     assert after.returncode == 0, said + error
     assert f"trajectory digits-sgd: RUNNING ({job['submission_id']})" in said
     assert "no answer from" in said and "answers again after" in said
-    assert [each["submission_id"] for each in _jobs(dashboard)] == [job["submission_id"]]
+    assert [each["submission_id"] for each in _jobs(port)] == [job["submission_id"]]
     assert not list(project.folder.glob(".state/jobs/*.json"))
 
     near = Project(tmp_path / "near")
@@ -173,60 +174,60 @@ def test_jobs_of_a_machine_that_loses_its_power_and_its_line(dashboard: int, tmp
 
     project.edit("params.yaml", "epochs: 900", "epochs: 9000")  # and now Ctrl-C, beside somebody else's job
     requests.post(
-        f"http://127.0.0.1:{dashboard}/api/jobs/", json={"entrypoint": "sleep 600", "submission_id": "another"}
+        f"http://127.0.0.1:{port}/api/jobs/", json={"entrypoint": "sleep 600", "submission_id": "another"}
     ).raise_for_status()
     again = project.start(sys.executable, "-m", "pipeline", "repro", "trajectory")
-    mine = lambda: [each for each in _jobs(dashboard) if each["submission_id"] not in ("another", job["submission_id"])]  # noqa: E731
+    mine = lambda: [each for each in _jobs(port) if each["submission_id"] not in ("another", job["submission_id"])]  # noqa: E731
     _until(lambda: [each for each in mine() if each["status"] == "RUNNING"], 120)
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
     _until(lambda: mine()[0]["status"] == "STOPPED", 60)
-    (other,) = (each for each in _jobs(dashboard) if each["submission_id"] == "another")
+    (other,) = (each for each in _jobs(port) if each["submission_id"] == "another")
     assert other["status"] in ("PENDING", "RUNNING")
 
 
 @pytest.mark.slow
-def test_a_search_is_a_job_with_the_scores_of_this_machine(dashboard: int, tmp_path: Path) -> None:
+def test_a_search_is_a_job_with_the_scores_of_this_machine(port: int, tmp_path: Path) -> None:
     """Tune's process is there, and the trials' scores and MLflow's runs are here."""
     project = make(tmp_path / "far", PARAMS.replace("epochs: 900", "epochs: 4"))
     project.env |= {"RAY_AUTH_MODE": "disabled"}
     project.pipeline("run", "prepare", "digits", "--executor", "inline")
     command = ("tune", "sgd", "--dataset", "digits", "--samples", "2", "--max-concurrent", "1")
     found = {}
-    for where, address in (("far", f"http://127.0.0.1:{dashboard}"), ("near", "")):
+    for where, address in (("far", f"http://127.0.0.1:{port}"), ("near", "")):
         said = project.pipeline(*command, env={"BDL_EXECUTOR": "ray", "RAY_ADDRESS": address}).stdout
         overlay = project.folder / "params/tuned/sgd-digits.yaml"
         found[where] = yaml.safe_load(overlay.read_text()), sorted(re.findall(r"of 2: nll \S+", said))
         overlay.unlink()
     assert found["far"] == found["near"] and len(found["far"][1]) == 2
-    assert any(job["submission_id"].startswith("bdl-search-sgd-digits") for job in _jobs(dashboard))
+    assert any(job["submission_id"].startswith("bdl-search-sgd-digits") for job in _jobs(port))
 
 
 @pytest.mark.slow
 def test_what_fails_on_the_cluster_is_said_here(
-    dashboard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    call = client.Call("bdl-wrong", "wrong", "", json.loads, {}, {})  # no function of three arguments
+    call = Call("bdl-wrong", "wrong", "", json.loads, {}, {})  # no function of three arguments
     with pytest.raises(RuntimeError, match="wrong: TypeError: loads\\(\\) takes 1 positional argument") as caught:
-        client.perform(f"http://127.0.0.1:{dashboard}", call, _Nobody())
+        client.perform(f"http://127.0.0.1:{port}", call, _Nobody())
     assert any("Traceback" in note for note in caught.value.__notes__)
     assert not list(tmp_path.glob(".state/jobs/*.json"))
 
 
 @pytest.mark.slow
 def test_a_value_that_is_too_large_goes_through_the_remote_once(
-    dashboard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By ``print``, which the cluster has: a job that cannot read all of its values fails before it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(client, "_MOST_BYTES", 1000)
-    url, large = f"http://127.0.0.1:{dashboard}", {"large": b"l" * 5000, "small": b"s"}
-    call = client.Call("bdl-large", "large", "", print, {}, large)
+    monkeypatch.setattr(sending, "_MOST_BYTES", 1000)
+    url, large = f"http://127.0.0.1:{port}", {"large": b"l" * 5000, "small": b"s"}
+    call = Call("bdl-large", "large", "", print, {}, large)
     with pytest.raises(UserError, match="large: must be at most 0 MB to travel with a job, got 0 MB; set BDL_REMOTE"):
         client.perform(url, call, _Nobody())
     (tmp_path / ".dvc").mkdir()
@@ -281,7 +282,7 @@ CLUSTER = 'File "/tmp/ray/session/py_modules_files/_ray_pkg_1/bdl_pipe/training/
 )
 def test_rays_words_for_a_failure_are_one_line_with_the_cure(words: list[str], said: str) -> None:
     """As Ray 2.60 wrote them on a head whose disk was full, or became so as our code was unpacked."""
-    found = client._bottom("\n".join(words))
+    found = dashboard.bottom("\n".join(words))
     assert said in found and "\n" not in found and "Traceback" not in found
 
 
@@ -314,7 +315,7 @@ def test_addresses_of_other_things(kind: str, rule: str) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(UserError) as error:
-            client.preflight(url)
+            dashboard.preflight(url)
         server.shutdown()
     assert rule in str(error.value) and url in str(error.value)
 
@@ -324,14 +325,19 @@ def test_addresses_of_other_things(kind: str, rule: str) -> None:
     [
         ("http://127.0.0.1:1", "no Ray dashboard answers there"),
         ("http://somebody:secret@127.0.0.1:1", "must have no user or password in it"),
-        ("http://127.0.0.1:1/path", "must be http://host:port"),
+        ("http://127.0.0.1:1/path", "no Ray dashboard answers there"),
+        ("http://127.0.0.1:1?a=b", "must be http://host:port"),
+        ("http://127.0.0.1:1#a", "must be http://host:port"),
+        ("http://127.0.0.1:port", "must be http://host:port"),
+        ("http://127.0.0.1:99999", "must be http://host:port"),
+        ("http://[::1", "must be http://host:port"),
         ("http://", "must be http://host:port"),
     ],
 )
 def test_wrong_addresses(url: str, rule: str) -> None:
     start = time.monotonic()
     with pytest.raises(UserError) as error:
-        client.preflight(Settings.read({"RAY_ADDRESS": url}).jobs or url)
+        dashboard.preflight(Settings.read({"RAY_ADDRESS": url}).jobs or url)
     assert rule in str(error.value) and "secret" not in str(error.value)
     assert time.monotonic() - start < 10
 
@@ -340,6 +346,9 @@ class _Nobody:
     def event(self, event: Any) -> None: ...
 
     def file(self, name: str, blob: bytes) -> None: ...
+
+    def missing(self) -> list[str]:
+        return []
 
 
 def _free(count: int) -> list[int]:

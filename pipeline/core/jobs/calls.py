@@ -7,6 +7,7 @@ back are lines of the job's output: ``MARK`` and an event in JSON. All else in t
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,26 @@ class Outlet(Protocol):
 
 
 Function = Callable[[Any, Mapping[str, Any], Outlet], None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made on the cluster.
+
+    Attributes:
+        name: follows from the work, and is a name to people, too.
+        title: what the terminal calls it.
+        stage: which asks for it again when it is run; empty: another command does.
+        function: importable; what it is given is ``arguments``, the shared values and the outlet.
+        shared: each is sent once, whatever number of calls need it.
+    """
+
+    name: str
+    title: str
+    stage: str
+    function: Function
+    arguments: Any
+    shared: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,12 +90,18 @@ def write(folder: Path, kind: str, blob: bytes) -> Path:
     return place
 
 
+def tell(event: Mapping[str, Any]) -> None:
+    """Write an event to a job's output, at once and in one piece: others write there, too."""
+    os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
+
+
 def event(line: str) -> dict[str, Any] | None:
-    """Read a line of a job's output; None where it is somebody's words."""
-    if not line.startswith(MARK):
+    """Read a line of a job's output; None where it is somebody's words, which may also stand before an event."""
+    _, mark, text = line.partition(MARK)
+    if not mark:
         return None
     try:
-        found = json.loads(line[len(MARK) :])
+        found = json.loads(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
