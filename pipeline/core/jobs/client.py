@@ -19,7 +19,7 @@ from .. import places
 from . import sending
 from .calls import Call
 from .dashboard import UNDER_WAY, Cut, Dashboard, Patient
-from .following import Gone, Listener, follow
+from .following import AGAIN, Gone, Listener, follow
 
 _STOP_SECONDS: Final = 4.0  # a stage that is interrupted has eight
 
@@ -46,7 +46,7 @@ def perform(url: str, call: Call, listener: Listener, remote: str = "") -> None:
     try:
         _follow(board, job or _send(board, call, remote), call, listener)
     except Gone as error:
-        print(f"{str(error).removesuffix(': run the command once more')}; it is sent anew", flush=True)
+        print(f"{call.title}: {str(error).removesuffix(AGAIN)}; it is sent anew", flush=True)
         _follow(board, _send(board, call, remote), call, listener)
 
 

@@ -155,6 +155,8 @@ def bottom(text: str) -> str:
         return "a proxy on the way takes no request of that size: raise its limit (nginx: client_max_body_size)"
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
     said = brief([*lines, *errors][-1] if lines else "no reason is given", _LONGEST)
+    if said == "Killed":
+        return "Killed, by hand or for want of memory there: the same command goes on from the last checkpoints"
     return f"{said}: install constraints.txt there" if said.startswith("ModuleNotFoundError") else said
 
 

@@ -10,6 +10,7 @@ from bdl_pipe.errors import UserError
 from . import calls
 from .dashboard import UNDER_WAY, Cut, Dashboard, Patient, bottom, is_half, reason
 
+AGAIN: Final = ": run the command once more"
 _SILENCE_SECONDS: Final = 12.0  # after which a line is taken to be cut: a job speaks every five
 _AGAIN_SECONDS: Final = 1.0
 _FETCHES: Final = 3
@@ -45,7 +46,7 @@ def follow(board: Dashboard, job: str, title: str, listener: Listener) -> None:
     while True:
         known = patient.ask(board.job, job)  # before the lines, so that none is missed of a job that has ended
         if known is None:
-            raise Gone(f"{board.url}: the cluster has forgotten {job}: run the command once more")
+            raise Gone(f"the cluster at {board.url} has forgotten {job}{AGAIN}")
         for number, line in enumerate(_lines(board, job, known)):
             if number < heard:
                 continue
@@ -54,27 +55,27 @@ def follow(board: Dashboard, job: str, title: str, listener: Listener) -> None:
             if event is None:
                 words = [*words, line][-_WORDS:]
             elif _ended(event, title):
-                return _require_all(job, title, listener)
+                return _require_all(job, listener)
             elif "file" in event:
                 listener.file(event["file"], patient.ask(_fetch, board, job, event))
             else:
                 listener.event(event)
         if known["status"] == "SUCCEEDED":
-            raise Gone(f"{title}: the output of its job {job} is not there any more: run the command once more")
+            raise Gone(f"the output of its job {job} is not there any more{AGAIN}")
         if known["status"] not in UNDER_WAY:
             said = bottom("\n".join((known.get("message") or "", *words)))
-            raise UserError(f"{title}: its job {job} ended as {known['status']} ({said})")
+            raise UserError(f"its job {job} ended as {known['status']} ({said})")
         time.sleep(_AGAIN_SECONDS)
 
 
-def _require_all(job: str, title: str, listener: Listener) -> None:
+def _require_all(job: str, listener: Listener) -> None:
     """Refuse the end of a job that an earlier command has sent with a part of the work.
 
     Raises:
         Gone: naming what is missing.
     """
     if missing := listener.missing():
-        raise Gone(f"{title}: its job {job} has ended without {', '.join(missing)}: run the command once more")
+        raise Gone(f"its job {job} has ended without {', '.join(missing)}{AGAIN}")
 
 
 def _ended(event: Mapping[str, Any], title: str) -> bool:
@@ -111,7 +112,7 @@ def _fetch(board: Dashboard, job: str, event: Mapping[str, Any]) -> bytes:
             return blob
         said = f"{path} came altered {_FETCHES} times ({len(blob)} of {event['bytes']} bytes)"
     kind = UserError if known.get("status") in UNDER_WAY else Gone
-    raise kind(f"{board.url}: {said}: run the command once more")
+    raise kind(f"{board.url}: {said}{AGAIN}")
 
 
 def _lines(board: Dashboard, job: str, known: Mapping[str, Any]) -> Iterator[str]:
