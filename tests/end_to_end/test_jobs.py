@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import hashlib
 import http.server
+import importlib.util
 import io
 import json
 import os
@@ -101,7 +102,7 @@ class Line:
                     data = end.recv(2**16)
                     if not data:
                         return
-                    self.followed += b"/logs/stream" in data[:200]
+                    self.followed += b"/api/v0/logs/" in data[:200]
                     (far if end is near else near).sendall(data)
 
 
@@ -262,7 +263,9 @@ def test_no_word_in_a_jobs_output_loses_a_result(port: int, tmp_path: Path, monk
     with _proxy(port) as url, _by_value():
         dashboard.preflight(url)
         client.perform(url, Call("bdl-words", "words", "", _talk, 10**7, {}), heard)
-        assert heard.files == {"result": b"result"} and {"steps": [["t", 1, 1, {"loss": 0.5}]]} in heard.events
+        assert heard.files == {"result": b"result"} and [["t", 1, 1, {"loss": 0.5}]] in [
+            event.get("steps") for event in heard.events
+        ]
         again = _Heard(["result", "more"])  # which the job of that name has not made: one that makes it is sent
         with pytest.raises(UserError, match=r"its job bdl-words-2 has ended without more: run the command once more"):
             client.perform(url, Call("bdl-words", "words", "", _talk, 1, {}), again)
@@ -325,6 +328,7 @@ class _Board:
 
     def __init__(self, known: list[Any], output: bytes = b"", status: int = 200) -> None:
         self._known, self._output, self._status, self.stopped = known, output, status, list[str]()
+        self.asked = list[int]()
 
     def job(self, name: str, seconds: float = 0.0) -> Any:
         found = self._known.pop(0) if len(self._known) > 1 else self._known[0]
@@ -335,9 +339,11 @@ class _Board:
     def stop(self, name: str, seconds: float) -> None:
         self.stopped.append(name)
 
-    def get(self, path: str, **query: Any) -> requests.Response:
+    def log(self, path: str, node: str | None, lines: int) -> requests.Response:
+        self.asked.append(lines)
+        output = b"".join(self._output.splitlines(keepends=True)[0 if lines < 0 else -lines :])
         answer = requests.Response()
-        answer.status_code, answer.raw = self._status, io.BytesIO(self._output)
+        answer.status_code, answer.raw = self._status, io.BytesIO(output)
         return answer
 
 
@@ -350,7 +356,7 @@ def _known(status: str, sender: str = "") -> dict[str, Any]:
     [
         (_Board([None]), following.Gone, "the cluster at http://board has forgotten bdl-a-1"),
         (_Board([_known("SUCCEEDED")], status=500), following.Gone, "the output of its job bdl-a-1 is not there"),
-        (_Board([_known("SUCCEEDED")], b'@bdl {"ended": true}\n'), following.Gone, "has ended without r"),
+        (_Board([_known("SUCCEEDED")], b'@bdl {"ended": true, "n": 1}\n'), following.Gone, "has ended without r"),
         (_Board([_known("FAILED")], b"ValueError: 3 is not 4\n"), UserError, "ended as FAILED (ValueError: 3 is not"),
     ],
 )
@@ -361,8 +367,19 @@ def test_what_a_job_cannot_give_any_more_is_sent_for_anew(board: _Board, kind: t
     assert type(error.value) is kind and said in str(error.value)
 
 
+@pytest.mark.parametrize("words", [0, 3, 1000])
+def test_of_a_long_output_the_last_lines_are_asked_for_and_no_event_is_missed(words: int) -> None:
+    lines = [f"@bdl {json.dumps({'n': n, 'is': n})}\n" + "word\n" * (words if n == 400 else 0) for n in range(1, 501)]
+    board = _Board([_known("RUNNING")], "".join(lines).encode())
+    for heard, all_of_them in ((0, True), (250, True), (490, words == 1000), (500, words == 1000)):
+        board.asked.clear()
+        events, _ = following._said(board, "a", _known("RUNNING"), heard)  # type: ignore[arg-type]
+        assert [event["is"] for event in events] == list(range(heard + 1, 501))
+        assert heard >= 490 or board.asked == ([200, -1] if all_of_them else [200])
+
+
 def test_an_event_is_found_behind_somebodys_words() -> None:
-    assert calls.event('\r 3% |##@bdl {"file": "r"}') == {"file": "r"}
+    assert calls.event('\r 3% |##@bdl {"file": "r", "n": 1}') == {"file": "r", "n": 1}
     assert calls.event("@bdl half of {") is None and calls.event("words") is None
 
 
@@ -461,6 +478,12 @@ def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(UserError, match="RAY_JOB_HEADERS must be JSON such as") as error:
             sent()
         assert "secret" not in str(error.value)
+
+
+def test_ray_without_its_extra_is_said_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"jobs need ray\[default\], and ray is here without it: pip install"):
+        dashboard.preflight("http://127.0.0.1:1")
 
 
 def test_an_address_of_another_cluster_for_rays_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ back are lines of the job's output: ``MARK`` and an event in JSON. All else in t
 """
 
 import hashlib
+import itertools
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +92,14 @@ def write(folder: Path, kind: str, blob: bytes) -> Path:
     return place
 
 
+_TELLING: Final = threading.Lock()
+_NUMBERS: Final = itertools.count(1)
+
+
 def tell(event: Mapping[str, Any]) -> None:
-    """Write an event to a job's output, at once and in one piece: others write there, too."""
-    os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
+    """Write an event to a job's output with its number ``n``, at once and in one piece: others write there, too."""
+    with _TELLING:
+        os.write(1, f"{MARK}{json.dumps({**event, 'n': next(_NUMBERS)})}\n".encode())
 
 
 def event(line: str) -> dict[str, Any] | None:
@@ -104,7 +111,7 @@ def event(line: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and isinstance(found.get("n"), int) else None
 
 
 def _held(source: Source) -> Source:

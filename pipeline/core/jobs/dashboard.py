@@ -5,6 +5,7 @@ let through.
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -55,6 +56,17 @@ class Dashboard:
         if answer.status_code not in (200, 404):
             raise Cut(f"status {answer.status_code}")
         return json.loads(answer.content) if answer.status_code == 200 else None
+
+    def log(self, path: str, node: str | None, lines: int) -> Any:
+        """Ask for the last lines of a file in the folder of a node's logs, -1: for all; the answer is a stream.
+
+        Raises:
+            Cut: there is no answer, or the dashboard or a proxy has no time for one.
+        """
+        answer = self.get("api/v0/logs/file", stream=True, node_id=node, filename=path, lines=lines)
+        if answer.status_code in (429, 502, 503, 504):
+            raise Cut(f"status {answer.status_code}")
+        return answer
 
     def stop(self, name: str, seconds: float) -> None:
         """Stop a job.
@@ -112,6 +124,10 @@ def preflight(url: str) -> None:
         UserError: naming the address and what is wrong with it.
     """
     _check_address(url)
+    if importlib.util.find_spec("aiohttp") is None:
+        raise UserError(
+            f"RAY_ADDRESS={url}: jobs need ray[default], and ray is here without it: pip install -e '.[jobs]'"
+        )
     said, board = f"RAY_ADDRESS={url}", Dashboard(url)
     try:
         answer = board.get("api/version", seconds=_PREFLIGHT_SECONDS)

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from bdl_pipe.errors import UserError
@@ -11,11 +11,10 @@ from . import calls
 from .dashboard import UNDER_WAY, Cut, Dashboard, Patient, bottom, is_half, reason
 
 AGAIN: Final = ": run the command once more"
-_SILENCE_SECONDS: Final = 12.0  # after which a line is taken to be cut: a job speaks every five
 _AGAIN_SECONDS: Final = 1.0
 _FETCHES: Final = 3
 _WORDS: Final = 8  # last lines of a job that are looked at when it fails
-_LONGEST: Final = 2**20  # bytes of an unfinished line that are kept of somebody's words
+_FEW: Final = 200  # lines that are asked for at a time: a job writes about one a second
 
 
 class Listener(Protocol):
@@ -42,21 +41,17 @@ def follow(board: Dashboard, job: str, title: str, listener: Listener) -> None:
         UserError: what the call raised, or the job ended before its time.
         RuntimeError: the call failed otherwise; with its traceback as a note.
     """
-    heard, words, patient = 0, list[str](), Patient(board.url, title)
+    heard, patient = 0, Patient(board.url, title)
     while True:
         known = patient.ask(board.job, job)  # before the lines, so that none is missed of a job that has ended
         if known is None:
             raise Gone(f"the cluster at {board.url} has forgotten {job}{AGAIN}")
-        for number, line in enumerate(_lines(board, job, known)):
-            if number < heard:
-                continue
-            heard = number + 1
-            event = calls.event(line)
-            if event is None:
-                words = [*words, line][-_WORDS:]
-            elif _ended(event, title):
+        events, words = patient.ask(_said, board, job, known, heard)
+        for event in events:
+            heard = event["n"]
+            if _ended(event, title):
                 return _require_all(job, listener)
-            elif "file" in event:
+            if "file" in event:
                 listener.file(event["file"], patient.ask(_fetch, board, job, event))
             else:
                 listener.event(event)
@@ -92,22 +87,15 @@ def _ended(event: Mapping[str, Any], title: str) -> bool:
 
 def _fetch(board: Dashboard, job: str, event: Mapping[str, Any]) -> bytes:
     """Fetch a result, and make sure that it is what the job wrote."""
-    import requests
-
     path, known, said = event["path"], board.job(job) or {}, ""
     for attempt in range(_FETCHES):
         if attempt:
             time.sleep(_AGAIN_SECONDS)
-        answer = board.get(
-            "api/v0/logs/file", stream=True, node_id=known.get("driver_node_id"), filename=path, lines=-1
-        )
+        answer = board.log(path, known.get("driver_node_id"), -1)
         if answer.status_code != 200:
             said = f"{path} is not there any more (status {answer.status_code})"
             continue
-        try:
-            blob = b"".join(answer.iter_content(2**20))
-        except requests.RequestException as error:
-            raise Cut(reason(error)) from None
+        blob = _read(answer)
         if hashlib.sha256(blob).hexdigest() == event["sha256"]:
             return blob
         said = f"{path} came altered {_FETCHES} times ({len(blob)} of {event['bytes']} bytes)"
@@ -115,31 +103,39 @@ def _fetch(board: Dashboard, job: str, event: Mapping[str, Any]) -> bytes:
     raise kind(f"{board.url}: {said}{AGAIN}")
 
 
-def _lines(board: Dashboard, job: str, known: Mapping[str, Any]) -> Iterator[str]:
-    """Yield all lines of a job's output from the first on: up to the end of one that has ended, else until silence."""
+def _said(board: Dashboard, job: str, known: Mapping[str, Any], heard: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the events of a job after the one of number ``heard``, and the last of its other words.
+
+    Few lines are asked for, all where an event before them is missing. No request outlasts its answer: Ray's dashboard
+    goes on following the log of a job that has ended, long after its reader has left, and of such it has room for 100.
+    """
+    events, words = list[dict[str, Any]](), list[str]()
+    for most in (_FEW, -1):
+        lines = _lines(board, job, known, most)
+        read = [(calls.event(line), line) for line in lines]
+        events = [event for event, _ in read if event is not None]
+        words = [line for event, line in read if event is None][-_WORDS:]
+        if len(lines) < _FEW or (events and events[0]["n"] <= heard + 1):
+            break
+    return [event for event in events if event["n"] > heard], words
+
+
+def _lines(board: Dashboard, job: str, known: Mapping[str, Any], most: int) -> list[str]:
+    """Return the last lines of a job's output, -1: all; none where there is no output yet, or no more."""
+    node = known.get("driver_node_id")
+    if not node:  # it waits for its start
+        return []
+    answer = board.log(f"job-driver-{job}.log", node, most)
+    if answer.status_code != 200:
+        return []
+    *whole, rest = _read(answer).decode(errors="replace").split("\n")
+    return whole if known["status"] in UNDER_WAY else [*whole, rest]
+
+
+def _read(answer: Any) -> bytes:
     import requests
 
-    node, name, rest = known.get("driver_node_id"), f"job-driver-{job}.log", bytearray()
-    if not node:  # it waits for its start
-        return
-    how: dict[str, Any] = {"interval": 0.5} if known["status"] in UNDER_WAY else {}
-    kind = "stream" if how else "file"
     try:
-        answer = board.get(
-            f"api/v0/logs/{kind}", stream=True, seconds=_SILENCE_SECONDS, node_id=node, filename=name, lines=-1, **how
-        )
-        if answer.status_code != 200:
-            return
-        with answer:
-            for chunk in answer.iter_content(None):
-                rest += chunk
-                if b"\n" in chunk:
-                    *whole, rest = rest.split(b"\n")
-                    for line in whole:
-                        yield line.decode(errors="replace")
-                elif len(rest) > _LONGEST and calls.MARK.encode() not in rest:
-                    del rest[:-_LONGEST]
-    except (Cut, requests.RequestException):
-        return  # whoever asks next hears why
-    if rest:
-        yield rest.decode(errors="replace")
+        return b"".join(answer.iter_content(2**20))
+    except requests.RequestException as error:
+        raise Cut(reason(error)) from None
