@@ -10,7 +10,10 @@ from bdl_pipe.errors import UserError
 
 from . import repro
 from .core.jobs import client
+from .core.jobs.dashboard import UNDER_WAY, preflight
+from .core.params import load
 from .core.settings import Settings
+from .graph import plan
 
 
 def main(args: Namespace) -> int:
@@ -22,16 +25,34 @@ def main(args: Namespace) -> int:
     url = Settings.read().jobs
     if not url:
         raise UserError("RAY_ADDRESS must be http://host:8265 of the cluster that has the jobs")
-    client.preflight(url)
-    stages = []
+    preflight(url)
+    stages, known = dict[str, str](), plan.plan(load())
     for job, note in client.noted():
         at = "" if note["url"] == url else f" of {note['url']}"
-        print(f"{note['title']}: {client.status(note['url'], job)} ({job}{at})", flush=True)
-        if note["stage"]:
-            stages.append(note["stage"])
+        state = client.status(note["url"], job)
+        print(f"{note['title']}: {state} ({job}{at})", flush=True)
+        if at:
+            _warn(f"{note['title']} goes on with RAY_ADDRESS={note['url']}")
+        elif note["stage"] in known:
+            stages[job] = note["stage"]
+        elif state not in UNDER_WAY and (note["stage"] or state == "UNKNOWN"):
+            client.forget(job)
+        elif note["stage"]:
+            _warn(f"{note['title']} is no stage of params.yaml any more; ray job stop {job} ends it")
         else:
-            print(f"warning: {note['title']} goes on when its own command is run again", file=sys.stderr)
+            _warn(f"{note['title']} goes on when its own command is run again")
     if not stages:
         print("no stage of this project has left a job")
         return 0
-    return repro.main(Namespace(targets=stages, jobs=max(args.jobs, len(stages))))
+    code = repro.main(Namespace(targets=[*stages.values()], jobs=max(args.jobs, len(stages))))
+    for job, note in client.noted():  # what nobody has asked for: the stage's numbers or code have changed
+        if job in stages:
+            if client.status(url, job) in UNDER_WAY:
+                _warn(f"{note['title']} has other work by now; ray job stop {job} ends the old")
+            else:
+                client.forget(job)
+    return code
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

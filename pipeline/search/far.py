@@ -3,7 +3,6 @@
 What Tune tells of each trial comes home as the job's events, and MLflow and the terminal are told here.
 """
 
-import json
 import os
 import secrets
 import tempfile
@@ -48,7 +47,7 @@ def run(
         place.write(_TOKEN, found)
     asked = Asked(trials, work, space, how, replace(kept.settings, jobs=""), kept.away, found["name"])
     heard = _Heard(told(trials))
-    call = client.Call(found["name"], trials.name, "", search_there, asked, parts)
+    call = calls.Call(found["name"], trials.name, "", search_there, asked, parts)
     client.perform(kept.settings.jobs, call, heard, kept.settings.remote)
     return heard.ended
 
@@ -72,10 +71,12 @@ class _Heard:
 
     def __init__(self, callback: Any) -> None:
         self._callback, self.ended = callback, list[Ended]()
+        self._is_whole = False
 
     def event(self, event: Mapping[str, Any]) -> None:
         if "trials" in event:
             self.ended = [Ended(*trial) for trial in event["trials"]]
+            self._is_whole = True
         if "trial" not in event:
             return
         trial = SimpleNamespace(trial_id=event["trial"], config=event["config"], last_result=event["result"])
@@ -84,6 +85,9 @@ class _Heard:
 
     def file(self, name: str, blob: bytes) -> None:
         raise AssertionError("a search sends no files")
+
+    def missing(self) -> list[str]:
+        return [] if self._is_whole else ["its trials"]
 
 
 def _relay() -> Any:
@@ -112,4 +116,4 @@ def _relay() -> Any:
 def _write(what: str, trial: Any, result: Mapping[str, Any]) -> None:
     plain = {key: value for key, value in result.items() if isinstance(value, (int, float, str))}
     event = {"trial": trial.trial_id, "is": what, "config": dict(trial.config), "result": plain}
-    print(calls.MARK + json.dumps(event), flush=True)
+    calls.tell(event)

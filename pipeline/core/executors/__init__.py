@@ -111,7 +111,7 @@ def preflight(settings: Settings) -> None:
     if settings.checkpoints and not settings.jobs:
         storage.require("BDL_CHECKPOINTS", settings.checkpoints)
     if settings.jobs:
-        from ..jobs.client import preflight as reach
+        from ..jobs.dashboard import preflight as reach
 
         reach(settings.jobs)
     else:

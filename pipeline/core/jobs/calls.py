@@ -6,7 +6,10 @@ back are lines of the job's output: ``MARK`` and an event in JSON. All else in t
 """
 
 import hashlib
+import itertools
 import json
+import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,26 @@ class Outlet(Protocol):
 
 
 Function = Callable[[Any, Mapping[str, Any], Outlet], None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made on the cluster.
+
+    Attributes:
+        name: follows from the work, and is a name to people, too.
+        title: what the terminal calls it.
+        stage: which asks for it again when it is run; empty: another command does.
+        function: importable; what it is given is ``arguments``, the shared values and the outlet.
+        shared: each is sent once, whatever number of calls need it.
+    """
+
+    name: str
+    title: str
+    stage: str
+    function: Function
+    arguments: Any
+    shared: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,15 +92,26 @@ def write(folder: Path, kind: str, blob: bytes) -> Path:
     return place
 
 
+_TELLING: Final = threading.Lock()
+_NUMBERS: Final = itertools.count(1)
+
+
+def tell(event: Mapping[str, Any]) -> None:
+    """Write an event to a job's output with its number ``n``, at once and in one piece: others write there, too."""
+    with _TELLING:
+        os.write(1, f"{MARK}{json.dumps({**event, 'n': next(_NUMBERS)})}\n".encode())
+
+
 def event(line: str) -> dict[str, Any] | None:
-    """Read a line of a job's output; None where it is somebody's words."""
-    if not line.startswith(MARK):
+    """Read a line of a job's output; None where it is somebody's words, which may also stand before an event."""
+    _, mark, text = line.partition(MARK)
+    if not mark:
         return None
     try:
-        found = json.loads(line[len(MARK) :])
+        found = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and isinstance(found.get("n"), int) else None
 
 
 def _held(source: Source) -> Source:

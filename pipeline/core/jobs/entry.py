@@ -19,8 +19,8 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
-from . import away
-from .calls import BLOB, EXPORTS, MARK, VERSIONS
+from . import away, calls
+from .calls import BLOB, EXPORTS, VERSIONS
 
 _BEAT_SECONDS: Final = 5.0  # a line that is silent for longer is taken to be cut
 _FLUSH_SECONDS: Final = 1.0
@@ -71,7 +71,7 @@ class Output:
 
     def _write(self, event: dict[str, Any]) -> None:
         self._told = time.monotonic()
-        print(MARK + json.dumps(event), flush=True)
+        calls.tell(event)
 
 
 def main(job: str, call: str) -> int:
