@@ -38,9 +38,17 @@ def bounds(stages: Sequence[Stage], cluster: Cluster, driver: Driver) -> dict[st
         "hub": max((_hub_seconds(stage, cluster, driver) for stage in away), default=0.0),
         "wire": sum(_into(stage, cluster) for stage in away) / NETWORK,
     }
+    if cluster.data == "wire":
+        found["data"] = max((_data_seconds(stage, cluster) for stage in away), default=0.0)
     if cluster.at_once:
         found["stages at once"] = sum(max(stage.tasks) for stage in stages) / cluster.at_once
     return found
+
+
+def _data_seconds(stage: Stage, cluster: Cluster) -> float:
+    """Of the best number of nodes: more of them wait longer for data, which one after the other is sent."""
+    work = sum(stage.tasks) / cluster.slots
+    return min(max(nodes * stage.data / NETWORK, work / nodes) for nodes in range(1, cluster.nodes + 1))
 
 
 def _saves(stage: Stage, cluster: Cluster) -> int:

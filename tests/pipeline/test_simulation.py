@@ -101,6 +101,14 @@ def test_data_go_to_each_node_once(data: str, rounds: float, from_driver: int) -
     assert (came.out, came.stored) == (from_driver * size, 8 * size if data == "store" else 0)
 
 
+def test_data_over_one_wire_bound_the_nodes_that_are_worth_it() -> None:
+    """Sixteen hours of work, an hour of data for each node: four nodes at best, and none of more than these."""
+    stage, many = Stage("a", (HOUR,) * 16, data=HOUR * NETWORK), Cluster(16, slots=1)
+    assert bounds([stage], many, FREE)["data"] == 4 * HOUR
+    assert simulate([stage], many, FREE).makespan >= 4 * HOUR
+    assert "data" not in bounds([stage], replace(many, data="tree"), FREE)
+
+
 def _spans(every: float, cluster: Cluster, count: int = 600) -> tuple[float, float]:
     """Return the mean of a task of an hour over seeds, and its standard error."""
     cluster = replace(cluster, every=every)
