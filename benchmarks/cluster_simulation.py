@@ -89,10 +89,10 @@ def main() -> None:
         found = {**checks.all_of(driver), "about": _about()}
         (OUT / "simulation_check.json").write_text(json.dumps(found, indent=1) + "\n")
         return
+    about = _about()  # before anything is edited meanwhile
     runs = simulated(driver)
-    (OUT / "simulation.json").write_text(
-        json.dumps({"driver": asdict(driver), "runs": runs, "about": _about()}, indent=1) + "\n"
-    )
+    found = {"driver": asdict(driver), "runs": runs, "about": about}
+    (OUT / "simulation.json").write_text(json.dumps(found, indent=1) + "\n")
     (OUT / "simulation.md").write_text(page.page(runs))
     page.draw(runs, OUT / "simulation.svg")
 
