@@ -1,7 +1,7 @@
 """What a cluster's driver can do on this machine.
 
     python -m benchmarks.cluster_throughput                # writes results/scale/throughput.json and .md
-    python -m benchmarks.cluster_throughput --checkpoints  # prints those alone: by the hub, and straight to a folder
+    python -m benchmarks.cluster_throughput --checkpoints  # those by the hub and past it: checkpoints.json
 
 Measured, most of it several times with the median kept: seconds to connect; progress messages and checkpoints a second
 through the hub, and MB/s of checkpoints; the cost of a task with 10 to 10,000 of them; ``ray.wait`` on as many results,
@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -27,10 +26,10 @@ from typing import Any, Final
 
 import ray
 import torch
-import yaml
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.progress import Report
+from benchmarks.cluster_throughput_stages import stages
 from pipeline.core.executors import Task
 from pipeline.core.executors.cluster import Cluster, connected
 from pipeline.core.executors.display import Display
@@ -45,7 +44,6 @@ OUT: Final = Path("results/scale")
 REPEATS: Final = 3
 MESSAGES: Final = 2000
 CHECKPOINTS: Final = {"10 kB": 10_000, "1 MB": 10**6, "30 MB": 30 * 10**6}
-ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def nothing(payload: Any, shared: Mapping[str, Any], report: Report) -> State:
@@ -59,7 +57,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--stages", type=int, nargs="*", default=[10, 100])
     parser.add_argument(
-        "--checkpoints", action="store_true", help="compare the two ways of checkpoints, and print that"
+        "--checkpoints", action="store_true", help="compare the two ways of checkpoints, and nothing else"
     )
     asked = parser.parse_args()
     if asked.checkpoints:
@@ -70,18 +68,23 @@ def main() -> None:
     with connected(Settings()):
         found |= _hub() | {"tasks": [_tasks(count) for count in asked.tasks], "one_at_a_time": _waits(max(asked.tasks))}
         found |= {"first_step": _first_step(), "task_bytes": _bytes()}
-    found["stages"] = [_stages(count) for count in asked.stages]
-    found["about"] = {
-        "commit": provenance.commit(),
-        "device": records.device_name("cpu"),
-        "cores": os.cpu_count(),
-        "versions": f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}",
-    }
+    found["stages"] = [stages(count) for count in asked.stages]
+    found["about"] = _about()
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "throughput.json").write_text(json.dumps(found, indent=1) + "\n")
     text = page(found)
     (OUT / "throughput.md").write_text(text)
     print(text)
+
+
+def _about() -> dict[str, Any]:
+    return {
+        "commit": provenance.commit(),
+        "device": records.device_name("cpu"),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}",
+    }
 
 
 def _median(measure: Callable[[], float], repeats: int = REPEATS) -> float:
@@ -145,7 +148,8 @@ def _hub() -> dict[str, Any]:
 
 
 def _two_ways() -> None:
-    """Print checkpoints a second of two workers through the hub and straight to a folder, in turn."""
+    """Measure checkpoints a second of two workers through the hub and straight to a folder, in turn."""
+    rows = []
 
     @ray.remote(num_cpus=1)
     def save(channel: ActorChannel, name: str, blob: bytes, count: int) -> None:
@@ -170,8 +174,10 @@ def _two_ways() -> None:
             rate = {way: 2 * count / statistics.median(each) for way, each in seconds.items()}
             row = {f"{way} a second": round(each, 1) for way, each in rate.items()}
             row |= {f"{way} MB/s": round(each * size / 1e6, 1) for way, each in rate.items()}
-            print(json.dumps({"checkpoint": name, **row, "folder over hub": round(rate["folder"] / rate["hub"], 2)}))
+            rows.append({"checkpoint": name, **row, "folder over hub": round(rate["folder"] / rate["hub"], 2)})
+            print(json.dumps(rows[-1]))
         ray.kill(hub)
+    (OUT / "checkpoints.json").write_text(json.dumps({"rows": rows, "about": _about()}, indent=1) + "\n")
 
 
 def _tasks(count: int) -> dict[str, float]:
@@ -233,55 +239,6 @@ def _bytes() -> dict[str, int]:
     """Bytes of a trivial task and of its result, beside what it is about."""
     task = Task("0-0", 0)
     return {"task": len(pickle.dumps(sealed(task))), "result": len(to_bytes(nothing(None, {}, None)))}  # type: ignore[arg-type]
-
-
-def _stages(count: int) -> dict[str, float]:
-    """Seconds a stage of so many trivial ones: of running them, and of telling DVC of all."""
-    with tempfile.TemporaryDirectory(prefix="bdl-stages-") as folder:
-        place = Path(folder)
-        for name in ("pipeline", "stages", "src", "plugins"):
-            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        (place / ".dvc").mkdir()
-        for name in ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore"):
-            shutil.copy(ROOT / name, place / name)
-        (place / "params.yaml").write_text(yaml.safe_dump(_params(count), sort_keys=False))
-        environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{place / 'src'}", "BDL_TRACKING": "off"}
-        for command in (["git", "init", "-q"], ["git", "add", "-A"]):
-            subprocess.run(command, cwd=place, check=True)
-        start = time.perf_counter()
-        said = subprocess.run(
-            [sys.executable, "-m", "pipeline", "repro", "trajectory"],
-            cwd=place,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        whole = time.perf_counter() - start
-        (ran,) = (float(line.split(" in ")[1].split()[0]) for line in said.splitlines() if "stages done in" in line)
-    return {"stages": count, "run_seconds": ran / count, "other_seconds": (whole - ran) / count}
-
-
-def _params(count: int) -> dict[str, Any]:
-    network = {"name": "mlp", "hidden": [4]}
-    sgd = {"network": network, "epochs": 1, "snapshots": 1, "batch": 256, "optimiser": {"name": "adam", "lr": 1e-3}}
-    data = {"source": {"name": "boston"}, "normalise": "train", "whiten": False, "validation": 0.2, "splits": 1}
-    data |= {"fit_rows": "train_and_validation", "ood": [], "corrupted_images": 0, "corruptions": "made"}
-    rows = {
-        f"boston-{number}": {"dataset": "boston", "method": "sgd", "seeds": 1, "input": "prepare/boston"}
-        for number in range(count)
-    }
-    return {
-        "seed": 0,
-        "datasets": {"boston": data},
-        "methods": {"sgd": sgd},
-        "trajectories": rows,
-        "teachers": {},
-        "coresets": {},
-        "runs": {},
-        "evaluate": {"calibration_bins": 15, "batch": 1000, "joint_pairs": 0},
-        "report": {"figures_dpi": 110},
-    }
 
 
 @contextlib.contextmanager

@@ -200,11 +200,27 @@ class Cluster:
 
 
 def available() -> bool:
-    """Say whether we are root, and the kernel lets us have namespaces."""
-    test = "mount -t tmpfs none /mnt && ip link add bdl-test type veth peer name bdl-test-b"
-    tools = all(shutil.which(tool) for tool in ("ip", "unshare"))
-    command = ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", test]
-    return os.geteuid() == 0 and tools and subprocess.run(command, capture_output=True).returncode == 0
+    """Say whether this machine can have such a cluster."""
+    return not missing()
+
+
+def missing() -> str:
+    """Say what this machine lacks for such a cluster, and what to do, in a line; empty: nothing."""
+    if sys.platform != "linux":
+        return "this needs the namespaces of Linux: run it on a Linux machine"
+    for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):
+        if shutil.which(tool) is None:
+            return f"this needs the command {tool}: install {package}"
+    if os.geteuid() != 0:
+        return "this needs root, to make networks and disks: give the command with sudo -E"
+    name = f"bdl{os.getpid()}-test"
+    test = f"ip netns delete {name} && mount -t tmpfs none /mnt && ip link add bdl-a type veth peer name bdl-b"
+    command = f"ip netns add {name} && unshare --mount --net --pid --fork sh -c '{test}'"
+    tried = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    if tried.returncode:
+        reason = (tried.stderr.strip().splitlines() or ["no reason given"])[0]
+        return f"the kernel refuses namespaces ({reason}): run it outside a container, or in a privileged one"
+    return ""
 
 
 def small_disk(stack: ExitStack, folder: Path, megabytes: int) -> None:

@@ -92,9 +92,18 @@ class ActorChannel:
 
     def __init__(self, hub: Any, shared: Shared | None = None) -> None:
         self._hub, self._shared = hub, shared
+        self._sent: Any = None  # the last message
+        self._unsent = dict[str, float]()
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        self._hub.report.remote(task, step, total, dict(metrics))
+        """Send progress, unless the hub has still to read the last one: thousands of tasks would drown it."""
+        import ray
+
+        self._unsent |= metrics
+        if self._sent is not None and step < total and not ray.wait([self._sent], timeout=0)[0]:
+            return  # the next message says this, too
+        self._sent = self._hub.report.remote(task, step, total, self._unsent)
+        self._unsent = {}
 
     def save(self, task: str, blob: bytes) -> None:
         if self._shared:

@@ -1,0 +1,133 @@
+"""What is simulated, and what comes of it: a driver, stages, a cluster, an outcome; and the stated figures."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+NETWORK: Final = 1.25e9  # bytes a second of a node, and of the driver's machine, each way: 10 Gbit/s, stated
+STORE: Final = 0.5e9  # bytes a second of a node to an object store, which itself has no limit; stated
+REPLACED: Final = 300.0  # seconds until a preempted node is there again; stated
+MESSAGES: Final = 2.0  # a second of a task: what a worker's report sends at most
+HOUR: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What a driver does, in seconds.
+
+    Attributes:
+        task: of a stage's driver for each task, result and store included.
+        message: of the hub for a progress message; a task sends ``MESSAGES`` a second.
+        checkpoint, byte: of the hub for a checkpoint, and for each byte of one, or of a result.
+        warm, cold: from submission to a first step, in a worker that runs and in one that has to start.
+        stage: of the driver's machine for a stage; record: for DVC's record of it, after the last.
+    """
+
+    task: float
+    message: float
+    checkpoint: float
+    byte: float
+    warm: float
+    cold: float
+    stage: float
+    record: float
+
+    @classmethod
+    def measured(cls, path: Path) -> "Driver":
+        """Read the figures of benchmarks/cluster_throughput.py."""
+        found = json.loads(path.read_text())
+        saves = {name: 1 / each["per_second"] for name, each in found["checkpoints"].items()}
+        sizes = {"10 kB": 1e4, "1 MB": 1e6, "30 MB": 3e7}
+        byte = (saves["30 MB"] - saves["10 kB"]) / (sizes["30 MB"] - sizes["10 kB"])
+        most = max(found["tasks"], key=lambda each: each["tasks"])
+        stages = max(found["stages"], key=lambda each: each["stages"])
+        return cls(
+            task=most["ms_per_task_with_store"] / 1e3,
+            message=1 / max(found["messages_per_second"].values()),
+            checkpoint=saves["10 kB"],
+            byte=byte,
+            warm=found["first_step"]["warm_seconds"],
+            cold=found["first_step"]["cold_seconds"] - found["connect_seconds"],
+            stage=stages["run_seconds"],
+            record=stages["other_seconds"],
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks that can run at once, once all of ``needs`` are done.
+
+    Attributes:
+        tasks: seconds of each.
+        checkpoint: bytes of one; 0: none is kept.
+        parts: a checkpoint after each of so many equal parts of a task, as a trial of a search has; 0: by the clock.
+        data: bytes that a node needs once; result: bytes that a task brings home.
+        reports: its tasks send progress messages.
+        here: it runs in the driver's process and takes no slot.
+    """
+
+    name: str
+    tasks: tuple[float, ...]
+    needs: frozenset[str] = frozenset()
+    checkpoint: float = 0.0
+    parts: int = 0
+    data: float = 0.0
+    result: float = 0.0
+    reports: bool = True
+    here: bool = False
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines, and how they are used.
+
+    Attributes:
+        nodes, slots: how many nodes, and tasks at once of each.
+        every: seconds between checkpoints.
+        checkpoints: ``driver``, through the hub, or ``store``, straight to one.
+        data: ``wire``, from the driver to one node after the other; ``tree``, from any node that has them; ``store``.
+        preempted: times an hour that a node is taken away; noticed: seconds until its tasks go on elsewhere.
+        at_once: stages at once, those with the longest way to go first; 0: all that can run.
+    """
+
+    nodes: int
+    slots: int = 8
+    every: float = 15.0
+    checkpoints: str = "driver"
+    data: str = "wire"
+    preempted: float = 0.0
+    noticed: float = 75.0  # docs/faults.md: a minute for Ray, and fifteen seconds for us
+    at_once: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a simulated run came to, in seconds and bytes.
+
+    Attributes:
+        makespan: until DVC has recorded the last stage.
+        busy: seconds of slots at work that was not lost; paid: seconds of slots that were there.
+        lost: seconds of slots at work that was lost; preemptions: how many nodes.
+        given_up: how often a task was lost once more than Ray retries it, which fails its stage.
+        hub: share of the makespan that the busiest hub was at work.
+        into, out: bytes to and from the driver's machine; peak: of both in the busiest minute, a second.
+        stored: bytes to and from the store; store_peak: a second, in the busiest minute; writes: how many of them.
+        stages: the most that ran at once, each a process of the driver's machine; held: results of one, in its memory.
+    """
+
+    makespan: float = 0.0
+    busy: float = 0.0
+    paid: float = 0.0
+    lost: float = 0.0
+    preemptions: int = 0
+    given_up: int = 0
+    hub: float = 0.0
+    into: float = 0.0
+    out: float = 0.0
+    peak: float = 0.0
+    stored: float = 0.0
+    store_peak: float = 0.0
+    writes: int = 0
+    stages: int = 0
+    held: float = 0.0
