@@ -208,6 +208,27 @@ def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, t
     assert done.result.config["began_at"] >= 50
 
 
+@pytest.mark.slow
+def test_a_task_that_gets_on_may_be_lost_often(
+    ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives each attempt up at its first loss; what has kept no checkpoint since is given up by us, too."""
+    monkeypatch.setattr(cluster, "RETRIES", 0)
+
+    def run(name: str, keeps: bool) -> State:
+        with Display(name) as display:
+            tasks = [Task("a", (3, keeps))]
+            (done,) = ray_executor.map(
+                fake_work.doomed, tasks, shared={}, display=display, store=opened(tmp_path / name)
+            )
+        result: State = done.result
+        return result
+
+    assert run("on", True).config["step"] == 3
+    with pytest.raises(UserError, match=r"^a worker was lost"):
+        run("off", False)
+
+
 def test_a_folder_that_is_removed_while_mkdir_looks_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

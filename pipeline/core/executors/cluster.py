@@ -22,8 +22,8 @@ from bdl_pipe.errors import UserError
 from ..settings import Settings
 from . import Done, Task, Work, room, train
 from .display import Display
-from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
-from .lost import Silent, Watch, explained
+from .hub import RETRIES, ActorChannel, Lost, NullChannel, first_line, get, make_hub
+from .lost import Losses, Silent, Watch, explained
 from .sealed import sealed
 from .store import Store
 
@@ -119,7 +119,8 @@ class Cluster:
         kept = {key: ray.put(through_hub(shared[key], hub)) for key in shared if key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
         most, submit = self._at_once(tasks, display), self._submitter(work, hub, store)
-        watch, silent = Watch(self._settings.address), Silent(self._settings.address, hub)
+        watch, losses = Watch(self._settings.address), Losses(hub)
+        silent = Silent(self._settings.address, hub, losses)
         try:
             while waiting or pending:
                 watch.look()
@@ -133,8 +134,15 @@ class Cluster:
                 for progress in ray.get(hub.poll.remote()):
                     display.step(*progress)
                 for ref in ready:
-                    results[pending[ref].name] = get(ref)
-                    display.done(pending.pop(ref).name)
+                    task = pending.pop(ref)
+                    try:
+                        results[task.name] = get(ref)
+                    except Lost:
+                        if not losses.has_got_on(task.name):
+                            raise
+                        waiting.insert(0, task)
+                    else:
+                        display.done(task.name)
             return results
         finally:
             for ref in pending:

@@ -1,5 +1,6 @@
 """The way between the workers and the driver: an actor on the driver's node, and a worker's ends of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,7 +10,11 @@ from bdl_pipe.files import FileBytes
 from . import Done
 from .store import CheckpointChannel, Shared, Store
 
-RETRIES: Final = 3  # of a task whose worker was lost
+RETRIES: Final = 3  # of a task whose worker was lost, with no checkpoint in between
+
+
+class Lost(UserError):
+    """The workers of a task were lost, one after the other."""
 
 
 def make_hub(store: Store | None) -> Any:
@@ -39,6 +44,19 @@ class Hub(CheckpointChannel):
         self._reported: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._outcomes: dict[str, Done | Exception] = {}
         self._places: dict[str, str] = {}
+        self._saves: Counter[str] = Counter()
+
+    def save(self, task: str, blob: bytes) -> None:
+        super().save(task, blob)
+        self.saved(task)
+
+    def saved(self, task: str) -> None:
+        """Hear that a checkpoint of a task is kept, here or elsewhere."""
+        self._saves[task] += 1
+
+    def saves(self, task: str) -> int:
+        """Count the checkpoints of a task that have been kept."""
+        return self._saves[task]
 
     def begin(self, task: str, node: str) -> None:
         """Hear that an attempt of a task begins on a node."""
@@ -108,6 +126,7 @@ class ActorChannel:
     def save(self, task: str, blob: bytes) -> None:
         if self._shared:
             self._shared.save(task, blob)
+            self._hub.saved.remote(task)
         else:
             get(self._hub.save.remote(task, blob))
 
@@ -131,7 +150,7 @@ def get(ref: Any) -> Any:
             cause.add_note(str(error))
         raise cause from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
-        raise UserError(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
+        raise Lost(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
     except ray.exceptions.RaySystemError as error:  # such as no worker that starts in time
         raise UserError(f"Ray could not run it: {first_line(error)}") from None
 

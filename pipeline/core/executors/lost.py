@@ -45,14 +45,28 @@ class Watch:
             raise UserError(_gone(self._address, error))
 
 
+class Losses:
+    """Whether tasks get on between their losses: one that does is worth another attempt, however often it is lost."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub, self._saves = hub, dict[str, int]()
+
+    def has_got_on(self, task: str) -> bool:
+        """Say whether a checkpoint of the task has been kept since the last time that this was asked of it."""
+        import ray
+
+        before, self._saves[task] = self._saves.get(task, 0), ray.get(self._hub.saves.remote(task))
+        return self._saves[task] > before
+
+
 class Silent:
     """The tasks of nodes that fell silent: a machine switched off, or a network that was cut.
 
     Ray notices that the node is gone, and yet waits for its tasks until their connections end, in many minutes.
     """
 
-    def __init__(self, address: str, hub: Any) -> None:
-        self._address, self._hub, self._looked = address, hub, time.monotonic()
+    def __init__(self, address: str, hub: Any, losses: Losses) -> None:
+        self._address, self._hub, self._losses, self._looked = address, hub, losses, time.monotonic()
         self._seen: dict[Any, float] = {}
         self._given_up: dict[str, int] = {}
 
@@ -60,7 +74,7 @@ class Silent:
         """Return those of the pending that are to be submitted anew, every few seconds; Ray is told to forget them.
 
         Raises:
-            UserError: a task has lost one node after the other.
+            UserError: a task has lost one node after the other, and got on on none.
         """
         now = time.monotonic()
         if not self._address or now - self._looked < _LOOK_SECONDS:
@@ -75,7 +89,7 @@ class Silent:
         old = [ref for ref, since in self._seen.items() if now - since > _GRACE_SECONDS]
         for ref in old:
             name = pending[ref].name
-            self._given_up[name] = self._given_up.get(name, 0) + 1
+            self._given_up[name] = 1 if self._losses.has_got_on(name) else self._given_up.get(name, 0) + 1
             if self._given_up[name] > RETRIES:
                 raise UserError(f"{name}: its node was lost {RETRIES + 1} times; {GO_ON}")
             ray.get(self._hub.begin.remote(name, ""))
