@@ -19,11 +19,10 @@ from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Report
 from pipeline.core.executors import Done, Executor, Task, Work, choose, cluster, hub
-from pipeline.core.executors.cluster import check_resources, named, preflight
+from pipeline.core.executors.cluster import named, preflight
 from pipeline.core.executors.display import Display
 from pipeline.core.executors.inline import Inline, run_here
 from pipeline.core.executors.store import Store
-from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
 from tests.pipeline import fake_work
 
@@ -285,18 +284,6 @@ def test_our_code_is_sent_to_every_cluster_that_is_named() -> None:
         modules = [Path(path) for path in named(other)["runtime_env"]["py_modules"]]
         assert [path.name for path in modules] == ["pipeline", "stages", "bdl_pipe"]
         assert all((path / "__init__.py").is_file() for path in modules)
-
-
-def test_a_request_that_no_node_can_meet() -> None:
-    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 4.0}}]
-    check_resources(nodes, Needs(2))
-    with pytest.raises(
-        UserError, match="no node of the Ray cluster has 1 CPU and 1 GPU for a task; the most is 2 CPU and 0 GPU"
-    ):
-        check_resources(nodes, Needs(gpus=1))
-    split = [{"Resources": {"CPU": 4.0}}, {"Resources": {"CPU": 0.0, "GPU": 1.0}}]
-    with pytest.raises(UserError):
-        check_resources(split, Needs(gpus=1))  # no single node has both
 
 
 def test_metrics_reach_the_sink() -> None:

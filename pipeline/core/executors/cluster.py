@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from ..machine import Needs, in_words
 from ..settings import Settings
 from . import Done, Task, Work, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
 from .lost import Silent, Watch, explained
+from .room import require_room, wait_for_room
 from .sealed import sealed
 from .store import Store
 
@@ -148,7 +148,13 @@ class Cluster:
 
         if self._settings.workers == 1 or not any(task.data_parallel for task in tasks):
             return len(tasks)
-        return train.capacity(ray.nodes(), self._settings.workers, self._settings.needs)
+        workers, needs = self._settings.workers, self._settings.needs
+        try:
+            return train.capacity(ray.nodes(), workers, needs)
+        except UserError:
+            if not wait_for_room(self._settings.address, needs, workers):
+                raise
+        return train.capacity(ray.nodes(), workers, needs)
 
     def _submitter(self, work: Work, hub: Any, store: Store | None) -> Callable[[Task, list[Any]], Any]:
         """Return what hands a task and its parts to Ray, which is sent each of our functions once."""
@@ -196,7 +202,7 @@ def connected(settings: Settings) -> Iterator[None]:
                 raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
             except ray.exceptions.RuntimeEnvSetupError as error:  # a full disk of the head, for one
                 raise UserError(f"Ray ({settings.address}) could not be sent our code: {error}") from None
-        check_resources(ray.nodes(), settings.needs)
+        require_room(settings.address, settings.needs)
         yield
 
 
@@ -262,22 +268,6 @@ def preflight(address: str) -> None:
         raise UserError(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one"
         ) from None
-
-
-def check_resources(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> None:
-    """Refuse a request that no node can meet, which would wait for ever.
-
-    Raises:
-        UserError: naming what is asked for and the most that one node has.
-    """
-    alive = [node["Resources"] for node in nodes if node.get("Alive", True)]
-    wanted = needs.counted
-    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in alive):
-        return
-    most = {
-        name: max((node.get(name, 0) for node in alive), default=0) for name in dict.fromkeys(["CPU", "GPU", *wanted])
-    }
-    raise UserError(f"no node of the Ray cluster has {needs} for a task; the most is {in_words(most)}")
 
 
 def _remote(
