@@ -54,7 +54,7 @@ def test_the_image_has_what_make_install_has_and_no_project() -> None:
     assert "dataset-fashion-mnist" in text and "dataset-fashion-mnist" in makefile
     assert re.search(r"^USER \d+$", text, re.M)  # Kubernetes looks up no name for runAsNonRoot
     for each in (text, *((CLUSTER / name).read_text() for name in ("aws.yaml", "ssh.yaml"))):
-        assert re.search(r"pip install .*-c \S+/packages.txt torch$", each, re.M)  # what a CUDA build asks for beside it
+        assert re.search(r"pip install .*-c \S+/packages.txt torch$", each, re.M)  # what its CUDA build needs
 
 
 @pytest.mark.parametrize("name", ["aws.yaml", "ssh.yaml"])
@@ -67,6 +67,10 @@ def test_ray_reads_the_launchers(name: str) -> None:
     (mounted,) = config["file_mounts"].values()
     assert (ROOT / mounted).is_file()
     validate_config(prepare_config(dict(config)))
+    start = config["head_start_ray_commands"][-1]
+    assert start.endswith("--autoscaling-config=~/ray_bootstrap_config.yaml")  # by which the head starts the workers
+    for kind in config.get("available_node_types", {}).values():
+        assert kind["node_config"]["ImageId"]  # Ray's own default is too old for torch
     with pytest.raises(ValidationError, match="max_worker"):
         validate_config(prepare_config({**config, "max_worker": 3}))
 

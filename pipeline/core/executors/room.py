@@ -88,11 +88,10 @@ def wait_for_room(address: str, needs: Needs, count: int = 1) -> bool:
 def _state() -> Any:
     """Return what the autoscaler last reported; None where there is none."""
     import ray
-    from ray._raylet import GcsClient
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
     reply = GetClusterStatusReply()
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    reply.ParseFromString(ray._raylet.GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
     state = reply.autoscaling_state
     return state if state.autoscaler_state_version else None
 
