@@ -16,6 +16,7 @@ export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}" DVC_
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')
 port=$((20000 + SLURM_JOB_ID % 20000))               # two jobs may share a node
+cpus=${SLURM_CPUS_PER_TASK:-1}                       # which srun takes from its options alone, since Slurm 22.05
 gpus=${SLURM_GPUS_ON_NODE:-0}
 started=()
 end() { trap - TERM INT EXIT; kill "${driver:-}" "${started[@]}" 2>/dev/null || true; wait || true; }
@@ -25,8 +26,8 @@ trap end INT EXIT
 on() {                                               # on NODE OPTIONS: one Ray node, which ends with its step
   local node=$1
   shift
-  srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap ray start --block --temp-dir="/tmp/ray-$SLURM_JOB_ID" \
-    --num-cpus="${SLURM_CPUS_PER_TASK:-1}" --num-gpus="$gpus" "$@" >"slurm-$SLURM_JOB_ID-$node.log" 2>&1 &
+  srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --nodelist="$node" --overlap ray start --block \
+    --temp-dir="/tmp/ray-$SLURM_JOB_ID" --num-cpus="$cpus" --num-gpus="$gpus" "$@" >"slurm-$SLURM_JOB_ID-$node.log" 2>&1 &
   started+=($!)
 }
 on "${nodes[0]}" --head --node-ip-address="$head" --port="$port" --include-dashboard=false

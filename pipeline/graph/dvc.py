@@ -52,8 +52,7 @@ def mend() -> None:
 
     What is made since then lies in its place and is recorded again by :func:`record`.
     """
-    if _RWLOCK.is_file() and not _is_json(_RWLOCK):
-        _RWLOCK.unlink()  # DVC's own list of who reads and writes what, cut by a kill: nobody is there any more
+    _forget_the_dead()
     if not LOCK.is_file() or _read(LOCK) is not None:
         return
     places.STATE.mkdir(exist_ok=True)
@@ -195,12 +194,37 @@ def _md5(path: Path) -> str | None:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.is_file() else None
 
 
-def _is_json(path: Path) -> bool:
+def _forget_the_dead() -> None:
+    """Take those who were killed out of DVC's own list of who reads and writes what, and the list where it is cut.
+
+    DVC looks whether there is a process of that number. In another container, or after a restart, there mostly is one:
+    it cannot have written the list where it began after that was written.
+    """
     try:
-        json.loads(path.read_text() or "{}")
+        written, listed = _RWLOCK.stat().st_mtime, json.loads(_RWLOCK.read_text() or "{}")
+    except FileNotFoundError:
+        return
     except ValueError:
+        _RWLOCK.unlink()
+        return
+    readers = {
+        path: [who for who in whose if _may_live(who, written)] for path, whose in listed.get("read", {}).items()
+    }
+    writers = {path: who for path, who in listed.get("write", {}).items() if _may_live(who, written)}
+    lasting = {"read": {path: whose for path, whose in readers.items() if whose}, "write": writers}
+    if lasting != {"read": {}, "write": {}, **listed}:
+        write_bytes(_RWLOCK, json.dumps(lasting).encode())
+
+
+def _may_live(who: Mapping[str, Any], written: float) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(who["pid"]).create_time() <= written)
+    except psutil.NoSuchProcess:
         return False
-    return True
+    except psutil.AccessDenied:
+        return True
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -1,7 +1,11 @@
 """What DVC is asked to record, and in which words."""
 
+import json
+import os
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -64,3 +68,28 @@ def test_a_stage_of_somebody_else_is_left_alone(graph: Path, damaged: bool) -> N
     stages["stages"]["deploy"] = {"cmd": "true", "outs": ["deployed"]}
     graph.write_text("stages: [" if damaged else yaml.safe_dump(stages))
     assert dvc._targets([*plan, "sources"], list(plan), plan) == ["sources", "evaluate", "prepare", "report", "student"]
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_lock_of_a_container_that_is_gone_is_forgotten(kind: str, graph: Path) -> None:
+    """Its process's number is one that another process has here, for which DVC would refuse every command."""
+    path = graph.parent / ".dvc/tmp/rwlock"
+    path.parent.mkdir(parents=True)
+
+    def listed(pid: int) -> dict[str, object]:
+        who = {"pid": pid, "cmd": "dvc repro"}
+        return {"read": {}, "write": {}, kind: {"/project/out": [who] if kind == "read" else who}}
+
+    alive, mine = listed(os.getppid()), listed(os.getpid())
+    for lock, written, left in (
+        (alive, time.time(), alive),  # it may be at work
+        (mine, psutil.Process().create_time() - 60.0, {"read": {}, "write": {}}),
+        (listed(2**22 + 1), time.time(), {"read": {}, "write": {}}),  # a number that no process can have
+    ):
+        path.write_text(json.dumps(lock))
+        os.utime(path, (written, written))
+        dvc.mend()
+        assert json.loads(path.read_text()) == left
+    path.write_text('{"read": {"/pro')
+    dvc.mend()
+    assert not path.exists()
