@@ -1,7 +1,7 @@
 """What the autoscaler of a Ray cluster says of itself: whether there is one, which nodes are to come, which never.
 
-Ray has no public word for it. What ``ray status`` prints is read here: the report of Ray's first autoscaler, or the state
-of its second one.
+Ray has no public word for it. What ``ray status`` prints is read here: the report of Ray's first autoscaler, or the
+state of its second one.
 """
 
 import json
