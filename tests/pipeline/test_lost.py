@@ -9,7 +9,7 @@ import pytest
 from ray import exceptions
 
 from bdl_pipe.errors import UserError
-from pipeline.core.executors import lost
+from pipeline.core.executors import cluster, lost
 from pipeline.core.executors.lost import Watch, explained, silence
 
 
@@ -81,6 +81,15 @@ def test_errors_of_ray_are_one_line_with_the_cure(error: Exception, said: str, l
     with pytest.raises(UserError, match=ending) as caught, explained(address(listening)):
         raise error
     assert "\n" not in str(caught.value)
+
+
+def test_an_address_of_version_6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as door:
+        place = f"[::1]:{door.getsockname()[1]}"
+        assert silence(place) is None
+        cluster.preflight(place)
+    with pytest.raises(UserError, match=r"^RAY_ADDRESS=\[::1\]:\d+: no Ray cluster answers there"):
+        cluster.preflight(place)
 
 
 def test_the_cause_is_the_head_where_that_is_gone(listening: socket.socket) -> None:

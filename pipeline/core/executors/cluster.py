@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import math
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +22,12 @@ from ..settings import Settings
 from . import Done, Task, Work, room, train
 from .display import Display
 from .hub import RETRIES, ActorChannel, Lost, NullChannel, first_line, get, make_hub
-from .lost import Losses, Silent, Watch, explained
+from .lost import Losses, Silent, Watch, explained, silence
 from .sealed import sealed
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
+_CONNECT_SECONDS: Final = 3.0
 _FEW_SECONDS: Final = 60.0  # of one core: two workers need ten to start, and each their share of the data
 _TRIED_SECONDS: Final = 10.0  # in which a task that can be gone on with shows whether it takes long
 _STORE_BYTES: Final = 2 * 1024**3  # an embedded object store's limit; it is taken only as it fills
@@ -272,13 +272,10 @@ def preflight(address: str) -> None:
     if "://" in address or not host or not port.isdigit():
         rule = "must be host:port (of the cluster's head), or http://host:8265 (of its dashboard)"
         raise UserError(f"RAY_ADDRESS {rule}, got {address!r}")
-    try:
-        socket.create_connection((host, int(port)), timeout=3).close()
-    except OSError as error:
+    error = silence(address, _CONNECT_SECONDS)
+    if error is not None:
         reason = error.strerror or str(error)
-        raise UserError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one"
-        ) from None
+        raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); unset it or start one")
 
 
 def _remote(

@@ -98,11 +98,11 @@ class Silent:
         return old
 
 
-def silence(address: str) -> OSError | None:
-    """Return the error of who asks at ``host:port``, where nobody answers."""
+def silence(address: str, seconds: float = _ANSWER_SECONDS) -> OSError | None:
+    """Return the error of who asks at ``host:port`` or ``[IPv6]:port``, where nobody answers."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except OSError as error:
         return error
     return None
