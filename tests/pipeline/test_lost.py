@@ -83,13 +83,17 @@ def test_errors_of_ray_are_one_line_with_the_cure(error: Exception, said: str, l
     assert "\n" not in str(caught.value)
 
 
-def test_an_address_of_version_6() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as door:
-        place = f"[::1]:{door.getsockname()[1]}"
-        assert silence(place) is None
-        cluster.preflight(place)
-    with pytest.raises(UserError, match=r"^RAY_ADDRESS=\[::1\]:\d+: no Ray cluster answers there"):
-        cluster.preflight(place)
+def test_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refused(where: tuple[str, int], timeout: float) -> None:
+        asked.append(where)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    with pytest.raises(UserError, match=r"^RAY_ADDRESS=\[::1\]:6379: no Ray cluster answers there"):
+        cluster.preflight("[::1]:6379")
+    assert asked == [("::1", 6379)]
 
 
 def test_the_cause_is_the_head_where_that_is_gone(listening: socket.socket) -> None:
