@@ -141,6 +141,29 @@ class Cluster:
         _ip(f"neigh del {self._its} dev {self._name}a")
         _ip(f"-n {self._name} neigh del {self._ours} dev {self._name}b")
 
+    @property
+    def head(self) -> tuple[str, int]:
+        """Return the head's host and port."""
+        host, _, port = self.address.rpartition(":")
+        return host, int(port)
+
+    def there(self, *command: str) -> list[str]:
+        """Return the command that runs another one in the second node's network, and in no other namespace of its."""
+        return ["ip", "netns", "exec", self._name, *command]
+
+    def allow_only(self, port: int) -> None:
+        """Let the second node's network reach no port of the head's but one."""
+        _ip(f"-n {self._name} rule add pref 100 ipproto tcp dport {port} lookup main")
+        _ip(f"-n {self._name} rule add pref 200 prohibit")
+
+    def unplug(self) -> None:
+        """Pull the cable out of the second node's network."""
+        _ip(f"-n {self._name} link set {self._name}b down")
+
+    def plug(self) -> None:
+        """Put the cable back in."""
+        _ip(f"-n {self._name} link set {self._name}b up")
+
     def _end_left(self) -> None:
         for process in self._left:
             with suppress(psutil.Error):
