@@ -48,7 +48,7 @@ datasets:
   digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
            splits: 1, ood: [], corrupted_images: 0, corruptions: made}
 methods:
-  sgd: {network: {name: mlp, hidden: [16]}, epochs: 900, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
+  sgd: {network: {name: mlp, hidden: [16]}, epochs: 600, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
   deterministic: {}
 trajectories:
   digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
@@ -177,7 +177,7 @@ def test_jobs_of_a_machine_that_loses_its_power_and_its_line(port: int, tmp_path
         (there,) = (project.folder / "work/trajectory").rglob(name)
         assert there.read_bytes() == blob
 
-    project.edit("params.yaml", "epochs: 900", "epochs: 9000")  # and now Ctrl-C, beside somebody else's job
+    project.edit("params.yaml", "epochs: 600", "epochs: 6000")  # and now Ctrl-C, beside somebody else's job
     requests.post(
         f"http://127.0.0.1:{port}/api/jobs/", json={"entrypoint": "sleep 600", "submission_id": "another"}
     ).raise_for_status()
@@ -194,7 +194,7 @@ def test_jobs_of_a_machine_that_loses_its_power_and_its_line(port: int, tmp_path
 @pytest.mark.slow
 def test_a_search_is_a_job_with_the_scores_of_this_machine(port: int, tmp_path: Path) -> None:
     """Tune's process is there, and the trials' scores and MLflow's runs are here."""
-    project = make(tmp_path / "far", PARAMS.replace("epochs: 900", "epochs: 4"))
+    project = make(tmp_path / "far", PARAMS.replace("epochs: 600", "epochs: 4"))
     project.env |= {"RAY_AUTH_MODE": "disabled"}
     project.pipeline("run", "prepare", "digits", "--executor", "inline")
     command = ("tune", "sgd", "--dataset", "digits", "--samples", "2", "--max-concurrent", "1")

@@ -264,7 +264,7 @@ def test_whether_work_is_light_is_found_out_by_its_smallest_task(monkeypatch: py
     """60 s at most of it all, by its size: a try of .1 s at size 1 stands for 30 s at 300 and 90 s at 900."""
     executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
     sent = RuntimeError("sent to the cluster")
-    monkeypatch.setattr(executor, "_connect", lambda: (_ for _ in ()).throw(sent))
+    monkeypatch.setattr(executor, "_connect", lambda _: (_ for _ in ()).throw(sent))
     for sizes, here in (((300.0, 1.0), True), ((1.0, 900.0), False)):
         tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
         with Display("try") as display:
@@ -351,7 +351,7 @@ def test_what_takes_long_is_handed_over_with_its_checkpoint(
         handed.extend(task.name for task in left)
         return {task.name: run_here(work, task, *rest, EAGER) for task in left}
 
-    monkeypatch.setattr(executor, "_connect", lambda: None)
+    monkeypatch.setattr(executor, "_connect", lambda _: None)
     monkeypatch.setattr(executor, "_run", run)
     with Display("try") as display:
         made = executor.map(walk, tasks, shared={}, display=display, store=store, light=None)
