@@ -5,10 +5,10 @@ a file is written every few seconds by whoever is at it: who finds one there wai
 Clocks are not compared, and a process that was killed needs no manual step.
 """
 
-import _thread
 import contextlib
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -92,7 +92,7 @@ def _beat(place: Place, mine: dict[str, Any], ended: threading.Event) -> None:
         with contextlib.suppress(OSError):  # storage that is out of reach for a while; Tune says what it misses
             if not _is_mine(place, mine):
                 print("another process has taken this search: stopping", file=sys.stderr, flush=True)
-                _thread.interrupt_main()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # whatever it waits for
                 return
             place.write(_SIGN, {**mine, "beat": beat})
 

@@ -59,6 +59,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, other):
 @pytest.mark.slow
 def test_another_machine_is_refused_while_there_are_signs_of_life(tmp_path, other, monkeypatch, capsys):
     monkeypatch.setattr(provenance, "is_dead", lambda name: False)  # as another machine knows it
+    monkeypatch.setattr(turn, "PATIENCE", 12.0)
     away = Place(None, str(tmp_path / "away"))
     with pytest.raises(UserError, match=rf"away-turn: .*/{other.pid}/.* is at this search"):
         take(tmp_path / "mine", away)
