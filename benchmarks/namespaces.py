@@ -154,7 +154,7 @@ class Cluster:
     def allow_only(self, port: int) -> None:
         """Let the second node's network reach no port of the head's but one."""
         _ip(f"-n {self._name} rule add pref 100 ipproto tcp dport {port} lookup main")
-        _ip(f"-n {self._name} rule add pref 200 prohibit")
+        _ip(f"-n {self._name} rule add pref 200 unreachable")
 
     def unplug(self) -> None:
         """Pull the cable out of the second node's network."""
