@@ -82,8 +82,9 @@ docs: install
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 	@echo "site: $(CURDIR)/.state/site/index.html"
 
+SOAKS := $(addprefix benchmarks/,kill_soak.py cluster_faults.py cluster_laptop.py)
 bench: install data
-	@for file in $(filter-out benchmarks/kill_soak.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
+	@for file in $(filter-out $(SOAKS),$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
 
 clean:
 	rm -rf work report .state mlruns .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
