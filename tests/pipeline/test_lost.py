@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+import ray
 from ray import exceptions
 
 from bdl_pipe.errors import UserError
 from pipeline.core.executors import cluster, lost
-from pipeline.core.executors.lost import Watch, explained, silence
+from pipeline.core.executors.lost import Losses, Silent, Watch, explained, silence
 
 
 @pytest.fixture
@@ -64,6 +65,21 @@ def test_a_head_that_is_silent_is_waited_for_longer(listening: socket.socket, mo
         monkeypatch.setattr(lost, "_SILENT_SECONDS", 0.0)
         with pytest.raises(UserError, match="has gone"):
             watch.look()
+
+
+def test_where_the_head_is_gone_ray_is_asked_nothing(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait for a minute, and then end the process, before the watch has said its line."""
+
+    def never() -> None:
+        raise AssertionError("asked")
+
+    at_once(monkeypatch)
+    monkeypatch.setattr(ray, "nodes", never)
+    silent = Silent(address(listening), None, Losses(None))
+    with pytest.raises(AssertionError, match="asked"):
+        silent.look({})
+    listening.close()
+    assert silent.look({}) == []
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ class Silent:
         if not self._address or now - self._looked < _LOOK_SECONDS:
             return []
         self._looked = now
+        if silence(self._address) is not None:  # where the head is gone Ray would wait for a minute, and then abort
+            return []
         import ray
 
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}

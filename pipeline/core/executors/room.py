@@ -13,7 +13,7 @@ from bdl_pipe.errors import UserError
 
 from ..machine import Needs, in_words
 from . import growing
-from .lost import Watch
+from .lost import Watch, silence
 
 Say = Callable[[str], None]
 _LOOK_SECONDS: Final = 1.0
@@ -75,9 +75,11 @@ def ensure(address: str, needs: Needs, workers: int = 1, say: Say = print) -> No
     bundle = {name: int(amount) if name == "memory" else amount for name, amount in needs.counted.items()}
     request = placement_group([bundle] * workers)  # as the tasks' own will be: by it the autoscaler knows
     try:
-        while placement_group_table(request)["state"] != "CREATED":  # its own wait has no end while there is no node
+        while silence(address) or placement_group_table(request)["state"] != "CREATED":  # its own wait may never end
             time.sleep(_LOOK_SECONDS)
             watch.look()
+            if silence(address):  # whom Ray would ask for a minute
+                continue
             now, growth = time.monotonic(), growing.look()
             moved = now if growth.coming else moved
             if bundle in growth.never or now - moved > _IDLE_SECONDS:
