@@ -43,6 +43,7 @@ class Fault:
         what: is done, in a few words.
         act: does it, once the first checkpoint is there, or before the command where ``at_start``.
         fails: the command is expected to fail, and to be given again.
+        says: words that the terminal must have by then.
         cure: what a user does before that.
         cured: the same in words; empty: nothing.
         head: the cluster is started with these options of the head.
@@ -53,6 +54,7 @@ class Fault:
     what: str
     act: Act
     fails: bool = False
+    says: str = ""
     cure: Act = nothing
     cured: str = ""
     at_start: bool = False
@@ -174,6 +176,7 @@ def another_driver(scene: Scene) -> None:
     scene.start()
 
 
+_GONE: Final = "start it again, and the same command goes on from the last checkpoints"
 STORE: Final = (f"--object-store-memory={STORE_BYTES}",)
 FAULTS: Final = (
     Fault("store", "another program fills the object store", fill_store, at_start=True, head=STORE),
@@ -182,6 +185,7 @@ FAULTS: Final = (
         "another program fills the object store, and the disk that it spills to is full",
         fill_store_and_disk,
         True,
+        "Ray's object store is full, and so is the disk that it spills to",
         spare_head,
         "space is made on that disk",
         at_start=True,
@@ -193,6 +197,7 @@ FAULTS: Final = (
         "the disk of the head's temporary files is full",
         fill_head,
         True,
+        "could not be sent our code",
         spare_head,
         "space is made on that disk",
         at_start=True,
@@ -201,19 +206,29 @@ FAULTS: Final = (
     Fault("worker", "SIGKILL of a worker at its task", kill_worker),
     Fault("raylet", "SIGKILL of the second node's raylet", kill_raylet),
     Fault("node", "the second node is gone, with its objects", kill_node),
-    Fault("head", "the head is gone", kill_head, True, restart, "the cluster is started again at its address"),
+    Fault("head", "the head is gone", kill_head, True, _GONE, restart, "the cluster is started again at its address"),
     Fault(
         "gcs",
         "the head is gone, but for the node that the command was given on",
         kill_gcs,
         True,
+        _GONE,
         restart,
         "the cluster is started again at its address",
     ),
     Fault("driver", "SIGKILL of the command", kill_driver, True),
     Fault("partition-30", "no packet passes between the nodes for 30 s", partition(30)),
     Fault("partition-300", "no packet passes between the nodes for 300 s", partition(300)),
-    Fault("disk", "the project's disk is full", fill_disk, True, spare_disk, "space is made", disk=True),
+    Fault(
+        "disk",
+        "the project's disk is full",
+        fill_disk,
+        True,
+        "the disk is full",
+        spare_disk,
+        "space is made",
+        disk=True,
+    ),
     Fault("straggler", "the second node's worker runs a tenth of the time", slow_worker),
     Fault("two-drivers", "the same command in a second terminal", another_driver),
 )

@@ -48,7 +48,8 @@ class Observed:
         """Say whether all went as it should."""
         wanted = bool(self.codes[0]) == self.fault.fails and self.codes[-1] == 0
         silent = not any("Traceback" in line for lines in self.lines for line in lines)
-        return wanted and self.same and not self.left and silent
+        told = any(self.fault.says in line for line in self.lines[0])
+        return wanted and self.same and not self.left and silent and told
 
 
 def observe(fault: Fault, project: Path, expected: dict[str, bytes]) -> Observed:
