@@ -256,9 +256,14 @@ def small_disk(stack: ExitStack, folder: Path, megabytes: int) -> None:
 def fill(folder: Path, but: int = 0) -> Path:
     """Take all of a disk's free space but ``but`` bytes, and return the file that takes it."""
     path = folder / "ballast"
-    free = shutil.disk_usage(folder).free - but
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free)
+    for last in (False,) * 9 + (True,):  # others may write meanwhile
+        try:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - but)
+            break
+        except OSError:
+            if last:
+                raise
     return path
 
 
