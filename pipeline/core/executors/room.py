@@ -68,22 +68,25 @@ def ensure(address: str, needs: Needs, workers: int = 1, say: Say = print) -> No
     if not (address and growing.grows()):
         check(ray.nodes(), needs, workers)
         return
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     watch, start, told = Watch(address), time.monotonic(), -_AGAIN_SECONDS
     moved = start
     bundle = {name: int(amount) if name == "memory" else amount for name, amount in needs.counted.items()}
     request = placement_group([bundle] * workers)  # as the tasks' own will be: by it the autoscaler knows
     try:
-        while silence(address) or placement_group_table(request)["state"] != "CREATED":  # its own wait may never end
+        while True:
             time.sleep(_LOOK_SECONDS)
             watch.look()
-            if silence(address):  # whom Ray would ask for a minute
+            if silence(address) is not None:  # Ray, asked now, would wait for a minute, and then end this process
                 continue
-            now, growth = time.monotonic(), growing.look()
+            nodes, now = ray.nodes(), time.monotonic()
+            if places(nodes, needs) >= workers:
+                return
+            growth = growing.look()
             moved = now if growth.coming else moved
             if bundle in growth.never or now - moved > _IDLE_SECONDS:
-                check(ray.nodes(), needs, workers, f", nor is one to come{growth.why}")
+                check(nodes, needs, workers, f", nor is one to come{growth.why}")
             if growth.coming and now - told > _AGAIN_SECONDS:
                 say(f"waiting for {needs}, {now - start:.0f} s; the cluster adds {growth.in_words}{growth.why}")
                 told = now
