@@ -23,7 +23,7 @@ from benchmarks.simulation import checks, page, workloads
 from benchmarks.simulation.bounds import bounds
 from benchmarks.simulation.model import HOUR, Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
-from pipeline.stages import records
+from pipeline.core import records
 from pipeline.tracking import provenance
 
 OUT: Final = Path("results/scale")

@@ -30,15 +30,15 @@ import torch
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.progress import Report
 from benchmarks.cluster_throughput_stages import stages
-from pipeline.core.executors import Task
-from pipeline.core.executors.cluster import Cluster, connected
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.hub import ActorChannel, make_hub
-from pipeline.core.executors.sealed import sealed
-from pipeline.core.executors.store import Store
+from pipeline.core import records
 from pipeline.core.settings import Settings
-from pipeline.stages import records
 from pipeline.tracking import provenance
+from pipeline.work.base import Task
+from pipeline.work.cluster import Cluster, connected
+from pipeline.work.display import Display
+from pipeline.work.hub import ActorChannel, make_hub
+from pipeline.work.sealed import sealed
+from pipeline.work.store import Store
 
 OUT: Final = Path("results/scale")
 REPEATS: Final = 3

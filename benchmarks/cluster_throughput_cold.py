@@ -3,9 +3,10 @@
 import time
 
 from benchmarks.cluster_throughput import nothing
-from pipeline.core.executors import Task, choose
-from pipeline.core.executors.display import Display
 from pipeline.core.settings import Settings
+from pipeline.work.base import Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
 
 if __name__ == "__main__":
     executor, start = choose(Settings()), time.time()

@@ -31,7 +31,7 @@ KINDS: Final = ("prepare", "holdout", "trajectory", "teacher", "coreset", "stude
 VICTIMS: Final[Mapping[str, Callable[[list[str]], bool]]] = {
     "driver": lambda words: "pipeline" in words and "repro" in words,
     "dvc": lambda words: any(Path(word).name == "dvc" for word in words[:3]),
-    "host": lambda words: "pipeline.graph.host" in words,
+    "host": lambda words: "pipeline.run.host" in words,
     "worker": lambda words: words[0].startswith("ray::") if words else False,
     "raylet": lambda words: bool(words) and Path(words[0]).name == "raylet",
     "gcs": lambda words: bool(words) and Path(words[0]).name == "gcs_server",

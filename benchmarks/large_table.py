@@ -150,7 +150,7 @@ def main() -> None:
         lines.append(f"| {rows:,} | {8 * (COLUMNS + 1) * rows / 1e6:.0f} MB | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     if args.to:
-        from pipeline.stages.records import device_name
+        from pipeline.core.records import device_name
         from pipeline.tracking.provenance import commit
 
         about = f"Commit {commit()}, {device_name('cpu')}, one thread."

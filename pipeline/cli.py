@@ -12,7 +12,16 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
-MODULES: Final = {"tune": "search.every", "study": "search.study", "paper": "papers.run"}  # verbs that lie in a package
+MODULES: Final = {  # a verb's module, where it is not in verbs
+    "tune": "search.every",
+    "study": "search.study",
+    "paper": "papers.run",
+    "add": "add.verb",
+    "export": "export.export",
+    "predict": "export.predict",
+    "run": "verbs.run_stage",
+    "upgrade": "upgrade",
+}
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 
 
@@ -20,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, and hand over to the module of the verb: its ``main(args)`` returns an exit code or None."""
     args = parser().parse_args(argv)
     try:
-        return importlib.import_module(f"pipeline.{MODULES.get(args.verb, args.verb)}").main(args) or 0
+        return importlib.import_module(f"pipeline.{MODULES.get(args.verb, f'verbs.{args.verb}')}").main(args) or 0
     except UserError as error:
         print(f"{args.verb}: {error}", file=sys.stderr)
         return 2

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.graph import client
+from pipeline.run import client
 
 if __name__ == "__main__":
     sys.exit(client.main("teacher", sys.argv[1:]))

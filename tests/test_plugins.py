@@ -306,7 +306,7 @@ def test_a_score_is_asked_of_every_predictive() -> None:
 
 def test_another_process_needs_no_file(folder: Path) -> None:
     """What is sealed is read where there is neither the file nor the plugin, and is of the plugin there."""
-    from pipeline.core.executors.sealed import sealed
+    from pipeline.work.sealed import sealed
 
     assert sealed(folder) is folder, "without plugins nothing is wrapped"
     load([write("small.py", METHOD.replace("NAME", "small"))])

@@ -21,15 +21,15 @@ from bdl_pipe.artifacts import State
 from benchmarks.simulation.model import Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
 from benchmarks.simulation.workloads import ROOT
-from pipeline.core.executors import Task
-from pipeline.core.executors.cluster import Cluster as Executor
-from pipeline.core.executors.cluster import connected
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.store import Store
 from pipeline.core.machine import Needs
 from pipeline.core.params import read_yaml, typed
 from pipeline.core.settings import Settings
-from pipeline.graph.plan import plan
+from pipeline.plan.plan import plan
+from pipeline.work.base import Task
+from pipeline.work.cluster import Cluster as Executor
+from pipeline.work.cluster import connected
+from pipeline.work.display import Display
+from pipeline.work.store import Store
 
 _STEP: Final = 0.05  # seconds of a step of the full hub's tasks
 

@@ -19,7 +19,7 @@ import simpy
 
 from benchmarks.simulation.bounds import tails
 from benchmarks.simulation.model import HOUR, MESSAGES, NETWORK, REPLACED, STORE, Cluster, Driver, Outcome, Stage
-from pipeline.core.executors.hub import RETRIES
+from pipeline.work.hub import RETRIES
 
 _MINUTE: Final = 60.0
 _TICK: Final = 1e-6

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from benchmarks.simulation.model import HOUR, Stage
 from pipeline.core.params import FIT_KINDS, read_yaml, typed
-from pipeline.graph.plan import plan
+from pipeline.plan.plan import plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _UCI, _IMAGES, _RESNET = 60.0, 3 * HOUR, 6 * HOUR

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .executors import Executor, choose
+from ..work.base import Executor
+from ..work.choose import choose
 from .params import Params, load
 from .settings import Settings
 

@@ -2,7 +2,7 @@
 
 The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the artifacts lie in
 a tree of their own, ``work/paper/<paper>-<table>``; tables of the same runs share both (``shares`` of
-``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`pipeline.graph.fresh`),
+``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`pipeline.plan.fresh`),
 so an interrupted run goes on where it was. Tables of costs and of settings are a benchmark or a study (``elsewhere``).
 """
 
@@ -21,13 +21,12 @@ from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
 from .. import papers
-from ..core import places
+from ..core import places, records
 from ..core.params import FIT_KINDS, Params, Run, load
 from ..core.settings import Settings
-from ..graph import client, remote
-from ..graph import run as runner
-from ..graph.plan import Plan, matching, plan
-from ..stages import records
+from ..plan.plan import Plan, matching, plan
+from ..run import client, remote
+from ..run import runner as runner
 from ..tracking import artifact_store, provenance
 from . import PaperTable, compare, show
 

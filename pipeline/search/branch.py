@@ -28,8 +28,8 @@ from ..core import places
 from ..core.params import Params, Run
 from ..core.settings import Settings
 from ..core.storage import Place
-from ..graph import body
-from ..graph.plan import one
+from ..plan.plan import one
+from ..run import body
 from ..stages import fit
 from ..tracking import experiments, provenance, trials
 from .trial import Chain, Upstream
@@ -184,9 +184,10 @@ def _write(folder: Path, away: Place | None, record: Mapping[str, Any]) -> None:
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
     """Make what the chain is made from, fitted on training rows alone; it is kept, so that it is made once."""
-    from ..core.executors import Task, choose
-    from ..core.executors.display import Display
-    from ..core.executors.store import Store
+    from ..work.base import Task
+    from ..work.choose import choose
+    from ..work.display import Display
+    from ..work.store import Store
 
     executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
     prepared = places.artifact("prepare", branch.dataset)

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ..core.executors.cluster import as_driver, connected, prepare_environment
 from ..core.jobs import calls, client
 from ..core.jobs.calls import Outlet
 from ..core.settings import Settings
 from ..core.storage import Place
+from ..work.cluster import as_driver, connected, prepare_environment
 from .ray_tune import Kept, tuned
 from .telling import Ended, Trials, told
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 
-from ..core.executors import cluster, preflight
-from ..core.executors.sealed import sealed
 from ..core.settings import Settings
 from ..core.storage import Place
+from ..work import cluster
+from ..work.choose import preflight
+from ..work.sealed import sealed
 from .storage import of_driver
 from .telling import Ended, Trials, settle, told
 from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial

@@ -17,9 +17,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow
 
-from ..core.executors.hub import on_this_node
 from ..core.settings import Settings
 from ..core.storage import Place, opened, require
+from ..work.hub import on_this_node
 
 _CALLS: Final = ("info", "ls", "makedirs", "rm", "mv", "cp_file", "cat_file", "pipe_file")
 

@@ -25,9 +25,9 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core.executors.hub import NullChannel
-from ..core.executors.worker import TaskReport, keep_freed_memory
 from ..core.params import Run
+from ..work.hub import NullChannel
+from ..work.worker import TaskReport, keep_freed_memory
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"

@@ -24,11 +24,11 @@ from typing import Any, Final
 from bdl_pipe import config
 from bdl_pipe.errors import UserError
 
-from .. import apply
 from ..core import places
 from ..core.params import SECTIONS, Params, load
 from ..core.settings import Settings
 from ..tracking import provenance
+from ..verbs import apply
 from . import ray_tune, turn
 from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .storage import shared

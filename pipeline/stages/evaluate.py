@@ -23,14 +23,14 @@ from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.registry import POSTERIORS, RECALIBRATION
 from bdl_pipe.seeds import Seed
 
-from ..core import places, scores
-from ..core.executors import Executor, Task
-from ..core.executors.display import Display
-from ..core.executors.store import Store
+from ..core import places, records, scores
 from ..core.params import Params, Run
 from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
-from . import fit, records
+from ..work.base import Executor, Task
+from ..work.display import Display
+from ..work.store import Store
+from . import fit
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
 
 def _code_of(run: Run, params: Params) -> str:
     """Hash the code that a run's scores depend on; of a method in no file of ours or of a plugin, the stage's."""
-    from ..graph import code, sources
+    from ..plan import code, sources
 
     known = run.method.name in code.methods()
     return sources.evaluate_digest(run.method.name, params) if known else code.digest_of([code.BODIES["evaluate"]])

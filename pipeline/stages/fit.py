@@ -23,13 +23,13 @@ from bdl_pipe.progress import Report
 from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core import places
-from ..core.executors import Done, Executor, Task
-from ..core.executors.display import Display
-from ..core.executors.store import Store
+from ..core import places, records
 from ..core.params import Params, Run
 from ..core.settings import Settings
-from . import records, retry
+from ..work.base import Done, Executor, Task
+from ..work.display import Display
+from ..work.store import Store
+from . import retry
 
 GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
 FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
@@ -152,7 +152,7 @@ def inputs_of(run: Run) -> list[Path]:
 
 def code_of(run: Run, params: Params) -> str:
     """Hash the code that a run's bits depend on; of a method in no file of the library or of a plugin, the stage's."""
-    from ..graph import code, sources
+    from ..plan import code, sources
 
     known = run.method.name in code.methods()
     return sources.fit_digest(run.method.name, params) if known else code.digest_of([code.BODIES[run.kind]])

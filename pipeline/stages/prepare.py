@@ -14,9 +14,9 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.executors import Executor, Task
-from ..core.executors.display import Display
 from ..core.params import Params
+from ..work.base import Executor, Task
+from ..work.display import Display
 
 
 def prepare_dataset(key: str, params: Params, executor: Executor) -> None:

@@ -10,11 +10,10 @@ from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
 
 from .. import report
-from ..core import places
+from ..core import places, records
 from ..core.params import Params, Run
 from ..core.settings import Settings
 from ..tracking import provenance
-from . import records
 
 
 def build(params: Params, settings: Settings) -> None:

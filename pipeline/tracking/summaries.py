@@ -8,11 +8,11 @@ from typing import Any, Final
 from bdl_pipe import config
 
 from .. import report
+from ..core import records
 from ..core.params import Params, Run
 from ..report import columns, images, plots, svg, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table
-from ..stages import records
 from . import comparison, provenance
 from .comparison import Compared, View
 

@@ -80,7 +80,7 @@ def test_both_find_the_same_stages_out_of_date(project: Project) -> None:
 
     for nobodys in (
         "src/bdl_pipe/coresets/vbpc/closed_form.py",
-        "pipeline/core/executors/display.py",
+        "pipeline/work/display.py",
         "pipeline/tracking/experiments.py",
     ):
         project.edit(nobodys, *WORD)

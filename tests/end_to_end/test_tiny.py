@@ -116,7 +116,7 @@ for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate
 
 def test_a_failing_stage_stops_its_descendants_only(project: Project) -> None:
     project.edit(
-        "pipeline/graph/body.py",
+        "pipeline/run/body.py",
         "        from ..stages import fit as fitting\n",
         '        from ..stages import fit as fitting\n\n        if stage.name == "student@digits-ensemble":\n'
         '            raise SystemExit("no luck today")\n',

@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 
-from pipeline.graph.plan import Plan, Stage
+from pipeline.plan.plan import Plan, Stage
 
 
 def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:

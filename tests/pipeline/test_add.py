@@ -12,10 +12,10 @@ import pytest
 
 from bdl_pipe.errors import UserError
 from pipeline import cli
-from pipeline.add import made, needed
-from pipeline.adding import look as look_module
-from pipeline.adding.cost import SHARES
-from pipeline.adding.numbers import METHODS, Size
+from pipeline.add import look as look_module
+from pipeline.add.cost import SHARES
+from pipeline.add.numbers import METHODS, Size
+from pipeline.add.verb import made, needed
 from pipeline.core import params
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

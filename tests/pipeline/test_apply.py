@@ -5,8 +5,8 @@ import tune_cases
 
 import bdl_pipe.registry
 from bdl_pipe.errors import UserError
-from pipeline import apply
 from pipeline.core import params
+from pipeline.verbs import apply
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline.core import params
-from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
 from pipeline.search import branch
 from pipeline.stages import prepare
+from pipeline.work.inline import Inline
 from tests.pipeline.fake_work import REGISTRY, walk
 from tests.pipeline.test_params import several
 

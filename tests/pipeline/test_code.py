@@ -10,7 +10,7 @@ import grimp
 import pytest
 
 from bdl_pipe.registry import METHODS, Lazy
-from pipeline.graph import code
+from pipeline.plan import code
 
 ROOT = Path(__file__).parents[2]
 DIGESTS = "import json; from pipeline.graph import code; print(json.dumps({f'{k} {m}': code.digest(k, m) "
@@ -113,10 +113,10 @@ COMMENT = "\n# a comment\n"
         ("src/bdl_pipe/trajectory/swag.py", {"swag"}),
         ("src/bdl_pipe/dark_knowledge/losses.py", {"dark_knowledge"}),
         ("src/bdl_pipe/registry.py", set()),
-        ("pipeline/core/executors/display.py", set()),
-        ("pipeline/core/executors/worker.py", set()),
+        ("pipeline/work/display.py", set()),
+        ("pipeline/work/worker.py", set()),
         ("pipeline/tracking/experiments.py", set()),
-        ("pipeline/graph/host.py", set()),
+        ("pipeline/run/host.py", set()),
         ("src/bdl_pipe/seeds.py", {*METHODS}),
         ("pipeline/stages/fit.py", {*METHODS}),
     ],

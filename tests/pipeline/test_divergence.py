@@ -10,7 +10,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from pipeline.core.params import Run, RunSpec
-from pipeline.graph import body
+from pipeline.run import body
 from pipeline.search import trial
 from pipeline.search.studies import POINT, SEED, point
 from tests.cases import CONFIGS

@@ -9,8 +9,8 @@ import psutil
 import pytest
 import yaml
 
-from pipeline.graph import dvc
-from pipeline.graph.plan import Plan, Stage
+from pipeline.plan.plan import Plan, Stage
+from pipeline.run import dvc
 
 ROOT = Path(__file__).parents[2]
 

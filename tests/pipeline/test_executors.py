@@ -18,12 +18,14 @@ import torch
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Report
-from pipeline.core.executors import Done, Executor, Task, Work, choose, cluster, hub
-from pipeline.core.executors.cluster import named, preflight
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.inline import Inline, run_here
-from pipeline.core.executors.store import Store
 from pipeline.core.settings import Settings
+from pipeline.work import cluster, hub
+from pipeline.work.base import Done, Executor, Task, Work
+from pipeline.work.choose import choose
+from pipeline.work.cluster import named, preflight
+from pipeline.work.display import Display
+from pipeline.work.inline import Inline, run_here
+from pipeline.work.store import Store
 from tests.pipeline import fake_work
 
 EAGER = Settings(executor="inline", checkpoint_seconds=0.0)
@@ -130,7 +132,7 @@ def test_work_that_a_process_is_at_is_never_forgotten(tmp_path: Path) -> None:
 
 
 def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from pipeline.core.executors.store import Store;"
+    code = "import sys; from pathlib import Path; from pipeline.work.store import Store;"
     code += "store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'left'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=PIPE, stdout=PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
@@ -143,7 +145,7 @@ def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_forgotten_while_it_is_opened_is_made_again(tmp_path: Path) -> None:
     """Two processes that open and clear the same store all the time: neither ever loses its folder."""
-    code = "import sys; from pathlib import Path; from pipeline.core.executors.store import Store\n"
+    code = "import sys; from pathlib import Path; from pipeline.work.store import Store\n"
     code += "for k in range(300):\n    store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'x')\n"
     code += "    store.clear()"
     command = [sys.executable, "-c", code, str(tmp_path / "s")]
@@ -168,9 +170,9 @@ def test_a_ray_of_ours_serves_this_machine_alone(way: str) -> None:
     code = f"""
 import psutil
 from contextlib import nullcontext
-from pipeline.core.executors import Task
-from pipeline.core.executors.cluster import Cluster, head
-from pipeline.core.executors.display import Display
+from pipeline.work.base import Task
+from pipeline.work.cluster import Cluster, head
+from pipeline.work.display import Display
 from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
 from tests.pipeline import fake_work

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from pipeline.core.settings import Settings
-from pipeline.graph import client, dvc
-from pipeline.graph import host as host_module
-from pipeline.graph.invocation import Invocation
+from pipeline.run import client, dvc
+from pipeline.run import host as host_module
+from pipeline.run.invocation import Invocation
 from tests.end_to_end.conftest import PARAMS, ROOT, make
 
 pytestmark = [

@@ -11,9 +11,10 @@ import yaml
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
-from pipeline import apply, cli
+from pipeline import cli
 from pipeline.core import params
 from pipeline.tracking import experiments
+from pipeline.verbs import apply
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]

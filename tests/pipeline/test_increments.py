@@ -20,16 +20,17 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
-from pipeline import apply, cli
+from pipeline import cli
 from pipeline.core import params
 from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
-from pipeline.graph.plan import plan
+from pipeline.plan.plan import plan
 from pipeline.report import increments, page, tables
 from pipeline.report.estimates import Estimate
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
+from pipeline.verbs import apply
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]

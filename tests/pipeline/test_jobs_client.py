@@ -15,10 +15,10 @@ import ray
 import requests
 
 from bdl_pipe.errors import UserError
-from pipeline import attach
 from pipeline.core.jobs import calls, client, dashboard, entry, following, sending
 from pipeline.core.jobs.calls import Call
 from pipeline.core.settings import Settings
+from pipeline.verbs import attach
 from tests.end_to_end.test_jobs import PARAMS, Heard
 
 

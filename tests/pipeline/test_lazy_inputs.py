@@ -17,12 +17,13 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
 from pipeline.core import params, places
-from pipeline.core.executors import Executor, Task, choose
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.inline import Inline
-from pipeline.core.executors.remote_files import HubFile, through_hub
 from pipeline.core.settings import Settings
 from pipeline.stages import prepare
+from pipeline.work.base import Executor, Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
+from pipeline.work.inline import Inline
+from pipeline.work.remote_files import HubFile, through_hub
 from tests.pipeline import fake_work
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
@@ -33,7 +34,7 @@ WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
 from pipeline.core import params
-from pipeline.core.executors import choose
+from pipeline.work.choose import choose
 from pipeline.core.settings import Settings
 from pipeline.stages import fit
 from pipeline.tracking import experiments

@@ -10,8 +10,8 @@ import ray
 from ray import exceptions
 
 from bdl_pipe.errors import UserError
-from pipeline.core.executors import cluster, lost
-from pipeline.core.executors.lost import Losses, Silent, Watch, explained, silence
+from pipeline.work import cluster, lost
+from pipeline.work.lost import Losses, Silent, Watch, explained, silence
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ import pytest
 
 from bdl_pipe.errors import ConfigError, UserError
 from pipeline.core import machine
-from pipeline.core.executors import Task, choose
-from pipeline.core.executors.cluster import prepare_environment
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.inline import Inline
-from pipeline.core.executors.store import Store
 from pipeline.core.machine import Machine, Needs
 from pipeline.core.settings import Settings
+from pipeline.work.base import Task
+from pipeline.work.choose import choose
+from pipeline.work.cluster import prepare_environment
+from pipeline.work.display import Display
+from pipeline.work.inline import Inline
+from pipeline.work.store import Store
 from tests.pipeline import fake_work
 
 TEXT = """

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import ray
 
-from pipeline.core.executors.hub import ActorChannel
+from pipeline.work.hub import ActorChannel
 
 
 class _Slow:

@@ -18,9 +18,10 @@ from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.errors import UserError
 from pipeline import cli, papers
 from pipeline.core import places
-from pipeline.graph import body, fresh
-from pipeline.graph.plan import one
 from pipeline.papers import run
+from pipeline.plan import fresh
+from pipeline.plan.plan import one
+from pipeline.run import body
 from pipeline.stages import fit
 from pipeline.tracking import experiments
 

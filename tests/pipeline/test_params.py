@@ -11,9 +11,9 @@ import yaml
 
 from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
-from pipeline import apply
 from pipeline.core import params
-from pipeline.graph.sources import data_digest
+from pipeline.plan.sources import data_digest
+from pipeline.verbs import apply
 from tests.pipeline.fake_work import REGISTRY
 
 GOOD: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipeline.core import params
-from pipeline.graph import plan, sources
+from pipeline.plan import plan, sources
 
 ROOT = Path(__file__).parents[2]
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -90,9 +90,9 @@ def test_stages_are_thin() -> None:
     "text",
     [
         "import pipeline.cli as c; c.parser()",
-        "import pipeline.core.executors.hub",
+        "import pipeline.work.hub",
         "import stages.student",
-        "import pipeline.graph.code as c; c.digest('student', 'vbpc')",
+        "import pipeline.plan.code as c; c.digest('student', 'vbpc')",
     ],
     ids=["command line", "hub", "a stage's own process", "digests"],
 )

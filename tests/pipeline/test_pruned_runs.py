@@ -15,13 +15,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.methods import RandomWeightsPosterior
 from bdl_pipe.registry import load_predictor
-from pipeline.core import params, places
-from pipeline.core.executors.inline import Inline
+from pipeline.core import params, places, records
 from pipeline.core.settings import Settings
-from pipeline.graph import plan
+from pipeline.plan import plan
 from pipeline.search import branch
-from pipeline.stages import evaluate, fit, prepare, records, report
+from pipeline.stages import evaluate, fit, prepare, report
 from pipeline.tracking import experiments
+from pipeline.work.inline import Inline
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
 

@@ -11,8 +11,8 @@ import pytest
 
 from bdl_pipe.errors import UserError
 from pipeline.core import places
-from pipeline.graph import remote, remote_store
-from pipeline.graph.plan import Stage
+from pipeline.plan.plan import Stage
+from pipeline.run import remote, remote_store
 
 
 def configure(folder: Path, tracked: str, local: str = "") -> None:
@@ -84,7 +84,7 @@ MADE_FROM = {"params": {"x": 1}, "sources": {}, "inputs": {}}
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> remote_store.Remote:
     """A folder as a remote that has the result of a stage, and a machine that has nothing."""
-    from pipeline.graph import fresh
+    from pipeline.plan import fresh
 
     configure(tmp_path, f"['remote \"store\"']\n    url = {tmp_path}/store\n")
     monkeypatch.chdir(tmp_path)
@@ -211,7 +211,8 @@ def test_a_store_that_is_back_at_the_end_is_pushed_to(
     store: remote_store.Remote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Though a stage has found it away a moment ago."""
-    from pipeline.graph import fresh, run
+    from pipeline.plan import fresh
+    from pipeline.run import runner as run
 
     Path("before").rename("work")
     places.pushed("student", "a").unlink()

@@ -13,9 +13,9 @@ from bdl_pipe.errors import Diverged
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from pipeline.core.executors import Done
 from pipeline.stages import retry
 from pipeline.stages.fit import GroupTask, SeedTask, _slowed, make
+from pipeline.work.base import Done
 from tests.cases import CONFIGS
 
 

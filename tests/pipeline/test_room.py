@@ -18,12 +18,14 @@ import psutil
 import pytest
 
 from bdl_pipe.errors import UserError
-from pipeline.core.executors import Task, choose, growing, room
-from pipeline.core.executors.cluster import prepare_environment
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.growing import Growth
 from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
+from pipeline.work import growing, room
+from pipeline.work.base import Task
+from pipeline.work.choose import choose
+from pipeline.work.cluster import prepare_environment
+from pipeline.work.display import Display
+from pipeline.work.growing import Growth
 from tests.pipeline import fake_work
 
 NODES: Final = [

@@ -14,13 +14,13 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
-from pipeline import predict
 from pipeline.core import params
-from pipeline.core.executors.inline import Inline
 from pipeline.core.settings import Settings
+from pipeline.export.export import predict
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
 from pipeline.tracking import serving
+from pipeline.work.inline import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from scheduler_cases import Command, plan_of
 
-from pipeline.graph.plan import ancestors, descendants
-from pipeline.graph.scheduler import Process, Todo, priorities, run
+from pipeline.plan.plan import ancestors, descendants
+from pipeline.run.scheduler import Process, Todo, priorities, run
 
 GRAPH = plan_of({"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": []})
 
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) 
     text = f"""
 import sys
 from pathlib import Path
-from pipeline.graph.scheduler import Todo, run
+from pipeline.run.scheduler import Todo, run
 from scheduler_cases import Command, plan_of
 sleeper = ["sh", "-c", "sleep 300 & echo $! >> {tmp_path}/pids; echo $$ >> {tmp_path}/pids; wait"]
 todo = Todo(plan_of({{"a": [], "b": []}}), frozenset("ab"), Path("{tmp_path}/seconds.json"))
@@ -122,7 +122,7 @@ run(todo, 2, lambda name: Command(sleeper))
 def test_the_work_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     text = f"""
 from pathlib import Path
-from pipeline.graph.scheduler import Todo, run
+from pipeline.run.scheduler import Todo, run
 from scheduler_cases import Command, plan_of
 start = lambda name: Command(["sh", "-c", f"echo hello; echo {{name}} >> {tmp_path}/order"])
 todo = Todo(plan_of({{"a": [], "b": ["a"]}}), frozenset("ab"), Path("{tmp_path}/seconds.json"))

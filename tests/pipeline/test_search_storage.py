@@ -20,9 +20,9 @@ from pyarrow import fs as arrow
 
 import bdl_pipe.registry
 from bdl_pipe.errors import ConfigError, UserError
-from pipeline.core.executors import cluster
 from pipeline.core.settings import Settings
 from pipeline.search import ray_tune, storage, tune
+from pipeline.work import cluster
 
 HERE = Path(__file__).parent
 SECRET = "pSecretOfATest/wJalrXUtnFEMI"

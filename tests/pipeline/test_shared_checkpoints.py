@@ -15,11 +15,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from bdl_pipe.errors import ConfigError, UserError
-from pipeline.core import executors
-from pipeline.core.executors import Executor, Task, choose
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.store import Store
 from pipeline.core.settings import Settings
+from pipeline.work import base as executors
+from pipeline.work.base import Executor, Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
+from pipeline.work.store import Store
 from tests.pipeline import fake_work
 
 SECRET = "pSecretOfATest/wJalrXUtnFEMI"

@@ -23,13 +23,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import StageSpec
 from bdl_pipe.seeds import Seed
-from pipeline.core import params, places
-from pipeline.core.executors import Task
-from pipeline.core.executors.inline import Inline
+from pipeline.core import params, places, records
 from pipeline.core.settings import Settings
 from pipeline.stages import fit as fit_stage
-from pipeline.stages import prepare, records
+from pipeline.stages import prepare
 from pipeline.tracking import experiments
+from pipeline.work.base import Task
+from pipeline.work.inline import Inline
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import several
 
@@ -239,7 +239,7 @@ from pathlib import Path
 from pipeline.core import params
 from pipeline.stages import fit as fit_stage
 from pipeline.tracking import experiments
-from pipeline.core.executors import choose
+from pipeline.work.choose import choose
 from pipeline.core.settings import Settings
 from tests.pipeline.fake_work import REGISTRY
 
@@ -391,7 +391,7 @@ def test_a_worker_is_started_where_it_has_something_to_give(
 
 def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None:
     """Another family's code leaves it in place; that of the method, a number or the device does not."""
-    from pipeline.graph import sources
+    from pipeline.plan import sources
 
     ours = params.load(Path(__file__).parents[2] / "params.yaml")
     runs = {key: ours.run("student", key) for key in ("boston-vbll", "boston-gp")}

@@ -10,12 +10,13 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
-from pipeline.core.executors import Done, Executor, Task, choose
-from pipeline.core.executors.display import Display
-from pipeline.core.executors.inline import Inline
-from pipeline.core.executors.store import Store
 from pipeline.core.settings import Settings
 from pipeline.stages.fit import SeedTask
+from pipeline.work.base import Done, Executor, Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
+from pipeline.work.inline import Inline
+from pipeline.work.store import Store
 from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work
 

@@ -21,10 +21,11 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
-from pipeline import apply, cli
+from pipeline import cli
 from pipeline.core import params
-from pipeline.graph.sources import data_digest
+from pipeline.plan.sources import data_digest
 from pipeline.tracking import experiments
+from pipeline.verbs import apply
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]

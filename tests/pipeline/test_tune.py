@@ -137,8 +137,8 @@ def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
     path = toy / "params.yaml"
     path.write_text(path.read_text().replace("validation: 0.25", "validation: 0"))
-    from pipeline.core.executors.inline import Inline
     from pipeline.stages import prepare
+    from pipeline.work.inline import Inline
 
     prepare.prepare_dataset("toy", params.load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):

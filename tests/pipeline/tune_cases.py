@@ -142,9 +142,9 @@ report:
 def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
     from pipeline.core import params
-    from pipeline.core.executors.inline import Inline
     from pipeline.core.settings import Settings
     from pipeline.stages import prepare
+    from pipeline.work.inline import Inline
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)

@@ -21,7 +21,7 @@ def put(key: str, blob: bytes, remote: str) -> dict[str, Any]:
     Raises:
         UserError: the remote cannot be used.
     """
-    from ...graph.remote import connect
+    from ...run.remote import connect
 
     there, digest = connect(remote), hashlib.sha256(blob).hexdigest()
     try:

@@ -97,7 +97,7 @@ def _perform(place: Path, outlet: Output) -> None:
     import ray
     from ray import cloudpickle
 
-    from ..executors.cluster import prepare_environment
+    from ...work.cluster import prepare_environment
 
     prepare_environment()
     ray.init(log_to_driver=False, logging_level="ERROR")

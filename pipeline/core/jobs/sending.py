@@ -35,8 +35,8 @@ def send(board: Dashboard, call: calls.Call, job: str, sender: str, folder: Path
     from ray import cloudpickle
     from ray.job_submission import JobSubmissionClient
 
-    from ..executors.cluster import named
-    from ..executors.sealed import sealed
+    from ...work.cluster import named
+    from ...work.sealed import sealed
 
     _quiet()
     sent = _swept(folder)
@@ -71,7 +71,7 @@ def _written(sent: Path, key: str, value: Any, remote: str) -> Path:
     """Write a value into a folder that travels with a job, or where it lies instead."""
     from ray import cloudpickle
 
-    from ..executors.sealed import sealed
+    from ...work.sealed import sealed
 
     blob = cloudpickle.dumps(sealed(calls.portable(value)))
     if len(blob) <= _MOST_BYTES:

@@ -14,7 +14,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
 
-from ...core.executors.worker import keep_freed_memory
+from ...work.worker import keep_freed_memory
 from ..trial import MILESTONES, SECONDS, TIME, Chain, Milestones, Upstream
 from . import POINT, SEED, numbers
 

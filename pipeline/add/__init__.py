@@ -1,0 +1,1 @@
+"""Add a user's data to params.yaml."""

@@ -1,0 +1,123 @@
+"""``<artifact>.run.json``: what differs between equal runs: seconds, memory, device, commit, warnings.
+
+It lies beside the artifact and not in it, so that equal runs give equal bytes and DVC stops there.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.files import write_bytes
+from bdl_pipe.method import Kind, fan_in
+
+from ..tracking import provenance
+from . import places
+from .params import Run
+from .settings import Settings
+
+
+class Cost(Protocol):
+    """The cost of one fit, such as ``work.base.Done``: seconds, and bytes at the peak."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def peak_bytes(self) -> int: ...
+
+
+Above = Mapping[Kind, Mapping[str, Any]]  # stage kind -> record
+_BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
+
+
+def write(
+    run: Run,
+    done: Mapping[str, Cost],
+    settings: Settings,
+    metrics: Mapping[str, float],
+    warnings: Sequence[str],
+    above: Above,
+) -> None:
+    """Write ``<artifact>.run.json``. What a seed was made from counts into its total seconds, each thing once."""
+    import torch
+
+    made_from = {name: _made_from(run, name, above) for name in done}
+    written = {
+        "seconds": {name: made.seconds for name, made in done.items()},
+        "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
+        "made_from": made_from,
+        "total_seconds": {name: made.seconds + sum(made_from[name].values()) for name, made in done.items()},
+        "executor": settings.executor,
+        "device": device_name(settings.device),
+        "commit": provenance.commit(),
+        "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
+        "metrics": dict(metrics),
+        "warnings": list(warnings),
+    }
+    write_bytes(places.record(run.kind, run.key), json.dumps(written, sort_keys=True, indent=1).encode())
+
+
+def read(kind: str, key: str) -> dict[str, Any]:
+    """Read what a run's stage wrote beside its artifact; return {} where there is nothing.
+
+    Raises:
+        ArtifactError: there is something else.
+    """
+    place = places.record(kind, key)
+    try:
+        record = json.loads(place.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ArtifactError(f"{place}: is truncated or not JSON ({error}); make the {kind} {key} again") from None
+    return _with(_BY_MEMBER, record, kind, key)
+
+
+def above(run: Run) -> Above:
+    """Read the records of what a run is made from, by stage kind; {} where there is none.
+
+    They are read though they are no dependencies of the stage: no result depends on them.
+
+    Raises:
+        ArtifactError: as :func:`read`, or one is of an older version.
+    """
+    found = {kind: read(kind, key) for kind, key in run.sources.items()}
+    return {kind: record and _with(("made_from",), record, kind, run.sources[kind]) for kind, record in found.items()}
+
+
+def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
+    """Return ``record``; raise ArtifactError unless it has sections of these names."""
+    for name in names:
+        if not isinstance(record, dict) or not isinstance(record.get(name), dict):
+            place = places.record(kind, key)
+            raise ArtifactError(f"{place}: is damaged or of an older version (no {name}); make the {kind} {key} again")
+    found: dict[str, Any] = record
+    return found
+
+
+def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
+    """Collect all that a seed was made from, of all stages, ``<stage kind>/<run>/<seed>`` -> its own seconds."""
+    split, _, seed = name.partition("-")
+    found: dict[str, float] = {}
+    for kind, key in run.sources.items():
+        seconds = above[kind].get("seconds", {})
+        count = sum(other.startswith(f"{split}-") for other in seconds)
+        for number in fan_in(run.stage.needs[kind], int(seed), count) if count else ():
+            used = f"{split}-{number}"
+            found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
+    return found
+
+
+def device_name(device: str) -> str:
+    """Return the processor's or the GPU's own name."""
+    import torch
+
+    if device == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "cpu")
+    except OSError:
+        return "cpu"

@@ -1,0 +1,1 @@
+"""Take results away: predictions and exported coresets."""

@@ -1,0 +1,86 @@
+"""New rows through a fitted posterior: ``python -m pipeline predict RUN --input FILE --output FILE.parquet``."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bdl_pipe import artifacts, summary
+from bdl_pipe.errors import UserError
+from bdl_pipe.registry import load_predictor, stored_address
+
+from .. import papers
+from ..core import places
+from ..core.settings import Settings, require_device
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write one row of the predictive for each row of the input.
+
+    Raises:
+        UserError: the run is not fitted, or the input does not fit the data it was fitted on.
+    """
+    from bdl_pipe.data.new_inputs import new_inputs
+
+    device = Settings.read().device
+    require_device(device)
+    student = _student(args.run, args.paper)
+    fitted = load_predictor(student, args.split, args.seed, device)
+    schema = artifacts.load(student, "student", verify=False).json("schema.json")
+    given, output = Path(args.input), Path(args.output)
+    inputs = new_inputs(given, schema)
+    files = _names(given, len(inputs))
+    rng, level = stored_address(student, args.split, args.seed), args.level or summary.COVERAGE
+    if args.level is not None and fitted.recalibration is None:
+        raise UserError(f"--level: {args.run} has no conformal sets: its data set has no calibration rows")
+    names = schema["classes"] or schema["targets"]
+    predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
+    table = {"row" if files is None else "file": files or np.arange(len(inputs)), **predictions}
+    _write(output, table)
+    print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
+    return 0
+
+
+def _student(run: str, paper: str | None) -> Path:
+    """Find the artifact of a run of params.yaml, or of the params file of a paper's table."""
+    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+    with places.rooted(root):
+        student = places.artifact("student", run)
+    if (student / artifacts.MANIFEST).is_file():
+        return student
+    known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
+    make = f"python -m pipeline paper {paper}" if paper else "make repro"
+    hint = f"fitted: {', '.join(known)}" if known else f"nothing is fitted yet; {make}"
+    raise UserError(f"{run}: is not a fitted run ({hint})")
+
+
+def _names(path: Path, count: int) -> list[str] | None:
+    """List the file names of a folder's images, in the order in which they were read; None for other inputs."""
+    from bdl_pipe.data.sources.images import image_files
+
+    if not path.is_dir():
+        return None
+    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
+    names = [str(file.relative_to(path)) for folder in folders for file in image_files(folder)]
+    assert len(names) == count, (len(names), count)
+    return names
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    """Write the table, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; --output must be a file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(table), temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,205 @@
+"""Which code a stage's result depends on: a hash of the files that its bytes follow from.
+
+From the module of the stage kind and that of the method, every import is followed, also those inside functions, and
+those of a plugin's own modules. Two kinds of module are not: the registry and the public names, tables of which a
+result depends on its own entry alone, and the rest of ``pipeline``, which carries, shows and tracks, and shapes no byte
+(tests/pipeline/test_code.py holds this against another tool's import graph). Only the standard library is needed: a
+stage that always runs comes here.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from bdl_pipe import plugins
+from bdl_pipe.public import PLACES
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+_TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
+_EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for name, place in PLACES.items()}
+PUBLIC: Final = "bdl_pipe.public"
+REGISTRY: Final = "bdl_pipe.registry"
+RESULTS: Final = (  # what of the pipeline writes artifacts
+    "pipeline.core.scores",
+    "pipeline.stages.prepare",
+    "pipeline.stages.inputs",
+    "pipeline.stages.fit",
+    "pipeline.core.records",
+    "pipeline.stages.evaluate",
+    "pipeline.stages.report",
+    "pipeline.report",
+)
+BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its work
+    "prepare": "pipeline.stages.prepare",
+    "inputs": "pipeline.stages.inputs",
+    "trajectory": "pipeline.stages.fit",
+    "teacher": "pipeline.stages.fit",
+    "coreset": "pipeline.stages.fit",
+    "student": "pipeline.stages.fit",
+    "evaluate": "pipeline.stages.evaluate",
+    "report": "pipeline.stages.report",
+}
+
+
+@cache
+def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> str:
+    """Hash all code that a stage's result depends on.
+
+    Args:
+        kind: a stage kind.
+        method: a name of the registry, for kinds that a method has a part in.
+        more: modules of plugins that it depends on beside the method's.
+    """
+    spec = [] if method is None else [_methods()[method]]
+    return digest_of((BODIES[kind], *spec, *more))
+
+
+def digest_of(roots: Iterable[str]) -> str:
+    """Hash the code of ``roots`` and of all that they import."""
+    whole = hashlib.sha256()
+    for module in sorted(closure(roots)):
+        whole.update(module.encode() + b"\0" + hashlib.sha256(_text(module)).digest())
+    return whole.hexdigest()[:16]
+
+
+def shipped() -> list[Path]:
+    """List the files and packages, beside our own, that a machine without this process's plugins needs.
+
+    A plugin that is a file goes with each task.
+    """
+    reached = closure(plugin.module for plugin in plugins.loaded())
+    tops = {module.partition(".")[0] for module in reached} - _TOPS.keys()
+    return [_root(top) / top if (_root(top) / top).is_dir() else path_of(top) for top in sorted(tops - _files())]
+
+
+def files() -> Iterator[Path]:
+    """List every file that a digest may depend on."""
+    yield from (PROJECT / "src" / "bdl_pipe").rglob("*.py")
+    for module in RESULTS:
+        path = path_of(module)
+        yield from path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+
+
+def has_method(kind: str) -> bool:
+    """Say whether a method has a part in a stage kind."""
+    return BODIES[kind] in ("pipeline.stages.fit", "pipeline.stages.evaluate")
+
+
+def methods() -> tuple[str, ...]:
+    """Return the names of the registry."""
+    return tuple(_methods())
+
+
+def closure(roots: Iterable[str]) -> set[str]:
+    """Return the modules that ``roots`` import, directly or not, and ``roots``, in so far as results depend on them."""
+    reached, new = set[str](), set(roots)
+    while new:
+        reached |= new
+        new = {above for module in new for above in _imports(module)} - reached
+    return reached
+
+
+@cache
+def path_of(module: str) -> Path:
+    """Return the file of a module of ours, or of a plugin's."""
+    stem = _root(module.partition(".")[0]).joinpath(*module.split("."))
+    return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+
+
+def _counts(module: str) -> bool:
+    if module.partition(".")[0] == "pipeline":
+        return any(module == name or module.startswith(f"{name}.") for name in RESULTS)
+    return module not in (REGISTRY, PUBLIC)
+
+
+def _methods() -> Mapping[str, str]:
+    from bdl_pipe.registry import METHODS, Lazy
+
+    if not isinstance(METHODS, Lazy):  # a table of the running program's own
+        return {}
+    return {name: METHODS.module(name) for name in METHODS if _is_known(METHODS.module(name))}
+
+
+def _is_known(module: str) -> bool:
+    """Say whether a method's module is ours or a plugin's, and not of the running program itself."""
+    return module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
+
+
+def _files() -> set[str]:
+    """Return the modules of plugins that are single files; their text is that which was imported."""
+    return {plugin.module for plugin in plugins.loaded() if plugin.text is not None}
+
+
+@cache
+def _root(top: str) -> Path:
+    """Return the folder that a package of ours or of a plugin lies in; the working directory for what is in none."""
+    if top in _TOPS:
+        return _TOPS[top]
+    spec = find_spec(top) if any(p.text is None and p.owns(top) for p in plugins.loaded()) else None
+    if spec is None or spec.origin is None:
+        return Path.cwd()
+    return Path(spec.origin).parents[1 if spec.submodule_search_locations else 0]
+
+
+@cache
+def _text(module: str) -> bytes:
+    file = next((plugin.text for plugin in plugins.loaded() if plugin.module == module), None)
+    return path_of(module).read_bytes() if file is None else file.encode()
+
+
+@cache
+def _imports(module: str) -> frozenset[str]:
+    """Return the modules of ours that one module imports, and the packages that it lies in."""
+    path, tree = path_of(module), ast.parse(_text(module))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = {name for node in _nodes(tree) for name in _named(node, package)}
+    if module.partition(".")[0] not in _TOPS:
+        names |= {_EXPORTS[name] for name in names | {*_attributes(tree)} if name in _EXPORTS}
+    parents = {parent for name in [*names, module] for parent in _parents(name)}
+    if module.partition(".")[0] in _TOPS:
+        ours = {name for name in names | parents if name.partition(".")[0] in _TOPS}
+    else:
+        ours = {name for name in names | parents if name not in _files()}
+    return frozenset(name for name in ours if _counts(name) and path_of(name).is_file())
+
+
+def _attributes(tree: ast.AST) -> Iterator[str]:
+    """List ``bdl_pipe.<name>`` for each attribute of the package that is used, whatever the package is called there."""
+    aliases = {
+        alias.asname or "bdl_pipe"
+        for node in _nodes(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "bdl_pipe"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            yield f"bdl_pipe.{node.attr}"
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """List every import but those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"):
+            yield from _nodes(node)
+
+
+def _named(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    above = package.split(".")[: len(package.split(".")) - max(node.level - 1, 0)] if node.level else []
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    yield base
+    yield from (f"{base}.{alias.name}" for alias in node.names)  # a module, or else no file is there
+
+
+def _parents(module: str) -> Iterator[str]:
+    while module := module.rpartition(".")[0]:
+        yield module

@@ -1,0 +1,17 @@
+"""``python -m pipeline status``: which stages are out of date, and why; nothing is run."""
+
+from argparse import Namespace
+
+from ..core.params import load
+from ..plan import plan
+from ..run import runner as run
+
+
+def main(args: Namespace) -> None:
+    """Print a line for each stage that is out of date; with ``--all`` the others, too."""
+    stages = plan.plan(load())
+    why = run.stale(stages)
+    for name in stages:
+        if name in why or args.all:
+            print(f"{name}: {why.get(name, 'is up to date')}")
+    print(f"{len(why)} of {len(stages)} stages are out of date" if why else f"all {len(stages)} are up to date")

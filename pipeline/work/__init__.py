@@ -1,0 +1,1 @@
+"""Run the tasks of a stage: in this process, or on Ray."""
