@@ -14,7 +14,7 @@ from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
-from pipeline.export.export import predict
+from pipeline.export import predict
 
 
 @pytest.fixture

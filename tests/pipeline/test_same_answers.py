@@ -16,7 +16,7 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core import params
 from pipeline.core.settings import Settings
-from pipeline.export.export import predict
+from pipeline.export import predict
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
 from pipeline.tracking import serving
