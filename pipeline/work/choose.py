@@ -1,12 +1,18 @@
 """Choose the executor that the settings name, and check its address before any work starts."""
 
+from collections.abc import Callable
+
 from ..core import storage
 from ..core.settings import Settings
 from .base import Executor
 
 
-def choose(settings: Settings) -> Executor:
-    """Return the executor that the settings name. Nothing is started, and no connection made, before there is work."""
+def choose(settings: Settings, head: Callable[[], str] | None = None) -> Executor:
+    """Return the executor that the settings name. Nothing is started, and no connection made, before there is work.
+
+    Args:
+        head: returns the address of a Ray head that several stages share; without it a stage starts its own.
+    """
     from .inline import Inline
 
     if settings.executor == "inline":
@@ -17,7 +23,7 @@ def choose(settings: Settings) -> Executor:
         return Jobs(settings)
     from .cluster import Cluster
 
-    return Cluster(settings)
+    return Cluster(settings, head)
 
 
 def preflight(settings: Settings) -> None:

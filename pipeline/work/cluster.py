@@ -46,8 +46,8 @@ _LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a head of
 class Cluster:
     """An executor that runs tasks as Ray tasks. It connects when there is work for it."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._connection = settings, contextlib.ExitStack()
+    def __init__(self, settings: Settings, head: Callable[[], str] | None = None) -> None:
+        self._settings, self._head, self._connection = settings, head, contextlib.ExitStack()
 
     def map(
         self,
@@ -106,7 +106,7 @@ class Cluster:
         self._connection.close()
 
     def _connect(self, display: Display) -> None:
-        self._connection.enter_context(connected(self._settings, display.say))
+        self._connection.enter_context(connected(self._settings, display.say, self._head))
 
     def _run(
         self, work: Work, tasks: Sequence[Task], shared: Mapping[str, Any], display: Display, store: Store | None
@@ -179,7 +179,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected(settings: Settings, say: room.Say = print) -> Iterator[None]:
+def connected(
+    settings: Settings, say: room.Say = print, head: Callable[[], str] | None = None
+) -> Iterator[None]:
     """Connect this process to Ray: a cluster that is named, the head that stages share, or one for this block alone.
 
     A connection that is there is kept. A node that a cluster is to add is waited for, and ``say`` told of it.
@@ -191,11 +193,9 @@ def connected(settings: Settings, say: room.Say = print) -> Iterator[None]:
     preflight(settings.address)
     import ray
 
-    from ..run.client import ray_address
-
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
-            shared = "" if settings.address else ray_address()
+            shared = "" if settings.address or head is None else head()
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
             stack.callback(ray.shutdown)
             own = {"address": shared} if shared else _local(temporary)  # whose workers find our code by PYTHONPATH
