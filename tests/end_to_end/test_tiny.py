@@ -177,24 +177,6 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
     assert digest(project.folder / "work") == before
 
 
-def test_killed_real_trajectory_ends_with_the_same_bits(project: Project) -> None:
-    project.edit("params.yaml", "epochs: 2", "epochs: 40")
-    eager = {"BDL_CHECKPOINT_SECONDS": "0"}
-    command = (sys.executable, "-m", "stages.trajectory", "digits-sgd")
-    checkpoints = project.folder / ".state/checkpoints/trajectory/digits-sgd"
-    for wanted in ("0-0.part", "0-1.part"):
-        process = project.start(*command, env=eager)
-        while not list(checkpoints.rglob(wanted)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    project.run(*command, env=eager)
-    resumed = digest(project.folder / "work/trajectory/digits-sgd")
-    project.pipeline("run", "trajectory", "digits-sgd")  # again from the start
-    assert digest(project.folder / "work/trajectory/digits-sgd") == resumed
-
-
 def named(process: psutil.Process) -> str:
     try:
         return process.cmdline()[0]
