@@ -107,6 +107,13 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     "peak_bytes": Metric("Peak memory", -1, size, "peak memory of the fitting process", set="cost"),
 }
+OOD_SCORES: Final = {  # The names that a reader sees; a score that is not listed is shown by its own name.
+    "max_prob": "max probability",
+    "mutual_information": "mutual information",
+    "feature_density": "feature density",
+    "refit_density": "refitted feature density",
+    "variance": "variance",
+}
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ class Grid:
 
 def columns(table: Table, dataset: str) -> list[Column]:
     """List the columns for which at least one run on ``dataset`` has a figure."""
-    shown = [_column(Quantity(name), metric.label) for name, metric in of_set("test").items()]
+    shown = [Column(m.label, Quantity(name), m.about) for name, m in of_set("test").items()]
     for name in ("accuracy", "nll"):
         title = f"Corrupted {short(name)}"
         shown.append(Column(title, Quantity(name, "corrupted"), "mean over all corruptions and severities"))
@@ -190,7 +197,7 @@ def columns(table: Table, dataset: str) -> list[Column]:
         for name, metric in of_set("ood").items():
             quantity = Quantity(name, "ood", other, score=DEFAULT_SCORE)
             shown.append(Column(f"{metric.label} {other}", quantity, f"{dataset} against {other} by max probability"))
-    shown += [_column(Quantity(name, "cost"), metric.label) for name, metric in of_set("cost").items()]
+    shown += [Column(m.label, Quantity(name, "cost"), m.about) for name, m in of_set("cost").items()]
     return with_figures(table, table.of(dataset), shown)
 
 

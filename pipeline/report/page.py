@@ -12,21 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-from markupsafe import Markup
 
-from ..core.scores import Quantity
-from . import columns, cross, images, increments, plots, which
-from .columns import METRICS, NOTHING, Cell, Column, Grid
+from ..core.scores import Estimate, Quantity, average, estimate
+from . import columns, cross, images, plots, which
+from .columns import METRICS, NOTHING, OOD_SCORES, Cell, Column, Grid
 from .plots import Drawing, Mark, Part
-from .tables import RunInfo, Table, is_finite
+from .tables import RunInfo, Table, is_finite, labels
 
-OOD_SCORES: Final = {  # The names that a reader sees; a score that is not listed is shown by its own name.
-    "max_prob": "max probability",
-    "mutual_information": "mutual information",
-    "feature_density": "feature density",
-    "refit_density": "refitted feature density",
-    "variance": "variance",
-}
 Data = Mapping[str, Any] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -168,14 +160,13 @@ def heat(part: Part, metric: str) -> Grid:
         for kind in part.table.names(part.dataset, "corrupted")
     }
     worth = {kind: [better * e.mean for e in row if e and is_finite(e)] for kind, row in grid.items()}
-    known = [value for values in worth.values() for value in values]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    rows = []
-    for kind in sorted(grid, key=lambda kind: (-_mean(worth[kind]), kind)):
+    finite = [value for values in worth.values() for value in values]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    write, rows = columns.places(3) if metric == "nll" else lambda value: f"{100 * value:.1f}", []
+    for kind in sorted(grid, key=lambda kind: (-average(worth[kind]) if worth[kind] else math.inf, kind)):
         row = [Cell(kind.replace("_", " "))]
-        for estimate in grid[kind]:
-            write = columns.places(3) if metric == "nll" else lambda value: f"{100 * value:.1f}"
-            cell = columns.figure(estimate, write, with_error=False)
+        for known in grid[kind]:
+            cell = columns.figure(known, write, with_error=False)
             if cell.value is not None:
                 share = (better * cell.value - low) / (high - low) if high > low else 0.5
                 colour = f"color-mix(in srgb, var(--heat) {round(4 + 46 * share)}%, transparent)"
@@ -183,10 +174,6 @@ def heat(part: Part, metric: str) -> Grid:
             row.append(cell)
         rows.append(row)
     return Grid(["Corruption", *(part.names[run.key] for run in runs)], rows)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else -math.inf
 
 
 def cost(part: Part) -> Data:
@@ -226,24 +213,46 @@ def ood(part: Part) -> Data:
 def coreset_images(part: Part) -> Data:
     """Return the images of the coresets of the data set."""
     own = [coreset for coreset in part.table.coresets if coreset.dataset == part.dataset]
-    shown = {c.key: images.gallery(c) for c in own}
-    absent = [c.key for c in own if c.is_absent]
-    galleries = {key: gallery for key, gallery in shown.items() if gallery or key in absent}
+    shown = {coreset: images.gallery(coreset) for coreset in own}
+    galleries = {coreset.key: gallery for coreset, gallery in shown.items() if gallery or coreset.is_absent}
     return {"galleries": galleries} if galleries else None
 
 
 def steps(whole: Part) -> Data:
-    """Return the tables and figures of class-incremental learning."""
+    """Return the tables and figures of class-incremental learning, for each experiment with its steps and orders."""
+    groups: dict[str, dict[tuple[str, str], list[RunInfo]]] = {}
+    for run in whole.runs:
+        if run.step is not None:
+            groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
     made = []
-    for number, group in enumerate(increments.groups(whole.runs)):
-        figures, grids, part = list[Drawing](), list[Grid](), replace(whole, names=group.names)
+    for number, lines in enumerate(groups.values()):
+        names = labels([runs[0] for runs in lines.values()], " ")
+        figures, grids, part = list[Drawing](), list[Grid](), replace(whole, names=names)
         for metric in ("accuracy", "nll"):
-            scores = {run: group.scores(whole.table, run, metric) for run in group.alike}
-            grids.append(group.grid(scores, metric))
+            scores = {runs[0].key: over_orders(whole.table, runs, metric) for runs in lines.values()}
+            counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
+            for runs in lines.values():
+                orders, known = len({run.step.order for run in runs if run.step}), dict(scores[runs[0].key])
+                cells = [columns.figure(known.get(count), METRICS[metric].write) for count in counts]
+                rows.append([Cell(names[runs[0].key]), Cell(str(orders)), *cells])
+            head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
+            grids.append(Grid(head, rows, METRICS[metric].label))
             name, alt = f"increments-{number}-{metric}", f"{metric} after the last step"
             figures.append(plots.draw_curves(part, scores, metric, name, alt, "classes so far"))
-        made.append({"step": group.step, "figures": figures, "grids": grids})
+        step = next(iter(lines.values()))[0].step
+        made.append({"step": step, "figures": figures, "grids": grids})
     return {"groups": made} if made else None
+
+
+def over_orders(table: Table, runs: Sequence[RunInfo], metric: str) -> list[tuple[int, Estimate]]:
+    """Return (classes so far, the mean over orders) for each step of ``runs``; seeds and splits are averaged first."""
+    means: dict[int, dict[int, list[float]]] = {}
+    for run in runs:
+        if run.step and (known := table.estimate(run.key, Quantity(metric))):
+            count = (run.step.number + 1) * run.step.classes
+            means.setdefault(count, {}).setdefault(run.step.order, []).append(known.mean)
+    found = {count: estimate([average(values) for values in orders.values()]) for count, orders in means.items()}
+    return [(count, mean) for count, mean in sorted(found.items()) if mean is not None]
 
 
 def ranks(whole: Part) -> Data:
@@ -324,12 +333,12 @@ def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, s
     return {f"{page.name}.html": html for page, html in _rendered(PAGES, whole, **common)}
 
 
-def _rendered(sections: Sequence[Section], part: Part, **more: Any) -> list[tuple[Section, Markup]]:
+def _rendered(sections: Sequence[Section], part: Part, **more: Any) -> list[tuple[Section, str]]:
     """Return the HTML of those sections that have something to show."""
     made = []
     for section in sections:
         data = section.data(part)
         if data is not None:
             template = _TEMPLATES.get_template(f"{section.name}.html")
-            made.append((section, Markup(template.render(data, section=section, dataset=part.dataset, **more))))
+            made.append((section, template.render(data, section=section, dataset=part.dataset, **more)))
     return made

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -130,14 +129,14 @@ class Drawing:
         return buffer.getvalue().replace("<svg ", label, 1).encode()
 
     @property
-    def inline(self) -> Markup:
+    def inline(self) -> str:
         """Return the figure as an SVG element in the page's colours; its ids begin with its name."""
         text = self.file().decode()
         changes = {'id="': f'id="{self.name}-', "url(#": f"url(#{self.name}-", 'xlink:href="#': f'href="#{self.name}-'}
         changes |= {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
         for old, new in ({"fill: #ffffff": "fill: none"} | changes).items():
             text = text.replace(old, new)
-        return Markup("\n".join(line.strip() for line in text[text.index("<svg") :].splitlines()))
+        return "\n".join(line.strip() for line in text[text.index("<svg") :].splitlines())
 
 
 def reliability(part: Part, run: str) -> Drawing:

@@ -26,7 +26,7 @@ from pipeline.core import params
 from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
-from pipeline.report import increments, page, tables
+from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
@@ -222,19 +222,19 @@ def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> Non
     """Seeds first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
-    (group,) = increments.groups(table.runs)
     expected = [(2, Estimate(pytest.approx(0.7), pytest.approx(0.1), 2))]  # type: ignore[arg-type]
     expected += [(4, Estimate(pytest.approx(0.3), pytest.approx(0.2), 2))]  # type: ignore[arg-type]
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy") == expected
+    assert page.over_orders(table, runs, "accuracy") == expected
     text = page.render(table, {}, 110)["index.html"]
     part = text[text.index('<section id=".steps">') :]
     assert "fashion_mnist, 2 classes a step" in part and part.count("<svg") == 2
     assert re.search(r">70.00 <small>± 10.00</small></td><td[^>]*>30.00 <small>± 20.00</small></td>", part)
     assert 'aria-label="accuracy after the last step: vbpc 30"' in part
     missing = [replace(runs[1], evaluate=tmp_path / "absent"), *runs[2:]]  # the first order's first step
-    table = tables.gather(missing)
-    (group,) = increments.groups(table.runs)
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy")[0] == (2, Estimate(pytest.approx(0.6), None, 1))  # type: ignore[arg-type]
+    assert page.over_orders(tables.gather(missing), missing, "accuracy")[0] == (
+        2,
+        Estimate(pytest.approx(0.6), None, 1),
+    )  # type: ignore[arg-type]
     page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), {}, 110)
 
 

@@ -18,8 +18,7 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
 from pipeline.core import params
-from pipeline.report.columns import METRICS
-from pipeline.report.page import OOD_SCORES
+from pipeline.report.columns import METRICS, OOD_SCORES
 
 
 class Answering:

@@ -300,37 +300,20 @@ def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
 
-def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
-    runs = [scored(tmp_path, [0.5])]
-    report.build(runs, [], tmp_path / "out", provenance={"commit": "old"}, dpi=80)
-    before = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-
-    def broken(*_, **__):
-        raise RuntimeError("no figure")
-
-    monkeypatch.setattr(page, "render", broken)
-    with pytest.raises(RuntimeError, match="no figure"):
-        report.build(runs, [], tmp_path / "out", provenance={"commit": "new"}, dpi=80)
-    with pytest.raises(RuntimeError, match="no figure"):
-        report.build(runs, [], tmp_path / "fresh", provenance={}, dpi=80)
-    assert {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()} == before
-    assert not (tmp_path / "fresh").exists() and not list(tmp_path.glob(".*"))
-
-
-def test_a_report_that_cannot_take_its_place_leaves_the_one_before(tmp_path, monkeypatch):
-    """The older one has been moved aside when the second rename fails."""
-    runs, out, real = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace
+@pytest.mark.parametrize("at", ["page", "rename"])
+def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch, at):
+    """A page that fails, or the second of two renames, when the older report has been moved aside."""
+    runs, out, real, failed = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace, []
     report.build(runs, [], out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
-    failed = []
 
-    def replaced(source, target):
-        if Path(target) == out and not failed:
+    def fails(source, target="", *_):
+        if at == "page" or (Path(target) == out and not failed):
             failed.append(source)
             raise OSError(errno.EIO, "Input/output error")
         real(source, target)
 
-    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(*{"page": (page, "render"), "rename": (os, "replace")}[at], fails)
     with pytest.raises(OSError, match="Input/output error"):
         report.build(runs, [], out, provenance={"commit": "new"}, dpi=80)
     assert failed and {f.name: f.read_bytes() for f in out.iterdir()} == before
