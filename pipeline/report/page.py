@@ -291,7 +291,7 @@ class Section:
     data: Callable[[Part], Data]
 
 
-SECTIONS: Final = (  # of each data set
+SECTIONS: Final = (  # Each data set has these sections.
     Section("headline", "", headline),
     Section("which", "Which one?", which_one),
     Section("recalibration", "Recalibration", recalibration),
@@ -305,7 +305,7 @@ SECTIONS: Final = (  # of each data set
     Section("ood", "Out-of-distribution detection", ood),
     Section("images", "Coreset images", coreset_images),
 )
-CLOSING: Final = (  # of all data sets together
+CLOSING: Final = (  # These sections follow; they are about all data sets together.
     Section("steps", "Class by class", steps),
     Section("ranks", "Over all data sets", ranks),
 )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .columns import Grid
     from .tables import RunInfo
 
-_GAP: Final = 2  # The cells between two columns.
+_GAP: Final = 2  # So many cells separate two columns.
 
 
 def show(tables: "Sequence[Grid]", console: Console, *, in_report: bool = True) -> None:
