@@ -7,9 +7,7 @@ from typing import Final
 
 from ..core import places, scores
 from ..core.params import Params, Run
-from ..core.scores import Quantity, RunScores
-from ..report import estimates
-from ..report.estimates import Estimate
+from ..core.scores import Estimate, Quantity, RunScores
 from . import PaperTable, Printed
 
 FAR: Final = 3.0  # combined standard errors; beyond them a difference is marked
@@ -119,9 +117,9 @@ def _line(
     for metric in metrics:
         ours = None
         if stored is not None and (method is None or metric in printed):
-            ours = estimates.of_run(stored, table.quantity(metric, method), table.scale(metric))
+            ours = stored.estimate(table.quantity(metric, method), table.scale(metric))
         cells[metric] = Cell(ours, printed.get(metric))
-    cost = estimates.of_run(stored, Quantity("fit_seconds", "cost")) if stored is not None else None
+    cost = stored.estimate(Quantity("fit_seconds", "cost")) if stored is not None else None
     key, setting = (row.key, row.spec.setting) if row is not None else (None, "")
     return Line(name, key, setting, ran, cells, cost.mean if cost else None)
 

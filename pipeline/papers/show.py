@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from ..core.scores import Estimate
 from ..report.columns import seconds
-from ..report.estimates import Estimate
 from . import PaperTable
 from .compare import FAR, Cell, Line
 

@@ -189,7 +189,7 @@ def write(study: Study, trials: Sequence[Trial], about: Mapping[str, Any]) -> li
     made = {suffix: study.stem.with_name(study.stem.name + suffix) for suffix in (".csv", ".svg", ".md")}
     study.stem.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(made[".csv"], table.comma_separated(study.config, study.task, trials).encode())
-    picture = figure.draw(study.name, study.config, trials, study.params.report.figures_dpi)
+    picture = figure.draw(study.name, study.config, trials)
     write_bytes(made[".svg"], picture)
     page = table.markdown(study.stem.name, study.config, study.task, trials, made[".svg"].name, about)
     write_bytes(made[".md"], page.encode())

@@ -1,6 +1,7 @@
 """Class-incremental learning as runs of the graph: what is made from what, what is scored, and the report of it."""
 
 import copy
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,10 @@ from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import params
-from pipeline.core.scores import Quantity
+from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
-from pipeline.report import increments, page, tables
-from pipeline.report.estimates import Estimate
+from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
@@ -222,23 +222,23 @@ def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> Non
     """Seeds first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
-    (group,) = increments.groups(table.runs)
     expected = [(2, Estimate(pytest.approx(0.7), pytest.approx(0.1), 2))]  # type: ignore[arg-type]
     expected += [(4, Estimate(pytest.approx(0.3), pytest.approx(0.2), 2))]  # type: ignore[arg-type]
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy") == expected
-    text = page.render(table, [], {}, {}, 110)
-    part = text[text.index(f'<section id="{increments.ANCHOR}">') :]
+    assert page.over_orders(table, runs, "accuracy") == expected
+    text = page.render(table, {}, 110)["index.html"]
+    part = text[text.index('<section id=".steps">') :]
     assert "fashion_mnist, 2 classes a step" in part and part.count("<svg") == 2
-    assert "<td>70.00 <small>± 10.00</small></td><td>30.00 <small>± 20.00</small></td>" in part
+    assert re.search(r">70.00 <small>± 10.00</small></td><td[^>]*>30.00 <small>± 20.00</small></td>", part)
     assert 'aria-label="accuracy after the last step: vbpc 30"' in part
     missing = [replace(runs[1], evaluate=tmp_path / "absent"), *runs[2:]]  # the first order's first step
-    table = tables.gather(missing)
-    (group,) = increments.groups(table.runs)
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy")[0] == (2, Estimate(pytest.approx(0.6), None, 1))  # type: ignore[arg-type]
-    page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), [], {}, {}, 110)
+    assert page.over_orders(tables.gather(missing), missing, "accuracy")[0] == (
+        2,
+        Estimate(pytest.approx(0.6), None, 1),
+    )  # type: ignore[arg-type]
+    page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), {}, 110)
 
 
 def test_a_report_without_steps_has_no_such_part(tmp_path: Path) -> None:
     table = tables.gather(infos(tmp_path)[:1])
     assert table.estimate("whole-vbpc-a", Quantity("accuracy")) is not None
-    assert increments.TITLE not in page.render(table, [], {}, {}, 110)
+    assert "Class by class" not in page.render(table, {}, 110)["index.html"]

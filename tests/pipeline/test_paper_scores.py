@@ -18,7 +18,7 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
 from pipeline.core import params
-from pipeline.report.sections import OOD_METRICS, OOD_SCORES
+from pipeline.report.columns import METRICS, OOD_SCORES
 
 
 class Answering:
@@ -80,4 +80,6 @@ def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path
 def test_every_score_of_other_data_has_its_columns_in_the_report() -> None:
     tasks = ("classification", "regression")
     assert {name for task in tasks for name in written(task)["score"]} == {*OOD_SCORES}
-    assert {name for task in tasks for name in written(task)["ood"]} == {metric for metric, _, _ in OOD_METRICS}
+    assert {name for task in tasks for name in written(task)["ood"]} == {
+        name for name, metric in METRICS.items() if metric.set == "ood"
+    }

@@ -13,11 +13,9 @@ from rich.console import Console
 from bdl_pipe.errors import ConfigError
 from pipeline import papers
 from pipeline.core import params, scores
-from pipeline.core.scores import Quantity, RunScores, Score
+from pipeline.core.scores import Estimate, Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Cell, Line
-from pipeline.report import estimates
-from pipeline.report.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 ZENG = range(1, 11)
@@ -68,9 +66,9 @@ def stored(figures: Iterable[tuple[int, int, Quantity, float]]) -> RunScores:
 def test_seeds_of_a_split_are_averaged_before_the_error() -> None:
     run = stored((split, seed, Quantity("nll"), 10.0 * split + seed) for split in range(3) for seed in range(2))
     spread = pytest.approx(10 / math.sqrt(3))
-    assert estimates.of_run(run, Quantity("nll")) == Estimate(10.5, spread, 3)
-    assert estimates.of_run(run, Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
-    assert estimates.of_run(run, Quantity("rmse")) is None
+    assert run.estimate(Quantity("nll")) == Estimate(10.5, spread, 3)
+    assert run.estimate(Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
+    assert run.estimate(Quantity("rmse")) is None
 
 
 def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
@@ -85,11 +83,11 @@ def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
         if not (kind == "fog" and severity == 1)
     )
     spread = pytest.approx(math.sqrt(5 / 3) / 2)  # of 10, 11, 12, 13, whatever the corruptions' own spread
-    assert estimates.of_run(run, wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
-    first = estimates.of_run(run, Quantity("ece", "corrupted", severity=1), 100)
+    assert run.estimate(wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
+    first = run.estimate(Quantity("ece", "corrupted", severity=1), 100)
     assert first == Estimate(pytest.approx(16.5), spread, 4)
-    assert estimates.of_run(run, Quantity("ece", "corrupted", severity=2)) is None
-    assert estimates.of_run(run, Quantity("ece")) is None
+    assert run.estimate(Quantity("ece", "corrupted", severity=2)) is None
+    assert run.estimate(Quantity("ece")) is None
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:
