@@ -20,7 +20,6 @@ MODULES: Final = {  # a verb's module, where it is not in verbs
     "export": "export.export",
     "predict": "export.predict",
     "run": "verbs.run_stage",
-    "upgrade": "upgrade",
 }
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 
@@ -114,10 +113,6 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
-    upgrade = verbs.add_parser(
-        "upgrade", help="give old keys and values of params files their present names; nothing else changes"
-    )
-    upgrade.add_argument("files", nargs="*", type=Path, metavar="FILE.yaml", help="default: params.yaml")
     ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
     ui.add_argument("--host", default="127.0.0.1")
     ui.add_argument("--port", type=_positive, default=5000)

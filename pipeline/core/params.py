@@ -22,8 +22,6 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import read_text
 from bdl_pipe.method import Kind, Method, StageSpec
 
-from . import old_keys
-
 SECTIONS: Final[Mapping[str, str]] = {
     "trajectory": "trajectories",
     "teacher": "teachers",
@@ -184,7 +182,6 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     """
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections, optional=("inputs", "plugins"))
-    old_keys.refuse(raw)
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
     registry = _library() if registry is None else registry
     seed = raw["seed"]
