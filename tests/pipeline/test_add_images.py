@@ -11,7 +11,7 @@ from PIL import Image
 
 from bdl_pipe.data import sources
 from pipeline import cli
-from pipeline.add.numbers import Size
+from pipeline.add.size import Size
 from pipeline.core import params
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
