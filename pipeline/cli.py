@@ -16,30 +16,10 @@ import click
 
 from bdl_pipe.errors import UserError
 
+from .options import COUNT, EXECUTOR, JOBS, PAPER, PATH, RESUME, SEED, SHARE, SPLIT, TO, TRIALS, ListsCommand
+
 PROGRAM: Final = "python -m pipeline"
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
-COUNT: Final = click.IntRange(min=1)
-PATH: Final = click.Path(path_type=Path)
-EXECUTOR: Final = click.option("--executor", type=click.Choice(("inline", "ray")), help="Default: BDL_EXECUTOR or ray.")
-JOBS: Final = click.option("-j", "--jobs", type=COUNT, default=3, metavar="N", help="Stages at once (default 3).")
-TRIALS: Final = click.option("--max-concurrent", type=COUNT, metavar="N", help="Trials at once.")
-RESUME: Final = click.option("--resume", is_flag=True, help="Go on with what was stopped.")
-TO: Final = click.option("--to", required=True, type=PATH, metavar="DIR", help="New or empty.")
-SPLIT: Final = click.option("--split", type=int, default=0, help="The split, for a data set with several.")
-SEED: Final = click.option("--seed", type=int, default=0, help="The seed, for a run with several.")
-
-
-class _Share(click.FloatRange):
-    """A share in [0, 1). NaN, which lies in every range of click, is refused."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        share = super().convert(value, param, ctx)
-        if share != share:
-            self.fail("nan is not in the range 0<=x<1.", param, ctx)
-        return share
-
-
-SHARE: Final = _Share(0, 1, max_open=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,23 +60,6 @@ def parse(argv: Sequence[str]) -> click.Context:
         assert found is not None and subcommand is not None
         name, command = found, subcommand
     return command.make_context(name, words, parent=context)
-
-
-class _Lists(click.Command):
-    """A command with options that take several words: ``--target A B``, as well as ``--target A --target B``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat such an option before each of its words, and parse the result."""
-        lists = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
-        words: list[str] = []
-        option = ""
-        for word in args:
-            if word.startswith("-"):
-                option = word if word in lists else ""
-            elif option and words[-1] != option:
-                words.append(option)
-            words.append(word)
-        return super().parse_args(ctx, words)
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -161,7 +124,7 @@ def run(stage: str, key: str | None, executor: str | None) -> int:
     return _old("verbs.run_stage", stage=stage, key=key, executor=executor)  # merge: run_stage(stage, key, executor)
 
 
-@verbs.command(cls=_Lists)
+@verbs.command(cls=ListsCommand)
 @click.argument("path", type=PATH, metavar="FILE")
 @click.option("--target", multiple=True, metavar="COLUMN...", help="Columns of a table that are predicted.")
 @click.option("--task", type=click.Choice(("classification", "regression")), help="Default: by the target.")
@@ -283,7 +246,7 @@ def study(file: Path, max_concurrent: int | None, resume: bool) -> int:
 @SPLIT
 @SEED
 @click.option("--level", type=float, metavar="P", help="Level of conformal sets or intervals (0.9).")
-@click.option("--paper", metavar="PAPER:TABLE", help="A run of this paper's table, in place of params.yaml's.")
+@PAPER
 def predict(run: str, source: Path, output: Path, split: int, seed: int, level: float | None, paper: str | None) -> int:
     """Predict new rows with a fitted posterior.
 
@@ -316,14 +279,15 @@ def export_coreset(run: str, to: Path, split: int, seed: int) -> int:
 @TO
 @SPLIT
 @SEED
-def export_model(run: str, to: Path, split: int, seed: int) -> None:
+@PAPER
+def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -> None:
     """Write a fitted posterior.
 
     RUN: a key of runs.
     """
-    from .export.export import export_model  # type: ignore[attr-defined]  # merge: it comes with the branch `track`
+    from .export.model import export  # merge: this module comes with the branch `track`
 
-    export_model(run, to, split, seed)
+    export(run, to, split, seed, paper)
 
 
 @verbs.command
