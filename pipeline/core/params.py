@@ -22,17 +22,15 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import read_text
 from bdl_pipe.method import Kind, Method, StageSpec
 
-from . import old_keys
-
 SECTIONS: Final[Mapping[str, str]] = {
     "trajectory": "trajectories",
     "teacher": "teachers",
     "coreset": "coresets",
     "student": "runs",
 }
-FIT_KINDS: Final = get_args(Kind)  # in the order in which one may be made from another
+FIT_KINDS: Final = get_args(Kind)  # A kind may be made from the kinds before it.
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of a Markdown table, HTML or rich markup
+_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # It has no sign of Markdown, HTML or rich markup.
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,11 @@ class RunSpec:
     Attributes:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
-        seeds: how many are made for each split of the data.
-        input: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or ``inputs/<key>``, several of these:
-            what it is made from.
-        override: numbers of this run in place of the method's.
-        setting: the column of the comparison that tells runs of one method apart (runs only).
+        seeds: how many results are made for each split of the data.
+        input: the run is made from this: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or
+            ``inputs/<key>``, which is several of these.
+        override: hyperparameters of this run in place of the method's.
+        setting: the column of the comparison that distinguishes runs of one method (section ``runs`` only).
     """
 
     dataset: str
@@ -78,10 +76,10 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run with everything that follows from it.
+    """A checked run, with its method, its typed hyperparameters and its inputs.
 
     Attributes:
-        sources: the runs whose artifacts it is made from, beside its data: stage kind -> key.
+        sources: stage kind -> key of the runs that it is made from, beside its data.
     """
 
     kind: Kind
@@ -93,7 +91,7 @@ class Run:
 
     @property
     def stage(self) -> StageSpec:
-        """Return what the run's method does in its stage kind."""
+        """Return the method's description of the run's stage kind."""
         return self.method.stages[self.kind]
 
 
@@ -102,7 +100,8 @@ class Params:
     """A params file, typed and checked as a whole.
 
     Attributes:
-        inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<run>``.
+        inputs: common name -> artifacts that are read together: stage kind -> ``<stage kind>/<run>``.
+        raw: the file as it was read.
     """
 
     seed: int
@@ -124,22 +123,22 @@ class Params:
         return {*self.raw["methods"], *(run.method.name for run in self.runs.values())}
 
     def method_of(self, kind: str, key: str) -> str:
-        """Return the method whose work a stage does; empty: it is of none."""
+        """Return the method that a stage runs; empty: the stage runs no method."""
         run = self.runs.get(("student" if kind == "evaluate" else kind, key))
         return run.method.name if run else ""
 
     def modules_of(self, run: Run) -> set[str]:
-        """Return the modules that define the configs of a run and of all that it is made from."""
+        """Return the modules that define the configs of a run and of its upstream runs."""
         return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))
 
     def plugins_of(self, run: Run) -> list[str]:
-        """List the plugins that define the run's method, its config, or that of a run that it is made from."""
+        """List the plugins that define the run's method, its config, or the config of an upstream run."""
         modules = {run.method.config.__module__, *self.modules_of(run)}
         owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
         return [name for name in self.plugins if name in owners]
 
     def files_of(self, run: Run) -> list[Path]:
-        """List the users' files, beside those of data and plugins, that a run's own numbers name."""
+        """List the user's files that a run's hyperparameters name."""
         return sorted(set(_files(run.config)))
 
     def run(self, kind: str, key: str) -> Run:
@@ -162,7 +161,7 @@ class Params:
         return [run for run in self.runs.values() if run.method.name == method]
 
     def lineage(self, run: Run) -> list[Run]:
-        """List all that a run is made from, and the run itself as the last. Each stands after what it is made from."""
+        """List a run's upstream runs and then the run itself; each run stands after the runs that it is made from."""
         above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
         return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
@@ -171,7 +170,7 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
     """Read and check the whole of a params file.
 
     Args:
-        registry: the methods that there are; the library's by default.
+        registry: the known methods; the library's by default.
 
     Raises:
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
@@ -189,7 +188,6 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     """
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections, optional=("inputs", "plugins"))
-    old_keys.refuse(raw)
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
     registry = _library() if registry is None else registry
     seed = raw["seed"]
@@ -207,7 +205,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     runs: dict[tuple[str, str], Run] = {}
     for kind in FIT_KINDS:
         for key, value in _section(raw, SECTIONS[kind]).items():
-            runs[kind, key] = _row(kind, key, value, raw, runs, registry, datasets, bundles)
+            runs[kind, key] = _run(kind, key, value, raw, runs, registry, datasets, bundles)
     for key, bundle in bundles.items():
         _check_bundle(key, bundle, runs, datasets)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
@@ -223,7 +221,7 @@ def _modules(value: Any) -> set[str]:
 
 
 def _files(value: Any) -> list[Path]:
-    """Return the files that a config and the configs in it say that they are read from."""
+    """Return the user's files that a config and the configs in it name."""
     if not dataclasses.is_dataclass(value):
         return []
     own = value.files() if hasattr(value, "files") else []
@@ -245,7 +243,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         loaded = yaml.load(text, _Loader)
     except RecursionError:
         raise DataError(f"{path}: is nested too deep") from None
-    except Exception as error:  # a value of an explicit tag raises whatever its constructor stumbles over
+    except Exception as error:  # The constructor of an explicit tag may raise anything.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
@@ -270,7 +268,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def _row(
+def _run(
     kind: Kind,
     key: str,
     value: Any,
@@ -321,7 +319,7 @@ def _check_bundle(
     runs: Mapping[tuple[str, str], Run],
     datasets: Mapping[str, DatasetConfig],
 ) -> None:
-    """Check that the runs of an entry of ``inputs`` are there, and of one data set, or of it and the step before."""
+    """Check that the runs of an entry of ``inputs`` exist and have one data set, or it and the step before it."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]
@@ -338,7 +336,7 @@ def _check_bundle(
 def _sources(
     spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
 ) -> Mapping[Kind, str]:
-    """Find the runs that a spec names as its input: of all kinds that its stage needs, of some where it may choose."""
+    """Return the runs that a spec names as its input: every kind that its stage needs, or some where it may choose."""
     needs, required, data = stage.needs, stage.required, f"prepare/{spec.dataset}"
     meant = [f"{kind}/<run>" for kind in needs if required <= {kind}]
     meant += [f"inputs/<key> with {' and '.join(needs)}"] * (len(required) > 0 and len(needs) > 1)
@@ -361,7 +359,7 @@ def _sources(
 def _check_sources(
     run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
 ) -> None:
-    """Check that a run's sources are runs above it, of its data, with seeds enough, and that its numbers fit theirs."""
+    """Check that a run's sources stand above it, with its data and enough seeds, and that their configs fit its own."""
     place, configs, own = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
@@ -387,7 +385,7 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Say what DVC does not watch, a line each: files outside ``data/``, ``plugins/``; data sets that others name."""
+    """Return a line for each file and data set of which DVC does not notice changes."""
     watched = [Path(name).absolute() for name in ("data", "plugins")]
     lines = []
     for name in params.plugins:

@@ -12,10 +12,10 @@ import pytest
 
 from bdl_pipe.errors import UserError
 from pipeline import cli
-from pipeline.add import look as look_module
-from pipeline.add.cost import SHARES
-from pipeline.add.numbers import METHODS, Size
-from pipeline.add.verb import made, needed
+from pipeline.add import table as table_module
+from pipeline.add.command import overlay_of
+from pipeline.add.defaults import METHODS
+from pipeline.add.size import Size
 from pipeline.core import params
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -75,7 +75,7 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
     dataset = read.datasets["houses"]
     assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "log", 5)
     assert {run.method.name for run in read.of("student") if run.spec.dataset == "houses"} == {
-        name for name, entry in METHODS.items() if "regression" in entry.tasks and name != "svgp"
+        name for name, default in METHODS.items() if "regression" in default.tasks and name != "svgp"
     }
 
 
@@ -90,14 +90,13 @@ def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: in
         target = "price" if task == "regression" else "made_of"
         source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
         own = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
-    chosen = [name for name, entry in METHODS.items() if size.task in entry.tasks and entry.fits(size)]
-    overlay = made("houses", own, size, chosen)
+    chosen = [name for name, default in METHODS.items() if size.task in default.tasks and default.fits(size)]
+    overlay = overlay_of("houses", own, size, chosen)
     raw = dict(params.read_yaml(Path("params.yaml")))
     for section, entries in overlay.items():
         raw[section] = {**raw[section], **entries}
     read = params.typed(raw)
     assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
-    assert {*chosen, *needed(chosen, size)} <= SHARES.keys()
 
 
 def test_what_was_added_is_removed_without_a_trace(project: Path) -> None:
@@ -188,7 +187,7 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
 def test_a_file_that_grows_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = look_module.open_table
+    opened = table_module.open_table
 
     def growing(path: Path, form: Any) -> Any:
         table = opened(path, form)
@@ -196,7 +195,7 @@ def test_a_file_that_grows_is_refused(
             file.write("1,wood,2,3,1990-01-01,small,True\n")
         return table
 
-    monkeypatch.setattr(look_module, "open_table", growing)
+    monkeypatch.setattr(table_module, "open_table", growing)
     assert add("--target", "price") == 2
     assert "changed while it was read; wait until it is whole" in capsys.readouterr().err
 

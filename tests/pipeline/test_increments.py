@@ -21,7 +21,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import cli
-from pipeline.core import params
+from pipeline.core import overlays, params
 from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
@@ -30,7 +30,6 @@ from pipeline.report.estimates import Estimate
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
-from pipeline.verbs import apply
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]
@@ -198,7 +197,7 @@ def test_a_search_goes_over_one_data_set() -> None:
 
 def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
-    apply.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
+    overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
     numbers = params.load(tmp_path / "params.yaml")
     for order in range(2):
         for name in ("frepo", "random_coreset"):

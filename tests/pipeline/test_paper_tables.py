@@ -15,7 +15,7 @@ from pipeline import papers
 from pipeline.core import params, scores
 from pipeline.core.scores import Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
-from pipeline.papers.compare import Cell, Line
+from pipeline.papers.compare import Line, Pair
 from pipeline.report import estimates
 from pipeline.report.estimates import Estimate
 
@@ -24,8 +24,8 @@ ZENG = range(1, 11)
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
-def cell(ours: Estimate | None, value: str, error: str = "") -> Cell:
-    return Cell(ours, Printed(value, error))
+def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:
+    return Pair(ours, Printed(value, error))
 
 
 def test_differences_in_combined_standard_errors() -> None:
@@ -40,7 +40,7 @@ def test_differences_in_combined_standard_errors() -> None:
         cell(Estimate(2, 0.0, 2), "1.5", "0.0"),
     ):
         assert unknown.z is None and not unknown.far
-    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Cell(Estimate(2, 0.3, 2)).z is None
+    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Pair(Estimate(2, 0.3, 2)).z is None
 
 
 def test_disagreement_is_said_with_its_size() -> None:
@@ -272,7 +272,7 @@ def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) 
             "run",
             "",
             True,
-            {m: Cell(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
+            {m: Pair(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
             3.0,
         )
         for method, f in table.figures[dataset].items()

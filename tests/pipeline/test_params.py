@@ -11,9 +11,8 @@ import yaml
 
 from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
-from pipeline.core import params
+from pipeline.core import overlays, params
 from pipeline.plan.sources import data_digest
-from pipeline.verbs import apply
 from tests.pipeline.fake_work import REGISTRY
 
 GOOD: dict[str, Any] = {
@@ -355,7 +354,7 @@ def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         overlay = tmp_path / case / "overlay.yaml"
         overlay.parent.mkdir()
         with pytest.raises(UserError) as caught:
-            apply.apply(make(overlay), target)
+            overlays.apply(make(overlay), target)
         assert message in str(caught.value) and "overlay.yaml" in str(caught.value)
     assert target.read_text() == yaml.safe_dump(GOOD)
 
