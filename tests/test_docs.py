@@ -29,7 +29,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import machine
-from pipeline.core.params import typed
+from pipeline.core.load import typed
 
 from .cases import CONFIGS
 

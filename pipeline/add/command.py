@@ -14,7 +14,9 @@ from typing import Any
 from bdl_pipe.data.raw import Task
 from bdl_pipe.errors import DataError, UserError, short
 
-from ..core import overlays, params
+from ..core import overlays
+from ..core.load import load, read_yaml
+from ..core.model import SECTIONS
 from . import FOLDER, images, table
 from .cost import estimate
 from .defaults import METHODS, UPSTREAM, upstream_of
@@ -59,7 +61,7 @@ def add(request: Request, dry_run: bool) -> str:
     Raises:
         UserError: the data cannot be used, or the name is taken.
     """
-    params.load()
+    load()
     name = request.name or re.sub(r"[^A-Za-z0-9_]+", "_", request.path.stem).strip("_").lower() or "data"
     _require_free(name)
     if not request.path.exists():
@@ -89,7 +91,7 @@ def add(request: Request, dry_run: bool) -> str:
 
 
 def _require_free(name: str) -> None:
-    raw: Mapping[str, Any] = params.read_yaml(Path("params.yaml"))
+    raw: Mapping[str, Any] = read_yaml(Path("params.yaml"))
     if name in raw.get("datasets", {}):
         cure = f"choose another with --name, or first: python -m pipeline remove {name}"
         raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
@@ -165,12 +167,12 @@ def overlay_of(
         "corruptions": "made",
         **({"calibration": size.calibration} if size.calibration else {}),
     }
-    overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in params.SECTIONS.values()}}
+    overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
     for key in upstream_of(chosen, size):
         made = UPSTREAM[key]
         start = f"trajectory/{name}-sgd" if key == "iterates" and not size.small else f"prepare/{name}"
         run = {"dataset": name, "method": made.method, "seeds": made.seeds, "input": start}
-        overlay[params.SECTIONS[made.kind]][f"{name}-{key}"] = {**run, "override": made.override(size)}
+        overlay[SECTIONS[made.kind]][f"{name}-{key}"] = {**run, "override": made.override(size)}
     for method in chosen:
         above, override = METHODS[method].upstream, METHODS[method].override(size)
         start = f"{UPSTREAM[above].kind}/{name}-{above}" if above else f"prepare/{name}"

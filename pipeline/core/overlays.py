@@ -14,7 +14,8 @@ from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.files import write_bytes
 
-from . import params
+from .load import load, read_yaml
+from .model import SECTIONS
 
 PARAMS: Final = Path("params.yaml")
 _SHOWN: Final = 4  # A message names this many of a section's new entries.
@@ -27,7 +28,7 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
         DataError: a file is missing or is not YAML.
         ConfigError: the merged whole would break a rule; ``target`` stays as it was.
     """
-    changes = params.read_yaml(overlay)
+    changes = read_yaml(overlay)
     lines: list[str] = []
     new: dict[str, list[str]] = {}
     with _edited(target) as document:
@@ -46,7 +47,7 @@ def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
         if name not in document["datasets"]:
             raise UserError(f"{target}: has no data set {short(name)} (it has {', '.join(document['datasets'])})")
         _delete(document, "datasets", [name])
-        for section in params.SECTIONS.values():
+        for section in SECTIONS.values():
             keys = [key for key, run in (document.get(section) or {}).items() if run.get("dataset") == name]
             _delete(document, section, keys)
             counts |= {section: len(keys)} if keys else {}
@@ -71,7 +72,7 @@ def _edited(target: Path) -> Iterator[Any]:
     """
     from ruamel.yaml import YAML
 
-    params.read_yaml(target)
+    read_yaml(target)
     yaml = YAML()  # The round trip keeps comments, order and flow style.
     yaml.preserve_quotes, yaml.width = True, 4096
     document: Any = yaml.load(target.read_text())
@@ -87,7 +88,7 @@ def _check(text: str, target: Path) -> None:
     trial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         trial.write_text(text)
-        params.load(trial)
+        load(trial)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror})") from None
     finally:

@@ -12,7 +12,7 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
-from ..core.params import read_yaml
+from ..core.load import read_yaml
 from ..core.scores import DEFAULT_SCORE, Quantity
 
 HERE: Final = Path(__file__).parent

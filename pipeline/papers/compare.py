@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..core import places, scores
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.scores import Quantity, RunScores
 from ..report import estimates
 from ..report.estimates import Estimate

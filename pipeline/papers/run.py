@@ -21,7 +21,8 @@ from bdl_pipe.files import write_bytes
 
 from .. import papers
 from ..core import places, records
-from ..core.params import FIT_KINDS, Params, Run, load
+from ..core.load import load
+from ..core.model import FIT_KINDS, Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
 from ..run import pool

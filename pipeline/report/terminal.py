@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..core.params import Params
+    from ..core.model import Params
     from .columns import Headline
 
 _GAP: Final = 2  # cells between columns

@@ -25,7 +25,8 @@ from bdl_pipe import config
 from bdl_pipe.errors import UserError
 
 from ..core import overlays, places
-from ..core.params import SECTIONS, Params, load
+from ..core.load import load
+from ..core.model import SECTIONS, Params
 from ..core.settings import Settings
 from ..tracking import provenance
 from . import ray_tune, turn

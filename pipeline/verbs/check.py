@@ -2,7 +2,7 @@
 
 import sys
 
-from ..core.params import load, unwatched
+from ..core.load import load, unwatched
 from ..core.settings import Settings
 
 

@@ -5,7 +5,8 @@ import tune_cases
 
 import bdl_pipe.registry
 from bdl_pipe.errors import UserError
-from pipeline.core import overlays, params
+from pipeline.core import overlays
+from pipeline.core.load import load
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_only_the_named_numbers_change(target):
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert [a.split(":")[0].strip() for a, _ in changed] == ["level", "toy-shift"]
     assert len(lines) == 2
-    read = params.load(target)
+    read = load(target)
     assert read.run("teacher", "toy-level").config.add == 1e-4
     assert read.run("student", "toy-shift").config.inner.shift == 2.5
     assert read.run("student", "toy-other").config.inner.shift == 6.0
@@ -51,7 +52,7 @@ def test_new_entries_are_a_line_a_section(target):
     )
     lines = overlays.apply(overlay(target, f"seed: 9\nruns:\n{runs}"), target)
     assert lines == ["seed: 3 -> 9", "runs: 6 new: toy-new0, toy-new1, toy-new2, toy-new3 and 2 more"]
-    assert params.load(target).run("student", "toy-new5").config.inner.shift == 6.0
+    assert load(target).run("student", "toy-new5").config.inner.shift == 6.0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import cli
-from pipeline.core import overlays, params
+from pipeline.core import overlays
+from pipeline.core.load import load
 from pipeline.tracking import experiments
 from tests.data import archives as made
 
@@ -84,7 +85,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
         small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
     small_methods(small["methods"], members=2 if shifted else 5)
     Path("params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
-    params.load()
+    load()
     stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
     for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
         assert cli.main(["run", *stage.split(), "--executor", "inline"]) in (0, None), stage

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
 from pipeline import papers
-from pipeline.core import params, scores
+from pipeline.core import scores
+from pipeline.core.load import load
 from pipeline.core.scores import Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Line, Pair
@@ -93,7 +94,7 @@ def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:
-    found = params.load(ROOT / "params/paper/inducing-table2.yaml")
+    found = load(ROOT / "params/paper/inducing-table2.yaml")
     shown = {
         name: [row.key for row in compare.runs_of(papers.load(f"inducing:{name}"), dataset, found)]
         for name, dataset in (
@@ -114,7 +115,7 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
-    found, shown = params.load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
+    found, shown = load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
     for table in (papers.load(f"inducing:table{number}") for number in RITTER):
         assert table.source == "table2"
         for dataset, figures in table.figures.items():
@@ -293,7 +294,7 @@ def test_every_params_file_of_a_table_is_right() -> None:
     assert len(paths) >= 9
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
-        found = params.load(path)
+        found = load(path)
         known = {table.names.datasets[name] for name in table.figures}
         assert {row.spec.dataset for row in found.of("student")} <= known
         assert f"python -m pipeline paper {table}" in path.read_text()
