@@ -17,6 +17,7 @@ from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.errors import UserError
 from pipeline import cli, papers
 from pipeline.core import places
+from pipeline.core.settings import Settings
 from pipeline.papers import run
 from pipeline.plan import fresh
 from pipeline.plan.plan import one
@@ -295,7 +296,7 @@ def test_a_users_file_that_changes_is_prepared_again(
 
     def bring() -> bool:
         with places.rooted(TREE):
-            return body.ensure(one("prepare", "boston", given), given, "inline")
+            return body.ensure(one("prepare", "boston", given), given, Settings(executor="inline"))
 
     assert bring()
     assert not bring()
