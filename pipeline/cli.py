@@ -16,7 +16,7 @@ import click
 
 from bdl_pipe.errors import UserError
 
-from .options import COUNT, EXECUTOR, JOBS, PAPER, PATH, RESUME, SEED, SHARE, SPLIT, TO, TRIALS, ListsCommand
+from .verbs.options import COUNT, EXECUTOR, JOBS, PAPER, PATH, RESUME, SEED, SHARE, SPLIT, TO, TRIALS, ListsCommand
 
 PROGRAM: Final = "python -m pipeline"
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")

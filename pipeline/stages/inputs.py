@@ -1,7 +1,7 @@
-"""The stage ``inputs``: artifacts that are read together, under one name.
+"""The stage ``inputs``: it bundles artifacts that a run reads together under one name.
 
-DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a row has one ``input``, and several
-artifacts are one by this stage: its own artifact holds the hash of each, and nothing of them is copied.
+DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a run has one ``input``. The artifact of
+this stage holds the hash of each of several artifacts; their files are not copied.
 """
 
 import json
