@@ -26,7 +26,8 @@ from bdl_pipe.method import fan_in
 
 from ..core import places, records
 from ..core import scores as stored_scores
-from ..core.params import Params, Run, load
+from ..core.load import load
+from ..core.model import Params, Run
 from ..core.scores import Estimate, Quantity, RunScores
 from ..report import images
 

@@ -1,8 +1,8 @@
 """Whether a result is up to date.
 
 Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the parameters, code and inputs that a result was made
-from, and the hashes of the result. The file is written last: after an interrupt it is missing, or belongs to the earlier
-result. It is one of the stage's outputs for DVC, so it travels with the result.
+from, and the hashes of the result. The file is written last: after an interrupt it is missing, or belongs to the
+earlier result. It is one of the stage's outputs for DVC, so it travels with the result.
 """
 
 import json

@@ -13,7 +13,7 @@ from bdl_pipe.artifacts import MANIFEST
 from bdl_pipe.errors import UserError
 
 from ..core import places
-from ..core.params import FIT_KINDS, SECTIONS, Params, Run
+from ..core.model import FIT_KINDS, SECTIONS, Params, Run
 from . import code, sources
 
 

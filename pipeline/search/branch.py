@@ -25,7 +25,7 @@ from bdl_pipe.method import Method, fan_in
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..core.storage import Place
 from ..plan import sources

@@ -23,7 +23,8 @@ from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
 from ..core import places, records
-from ..core.params import Params, load, read_yaml, typed
+from ..core.load import load, read_yaml, typed
+from ..core.model import Params
 from ..core.settings import Settings
 from ..tracking import provenance
 from . import ray_tune, turn

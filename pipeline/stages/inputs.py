@@ -9,7 +9,7 @@ import json
 from bdl_pipe import artifacts
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.base import Executor

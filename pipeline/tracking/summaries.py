@@ -9,7 +9,7 @@ from bdl_pipe import config
 
 from .. import report
 from ..core import records
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..report import columns, images, plots, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table

@@ -10,7 +10,7 @@ from bdl_pipe.errors import UserError
 
 from ..core.jobs import client
 from ..core.jobs.dashboard import UNDER_WAY, preflight
-from ..core.params import load
+from ..core.load import load
 from ..core.settings import Settings
 from ..plan import plan
 from . import repro

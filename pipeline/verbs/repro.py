@@ -8,7 +8,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from ..core import places
-from ..core.params import Params, load, unwatched
+from ..core.load import load, unwatched
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan, sources
 from ..plan.plan import Plan, Stage

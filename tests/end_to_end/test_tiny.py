@@ -98,7 +98,7 @@ def test_no_stage_but_evaluate_opens_the_holdout(project: Project) -> None:
 import sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from pipeline.core.params import load
+from pipeline.core.load import load
 from importlib import import_module
 from pipeline.core.settings import Settings
 from pipeline.plan import plan

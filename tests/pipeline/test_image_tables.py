@@ -18,8 +18,9 @@ from bdl_pipe.networks import PreResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from pipeline import cli, papers
-from pipeline.core import params, scores
-from pipeline.core.params import Run
+from pipeline.core import scores
+from pipeline.core.load import load, read_yaml
+from pipeline.core.model import Params, Run
 from pipeline.core.scores import Quantity
 from pipeline.tracking import experiments
 from tests.data import archives as made
@@ -108,7 +109,7 @@ def test_image_tables_run_from_data_to_the_table(name: str, project: Path, capsy
     tables, run, expected = FILES[name]
     paper = name.split("-")[0]
     part = ["--dataset", PART[paper]] if paper in PART else []
-    raw = params.read_yaml(ROOT / f"params/paper/{name}.yaml")
+    raw = read_yaml(ROOT / f"params/paper/{name}.yaml")
     (project / f"params/paper/{name}.yaml").write_text(yaml.safe_dump(shrunk(raw, SHRUNK[paper]), sort_keys=False))
     ran = set[str]()
     for table in tables:
@@ -137,7 +138,7 @@ def test_image_tables_run_from_data_to_the_table(name: str, project: Path, capsy
 @pytest.mark.parametrize("table", TABLES)
 def test_the_numbers_are_those_of_harrison(table: str) -> None:
     """Harrison, Willes & Snoek 2024, appendix G.3."""
-    raw = params.read_yaml(ROOT / f"params/paper/vbll-{table}.yaml")
+    raw = read_yaml(ROOT / f"params/paper/vbll-{table}.yaml")
     methods = raw["methods"]
     found = list(optimisers(methods))
     assert len(found) == 7
@@ -161,7 +162,7 @@ def test_the_numbers_are_those_of_harrison(table: str) -> None:
 
 def test_the_numbers_are_those_of_ritter() -> None:
     """Ritter et al. 2021, appendix J.2, for 50,000 rows in batches of 100."""
-    found = params.load(ROOT / "params/paper/inducing-table2.yaml")
+    found = load(ROOT / "params/paper/inducing-table2.yaml")
     for (kind, key), row in found.runs.items():
         wide = key.startswith("cifar100")
         how = row.config if kind == "trajectory" else getattr(row.config, "training", None)
@@ -192,7 +193,7 @@ def test_the_numbers_are_those_of_ritter() -> None:
         assert head.get("cols", size) == size and head.get("kind", name) == name
 
 
-def as_in_appendix_k(row: Run, found: params.Params) -> None:
+def as_in_appendix_k(row: Run, found: Params) -> None:
     """A pruned run: 50 epochs of Adam at 1e-4 on its full run's members; what is left stands in its setting, in %."""
     source = found.run("student", row.sources["student"])
     assert row.key.startswith(source.key) and source.sources == {} and source.spec.seeds == 5
@@ -208,7 +209,7 @@ def as_in_appendix_k(row: Run, found: params.Params) -> None:
 
 def test_the_numbers_are_those_of_maddox() -> None:
     """Maddox et al. 2019, as their published code has them, in the protocol of Zeng & Van den Broeck 2023 (C.3)."""
-    found = params.load(ROOT / "params/paper/ciber-table3.yaml")
+    found = load(ROOT / "params/paper/ciber-table3.yaml")
     own = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
     ends = {"vgg": (0.01, 0.01), "preresnet": (0.01, 0.05), "wrn": (0.05, 0.05)}  # of SWA on CIFAR-10, CIFAR-100
     rows = {key: row for (kind, key), row in found.runs.items() if kind == "trajectory"}
@@ -244,7 +245,7 @@ def test_the_numbers_are_those_of_maddox() -> None:
 
 def test_the_chains_steps_are_those_of_maddox() -> None:
     """The rate of WideResNet on the mean loss, 38.0348 (13928.7 + t)^-.55; noise of 5e-4 times its root."""
-    found = params.load(ROOT / "params/paper/ciber-table3.yaml")
+    found = load(ROOT / "params/paper/ciber-table3.yaml")
     target = found.run("teacher", "cifar10-vgg-sgld").config.target
     drift = 50_000 / (2 * target.temperature)  # the rate of an η
     assert target.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)

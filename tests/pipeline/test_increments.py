@@ -22,7 +22,8 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import cli
-from pipeline.core import params
+from pipeline.core import overlays
+from pipeline.core.load import load, typed
 from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
@@ -30,7 +31,6 @@ from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
-from pipeline.verbs import apply
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]
@@ -125,27 +125,27 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
         assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
     go("trajectory", "e1")
-    inputs.bundle("both", params.load())
+    inputs.bundle("both", load())
     go("coreset", "b1")
     from_experts = artifacts.load(Path("work/coreset/b1"), "coreset").state("0-0")
     assert torch.equal(from_experts.tensors["images"][:6], first.tensors["images"])
-    numbers = params.load()
+    numbers = load()
     assert {row.key: row.step and row.step.number for row in report.infos(numbers)[0]} == {"r0": 0, "r1": 1}
 
 
 def test_a_chain_of_steps_is_planned() -> None:
-    numbers = params.typed(with_experts(raw()))
+    numbers = typed(with_experts(raw()))
     assert plan(numbers)["coreset@c1"].needs == {"prepare@d1", "coreset@c0"}
     assert [r.key for r in numbers.lineage(numbers.run("student", "r1"))] == ["c0", "c1", "r1"]
     assert numbers.run("coreset", "b1").sources == {"trajectory": "e1", "coreset": "c0"}
     alone = raw()
     alone["coresets"]["c1"]["input"] = "prepare/d1"  # a learner that forgets
-    assert params.typed(alone).run("coreset", "c1").sources == {}
+    assert typed(alone).run("coreset", "c1").sources == {}
 
 
 def refused(made: dict[str, Any]) -> str:
     with pytest.raises(UserError) as caught:
-        params.typed(made)
+        typed(made)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -186,11 +186,11 @@ def test_what_else_cannot_be_made_from_what_is_named() -> None:
     rule = "must be trajectory/<run> or inputs/<key> with trajectory and coreset"
     assert refused(made) == f"coresets.b1.input {rule}, got 'coreset/c0'"
     made["coresets"]["b1"]["input"] = "trajectory/e1"
-    assert params.typed(made).run("coreset", "b1").sources == {"trajectory": "e1"}
+    assert typed(made).run("coreset", "b1").sources == {"trajectory": "e1"}
 
 
 def test_a_search_goes_over_one_data_set() -> None:
-    numbers = params.typed(raw())
+    numbers = typed(raw())
     with pytest.raises(UserError, match=r"^r1: is made from runs on d0: a search fits all on d1; search on the first"):
         branch.branch_of(numbers, "random_coreset", "d1", None, "tune", Settings())
     assert branch.branch_of(numbers, "random_coreset", "d0", None, "tune", Settings()).run.key == "r0"
@@ -198,8 +198,8 @@ def test_a_search_goes_over_one_data_set() -> None:
 
 def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
-    apply.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
-    numbers = params.load(tmp_path / "params.yaml")
+    overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
+    numbers = load(tmp_path / "params.yaml")
     for order in range(2):
         for name in ("frepo", "random_coreset"):
             lineage = numbers.lineage(numbers.run("student", f"fashion_mnist-{order}-4-{name}"))

@@ -16,7 +16,8 @@ from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
-from pipeline.core import params, places
+from pipeline.core import places
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.stages import prepare
 from pipeline.work.base import Executor, Task
@@ -33,7 +34,7 @@ EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB, 32 of them an expert
 WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.work.choose import choose
 from pipeline.core.settings import Settings
 from pipeline.stages import fit
@@ -47,7 +48,7 @@ def untracked(*args, **named):
 
 experiments.stage_run = untracked
 settings = Settings(executor="ray")
-numbers, executor = params.load(registry=REGISTRY), choose(settings)
+numbers, executor = load(registry=REGISTRY), choose(settings)
 fit.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fit.fit("student", "b-last", numbers, executor, settings)
@@ -73,7 +74,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
+        prepare.prepare_dataset("boston", load(registry=REGISTRY), Inline(Settings()))
         with artifacts.publish(
             places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}
         ) as place:

@@ -17,7 +17,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
-from pipeline.core import params
+from pipeline.core.load import read_yaml
 from pipeline.report.columns import METRICS, OOD_SCORES
 
 
@@ -71,7 +71,7 @@ def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path
                 of = table.quantity(metric, method)
                 assert of.metric in known[of.set], (method, metric)
                 assert of.score is None or of.score in known["score"], (method, metric)
-    names = config.read(papers.Names, params.read_yaml(path), path.name)
+    names = config.read(papers.Names, read_yaml(path), path.name)
     for method, counterpart in names.methods.items():
         assert counterpart.scores.keys() <= names.metrics.keys(), method
         assert {*counterpart.scores.values()} <= known["score"], method

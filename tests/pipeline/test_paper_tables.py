@@ -12,18 +12,19 @@ from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
 from pipeline import papers
-from pipeline.core import params, scores
+from pipeline.core import scores
+from pipeline.core.load import load
 from pipeline.core.scores import Estimate, Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
-from pipeline.papers.compare import Cell, Line
+from pipeline.papers.compare import Line, Pair
 
 ROOT = Path(__file__).parents[2]
 ZENG = range(1, 11)
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
-def cell(ours: Estimate | None, value: str, error: str = "") -> Cell:
-    return Cell(ours, Printed(value, error))
+def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:
+    return Pair(ours, Printed(value, error))
 
 
 def test_differences_in_combined_standard_errors() -> None:
@@ -38,7 +39,7 @@ def test_differences_in_combined_standard_errors() -> None:
         cell(Estimate(2, 0.0, 2), "1.5", "0.0"),
     ):
         assert unknown.z is None and not unknown.far
-    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Cell(Estimate(2, 0.3, 2)).z is None
+    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Pair(Estimate(2, 0.3, 2)).z is None
 
 
 def test_disagreement_is_said_with_its_size() -> None:
@@ -91,7 +92,7 @@ def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:
-    found = params.load(ROOT / "params/paper/inducing-table2.yaml")
+    found = load(ROOT / "params/paper/inducing-table2.yaml")
     shown = {
         name: [row.key for row in compare.runs_of(papers.load(f"inducing:{name}"), dataset, found)]
         for name, dataset in (
@@ -112,7 +113,7 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
-    found, shown = params.load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
+    found, shown = load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
     for table in (papers.load(f"inducing:table{number}") for number in RITTER):
         assert table.source == "table2"
         for dataset, figures in table.figures.items():
@@ -270,7 +271,7 @@ def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) 
             "run",
             "",
             True,
-            {m: Cell(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
+            {m: Pair(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
             3.0,
         )
         for method, f in table.figures[dataset].items()
@@ -291,7 +292,7 @@ def test_every_params_file_of_a_table_is_right() -> None:
     assert len(paths) >= 9
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
-        found = params.load(path)
+        found = load(path)
         known = {table.names.datasets[name] for name in table.figures}
         assert {row.spec.dataset for row in found.of("student")} <= known
         assert f"python -m pipeline paper {table}" in path.read_text()

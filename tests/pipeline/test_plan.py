@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.plan import plan, sources
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def theirs() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ours() -> plan.Plan:
-    return plan.plan(params.load(ROOT / "params.yaml"))
+    return plan.plan(load(ROOT / "params.yaml"))
 
 
 def test_the_stages_are_the_same_and_in_order(theirs: dict[str, Any], ours: plan.Plan) -> None:
@@ -60,7 +60,7 @@ def test_each_stage_reads_makes_and_depends_on_the_same(theirs: dict[str, Any], 
 
 
 def test_the_digests_are_those_of_the_file(ours: plan.Plan) -> None:
-    written = sources.digests(params.load(ROOT / "params.yaml"))
+    written = sources.digests(load(ROOT / "params.yaml"))
 
     def at(dotted: str) -> Any:
         value: Any = written

@@ -23,7 +23,9 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import StageSpec
 from bdl_pipe.seeds import Seed
-from pipeline.core import params, places, records
+from pipeline.core import places, records
+from pipeline.core.load import load as load_params
+from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.stages import fit as fit_stage
 from pipeline.stages import prepare
@@ -77,8 +79,8 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch, silent: list[str]) ->
     return prepared
 
 
-def load() -> params.Params:
-    return params.load(Path("params.yaml"), REGISTRY)
+def load() -> Params:
+    return load_params(Path("params.yaml"), REGISTRY)
 
 
 def fit(kind: str, key: str) -> None:
@@ -236,7 +238,7 @@ DRIVER = """
 import os, sys, traceback
 from contextlib import contextmanager
 from pathlib import Path
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.stages import fit as fit_stage
 from pipeline.tracking import experiments
 from pipeline.work.choose import choose
@@ -254,7 +256,7 @@ for line in sys.stdin:
     if pid == 0:
         os.environ["WALK_LOG"], settings, code = log, Settings.read(), 1
         try:
-            fit_stage.fit(kind, "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
+            fit_stage.fit(kind, "b-walk", load(Path("params.yaml"), REGISTRY), choose(settings), settings)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -393,7 +395,7 @@ def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None
     """Another family's code leaves it in place; that of the method, a number or the device does not."""
     from pipeline.plan import sources
 
-    ours = params.load(Path(__file__).parents[2] / "params.yaml")
+    ours = load_params(Path(__file__).parents[2] / "params.yaml")
     runs = {key: ours.run("student", key) for key in ("boston-vbll", "boston-gp")}
     codes = {key: fit_stage.code_of(run, ours) for key, run in runs.items()}
     assert codes == {key: sources.fit_digest(run.method.name, ours) for key, run in runs.items()}

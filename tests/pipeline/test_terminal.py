@@ -15,7 +15,8 @@ from rich.console import Console
 
 from bdl_pipe import artifacts
 from pipeline.core import places, scores
-from pipeline.core.params import Params, read_yaml, typed
+from pipeline.core.load import read_yaml, typed
+from pipeline.core.model import Params
 from pipeline.report import terminal
 from pipeline.report.columns import Cell, Grid
 from pipeline.stages.report import run_info

@@ -16,7 +16,7 @@ from bdl_pipe import config
 from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.sources.uci import UCI_SIZES, Uci
 from pipeline import cli, papers
-from pipeline.core import params
+from pipeline.core.load import load, read_yaml
 from pipeline.tracking import experiments
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_a_set_runs_as_soon_as_its_file_is_there(
 ) -> None:
     """With few rows: an exact integral for each of a thousand test rows takes long."""
     name, second = f"ciber-table{number}", number + 4  # the table of RMSE
-    raw = shrunk(params.read_yaml(ROOT / f"params/paper/{name}.yaml"))
+    raw = shrunk(read_yaml(ROOT / f"params/paper/{name}.yaml"))
     (project / "params/paper").mkdir(parents=True)
     (project / f"params/paper/{name}.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     table = papers.load(f"ciber:table{number}")
@@ -108,7 +108,7 @@ def test_a_set_runs_as_soon_as_its_file_is_there(
 
 @pytest.mark.parametrize(("number", "key"), [(2, n) for n in LARGE] + [(1, "yacht"), (1, "naval"), (1, "energy")])
 def test_a_file_of_the_sets_own_size_is_read(number: int, key: str, project: Path) -> None:
-    source = params.load(ROOT / f"params/paper/ciber-table{number}.yaml").datasets[key].source
+    source = load(ROOT / f"params/paper/ciber-table{number}.yaml").datasets[key].source
     assert isinstance(source, Uci) and source.set == key
     made_up(config.to_mapping(source))
     raw = sources.load(source)
@@ -117,7 +117,7 @@ def test_a_file_of_the_sets_own_size_is_read(number: int, key: str, project: Pat
 
 def test_large_tables_are_in_normalised_units(project: Path) -> None:
     """log p(z) of z = (y − m)/s is log p(y) + log s, s the training rows' (validation rows are among them)."""
-    raw = shrunk(params.read_yaml(ROOT / "params/paper/ciber-table2.yaml"))
+    raw = shrunk(read_yaml(ROOT / "params/paper/ciber-table2.yaml"))
     (project / "params/paper").mkdir(parents=True)
     (project / "params/paper/ciber-table2.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     source = raw["datasets"]["skillcraft"]["source"]
@@ -136,7 +136,7 @@ def test_large_tables_are_in_normalised_units(project: Path) -> None:
 
 def test_the_numbers_are_those_of_zeng() -> None:
     """Zeng & Van den Broeck 2023, section 6.1 and appendix C.2."""
-    small, large = (params.load(ROOT / f"params/paper/ciber-table{n}.yaml") for n in (1, 2))
+    small, large = (load(ROOT / f"params/paper/ciber-table{n}.yaml") for n in (1, 2))
     assert {name: dataset.splits for name, dataset in small.datasets.items()} == dict.fromkeys(
         ("boston", "concrete", "yacht", "naval", "energy"), 20
     )

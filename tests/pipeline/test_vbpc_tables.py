@@ -17,7 +17,8 @@ from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.networks import AlexNetConfig, ConvNetConfig, ResNetConfig, Vgg11Config
 from pipeline import cli, papers
-from pipeline.core import params
+from pipeline.core.load import load, read_yaml
+from pipeline.core.model import Params
 from pipeline.core.scores import Quantity
 from pipeline.papers import Printed, compare, show
 from pipeline.tracking import experiments
@@ -31,8 +32,8 @@ COUNT = {1: 140, 2: 24, 3: 20, 4: 70, 8: 28, 9: 25, 10: 30}  # figures; of table
 
 
 @pytest.fixture(scope="module")
-def published() -> params.Params:
-    return params.load(FILE)
+def published() -> Params:
+    return load(FILE)
 
 
 def test_figures_by_hand() -> None:
@@ -76,10 +77,10 @@ def test_every_figure_is_there_once_and_has_a_counterpart(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) -> None:
+def test_a_cell_of_the_paper_has_one_run(number: int, published: Params) -> None:
     """But for chains of a network with running statistics; and AVBPC has a second line, of ridge regression."""
     table = papers.load(f"vbpc:table{number}")
-    found = published if table.source == "table1" else params.load(ROOT / f"params/paper/vbpc-{table.source}.yaml")
+    found = published if table.source == "table1" else load(ROOT / f"params/paper/vbpc-{table.source}.yaml")
     shown = [name for name in table.figures if table.names.datasets[name] in found.datasets]
     assert {*table.figures} - {*shown} == ({"Tiny-ImageNet"} if number == 1 else set())
     for dataset in shown:
@@ -96,7 +97,7 @@ def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) 
             assert line.run is None or coreset_of(found, line.run) == expected_coreset(line.method)
 
 
-def coreset_of(found: params.Params, key: str) -> tuple[str, int, str]:
+def coreset_of(found: Params, key: str) -> tuple[str, int, str]:
     """Return the method of a run's coreset, its images per class, and what predicts from it."""
     run = found.run("student", key)
     coreset = found.run("coreset", run.sources["coreset"])
@@ -115,7 +116,7 @@ def expected_coreset(name: str) -> tuple[str, int, str]:
     return ours, ipc, "coreset_nn" if a or ours in ("frepo", "rcig") else "coreset_sgmcmc"
 
 
-def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: params.Params) -> None:
+def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: Params) -> None:
     shown = set[str]()
     for table in (papers.load(f"vbpc:table{number}") for number in (1, 2, 3, 4, 10)):
         for dataset in table.figures:
@@ -126,7 +127,7 @@ def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: params.Param
     assert used == {row.key for row in published.of("coreset")}
 
 
-def test_the_numbers_are_those_of_lee(published: params.Params) -> None:
+def test_the_numbers_are_those_of_lee(published: Params) -> None:
     """Appendix E.4: T' by data set and images per class, γ, ρ, the outer descent; a coreset and its run agree."""
     steps = {
         **{(name, ipc): t for name in ("mnist5k", "fashion_mnist") for ipc, t in ((1, 100), (10, 500), (50, 1000))},
@@ -153,7 +154,7 @@ def test_the_numbers_are_those_of_lee(published: params.Params) -> None:
     assert not steps
 
 
-def test_the_numbers_of_the_others_are_those_of_their_published_code(published: params.Params) -> None:
+def test_the_numbers_of_the_others_are_those_of_their_published_code(published: Params) -> None:
     for row in published.of("coreset"):
         config, name = row.config, row.method.name
         classes = 100 if row.spec.dataset == "cifar100" else 10
@@ -191,7 +192,7 @@ def test_the_numbers_of_the_others_are_those_of_their_published_code(published: 
 
 
 def test_a_step_of_table_9_has_its_own_experts_and_the_coreset_before() -> None:
-    found = params.load(ROOT / "params/paper/vbpc-table9.yaml")
+    found = load(ROOT / "params/paper/vbpc-table9.yaml")
     for row in found.of("coreset"):
         step = found.datasets[row.spec.dataset].increment.step
         earlier = {"coreset": f"cifar100-{20 * step}-classes-{row.method.name}"} if step else {}
@@ -258,7 +259,7 @@ def test_class_after_class_from_data_to_ours_beside_the_paper(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two methods after two steps of table 9: the second step's coreset has the rows of the first, too."""
-    small = shrunk(params.read_yaml(ROOT / "params/paper/vbpc-table9.yaml"))
+    small = shrunk(read_yaml(ROOT / "params/paper/vbpc-table9.yaml"))
     for dataset in small["datasets"].values():
         dataset["validation"] = 0  # most classes have one row
     (project / "params/paper/vbpc-table9.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
@@ -280,7 +281,7 @@ def test_a_part_of_the_tables_from_data_to_ours_beside_the_paper(
     (project / "data/cifar10_corrupted").mkdir()
     for i, kind in enumerate(KINDS):
         np.save(project / f"data/cifar10_corrupted/{kind}.npy", made.images(10, (32, 32, 3), i))
-    small = shrunk(params.read_yaml(FILE))
+    small = shrunk(read_yaml(FILE))
     for section in ("datasets", "trajectories", "coresets", "runs"):  # the others are checked whole above
         small[section] = {key: value for key, value in small[section].items() if key.partition("-")[0] == "cifar10"}
     (project / "params/paper/vbpc-table1.yaml").write_text(yaml.safe_dump(small, sort_keys=False))

@@ -1,16 +1,14 @@
-"""The typed view of the whole of params.yaml, checked before anything else happens.
+"""Reading and checking params.yaml as a whole, before anything else happens.
 
-Every command reads it first, so a wrong number anywhere stops everything in the first second.
-DVC reads the file itself, to know what has changed.
+Every command reads the file first, so a wrong value anywhere stops everything in the first second. DVC reads the file
+itself, to know what has changed.
 """
 
-import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import yaml
 
@@ -22,156 +20,16 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import read_text
 from bdl_pipe.method import Kind, Method, StageSpec
 
-from . import old_keys
+from .model import FIT_KINDS, SECTIONS, Params, ReportConfig, Run, RunSpec, files_of
 
-SECTIONS: Final[Mapping[str, str]] = {
-    "trajectory": "trajectories",
-    "teacher": "teachers",
-    "coreset": "coresets",
-    "student": "runs",
-}
-FIT_KINDS: Final = get_args(Kind)  # in the order in which one may be made from another
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # no sign of a Markdown table, HTML or rich markup
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A run as it is written in params.yaml.
-
-    Attributes:
-        dataset: a key of ``datasets``.
-        method: a key of ``methods``.
-        seeds: how many are made for each split of the data.
-        input: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or ``inputs/<key>``, several of these:
-            what it is made from.
-        override: numbers of this run in place of the method's.
-        setting: the column of the comparison that tells runs of one method apart (runs only).
-    """
-
-    dataset: str
-    method: str
-    seeds: int
-    input: str
-    override: dict[str, Any] = field(default_factory=dict)
-    setting: str = ""
-
-    def __post_init__(self) -> None:
-        require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
-        rule = "must be words of letters, digits and . _ - + = % ( ), one space between them"
-        require(_SETTING.fullmatch(self.setting) is not None, "setting", rule, self.setting)
-
-
-@dataclass(frozen=True)
-class ReportConfig:
-    """The section ``report`` of params.yaml.
-
-    Attributes:
-        figures_dpi: CSS pixels an inch of figure.
-    """
-
-    figures_dpi: int
-
-    def __post_init__(self) -> None:
-        require(self.figures_dpi > 0, "figures_dpi", "must be > 0", self.figures_dpi)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run with everything that follows from it.
-
-    Attributes:
-        sources: the runs whose artifacts it is made from, beside its data: stage kind -> key.
-    """
-
-    kind: Kind
-    key: str
-    spec: RunSpec
-    method: Method
-    config: Any
-    sources: Mapping[Kind, str]
-
-    @property
-    def stage(self) -> StageSpec:
-        """Return what the run's method does in its stage kind."""
-        return self.method.stages[self.kind]
-
-
-@dataclass(frozen=True)
-class Params:
-    """A params file, typed and checked as a whole.
-
-    Attributes:
-        inputs: artifacts that are read together, by their common name: stage kind -> ``<stage kind>/<run>``.
-    """
-
-    seed: int
-    datasets: Mapping[str, DatasetConfig]
-    inputs: Mapping[str, Mapping[Kind, str]]
-    runs: Mapping[tuple[str, str], Run]
-    evaluate: EvaluateConfig
-    report: ReportConfig
-    raw: Mapping[str, Any]
-
-    @property
-    def plugins(self) -> Sequence[str]:
-        """Return the names of the plugins that params.yaml names."""
-        return self.raw.get("plugins") or ()
-
-    @property
-    def method_names(self) -> set[str]:
-        """Return the methods that have a section or a run."""
-        return {*self.raw["methods"], *(run.method.name for run in self.runs.values())}
-
-    def method_of(self, kind: str, key: str) -> str:
-        """Return the method whose work a stage does; empty: it is of none."""
-        run = self.runs.get(("student" if kind == "evaluate" else kind, key))
-        return run.method.name if run else ""
-
-    def modules_of(self, run: Run) -> set[str]:
-        """Return the modules that define the configs of a run and of all that it is made from."""
-        return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))
-
-    def plugins_of(self, run: Run) -> list[str]:
-        """List the plugins that define the run's method, its config, or that of a run that it is made from."""
-        modules = {run.method.config.__module__, *self.modules_of(run)}
-        owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
-        return [name for name in self.plugins if name in owners]
-
-    def files_of(self, run: Run) -> list[Path]:
-        """List the users' files, beside those of data and plugins, that a run's own numbers name."""
-        return sorted(set(_files(run.config)))
-
-    def run(self, kind: str, key: str) -> Run:
-        """Return the run ``key`` of a stage kind.
-
-        Raises:
-            ConfigError: there is no such run; with the nearest name.
-        """
-        if (kind, key) not in self.runs:
-            known = [k for other, k in self.runs if other == kind]
-            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, known)}")
-        return self.runs[kind, key]
-
-    def of(self, kind: str) -> list[Run]:
-        """List the runs of a stage kind."""
-        return [run for run in self.runs.values() if run.kind == kind]
-
-    def of_method(self, method: str) -> list[Run]:
-        """List the runs of a method, of all stage kinds."""
-        return [run for run in self.runs.values() if run.method.name == method]
-
-    def lineage(self, run: Run) -> list[Run]:
-        """List all that a run is made from, and the run itself as the last. Each stands after what it is made from."""
-        above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
-        return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
 
 def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
     """Read and check the whole of a params file.
 
     Args:
-        registry: the methods that there are; the library's by default.
+        registry: the known methods; the library's by default.
 
     Raises:
         ConfigError: the first key that breaks its rule, with its path, the rule and the value.
@@ -189,7 +47,6 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     """
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections, optional=("inputs", "plugins"))
-    old_keys.refuse(raw)
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
     registry = _library() if registry is None else registry
     seed = raw["seed"]
@@ -207,27 +64,11 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     runs: dict[tuple[str, str], Run] = {}
     for kind in FIT_KINDS:
         for key, value in _section(raw, SECTIONS[kind]).items():
-            runs[kind, key] = _row(kind, key, value, raw, runs, registry, datasets, bundles)
+            runs[kind, key] = _run(kind, key, value, raw, runs, registry, datasets, bundles)
     for key, bundle in bundles.items():
         _check_bundle(key, bundle, runs, datasets)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
     return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
-
-
-def _modules(value: Any) -> set[str]:
-    """Return the modules that define a config and the configs in it."""
-    if not dataclasses.is_dataclass(value):
-        return set()
-    inside = [_modules(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return {type(value).__module__}.union(*inside)
-
-
-def _files(value: Any) -> list[Path]:
-    """Return the files that a config and the configs in it say that they are read from."""
-    if not dataclasses.is_dataclass(value):
-        return []
-    own = value.files() if hasattr(value, "files") else []
-    return own + [path for field in dataclasses.fields(value) for path in _files(getattr(value, field.name))]
 
 
 def _library() -> Mapping[str, Method]:
@@ -245,7 +86,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         loaded = yaml.load(text, _Loader)
     except RecursionError:
         raise DataError(f"{path}: is nested too deep") from None
-    except Exception as error:  # a value of an explicit tag raises whatever its constructor stumbles over
+    except Exception as error:  # The constructor of an explicit tag may raise anything.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
@@ -270,7 +111,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def _row(
+def _run(
     kind: Kind,
     key: str,
     value: Any,
@@ -298,7 +139,7 @@ def _row(
     merged = config.merge(methods[spec.method], spec.override)
     numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
     run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
-    for file in _files(run.config):
+    for file in files_of(run.config):
         require(file.is_file(), f"methods.{spec.method}", f"must name files that are there in {Path.cwd()}", str(file))
     _check_sources(run, path, above, datasets)
     return run
@@ -321,7 +162,7 @@ def _check_bundle(
     runs: Mapping[tuple[str, str], Run],
     datasets: Mapping[str, DatasetConfig],
 ) -> None:
-    """Check that the runs of an entry of ``inputs`` are there, and of one data set, or of it and the step before."""
+    """Check that the runs of an entry of ``inputs`` exist and have one data set, or it and the step before it."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]
@@ -338,7 +179,7 @@ def _check_bundle(
 def _sources(
     spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
 ) -> Mapping[Kind, str]:
-    """Find the runs that a spec names as its input: of all kinds that its stage needs, of some where it may choose."""
+    """Return the runs that a spec names as its input: every kind that its stage needs, or some where it may choose."""
     needs, required, data = stage.needs, stage.required, f"prepare/{spec.dataset}"
     meant = [f"{kind}/<run>" for kind in needs if required <= {kind}]
     meant += [f"inputs/<key> with {' and '.join(needs)}"] * (len(required) > 0 and len(needs) > 1)
@@ -361,7 +202,7 @@ def _sources(
 def _check_sources(
     run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
 ) -> None:
-    """Check that a run's sources are runs above it, of its data, with seeds enough, and that its numbers fit theirs."""
+    """Check that a run's sources stand above it, with its data and enough seeds, and that their configs fit its own."""
     place, configs, own = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
@@ -387,7 +228,7 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Say what DVC does not watch, a line each: files outside ``data/``, ``plugins/``; data sets that others name."""
+    """Return a line for each file and data set of which DVC does not notice changes."""
     watched = [Path(name).absolute() for name in ("data", "plugins")]
     lines = []
     for name in params.plugins:

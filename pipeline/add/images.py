@@ -1,58 +1,86 @@
-"""What a set of images is, and what a reader should know before anything is fitted to it."""
+"""What ``add`` finds in a user's images: their shape and classes, and warnings before anything is fitted."""
 
 import hashlib
-from collections import Counter
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from bdl_pipe.data.fitdata import Examples
-from bdl_pipe.data.raw import Raw
+from bdl_pipe.data.raw import Raw, Task
 from bdl_pipe.data.sources.images import ImageFolder, Npz, broken, class_files
 from bdl_pipe.errors import DataError, brief
 
-from .look import FEWEST, FEWEST_OF_CLASS
+from .size import Size
+from .table import FEWEST, FEWEST_OF_CLASS
 
 _LISTED: Final = 4
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What was found.
+class Images:
+    """A user's images.
 
     Attributes:
         source: the section ``source`` of the data set.
         shape: (channel, height, width).
-        rows: training rows; test_rows: those that the set brings itself, 0 for none.
-        classes: class -> training rows.
-        remarks: what else a reader should know, a line each.
+        rows: training images.
+        test_rows: test images that the data set brings itself; 0: none.
+        classes: class -> training images.
+        remarks: warnings for the reader, a line each.
     """
 
     path: Path
-    source: dict[str, Any]
+    source: Mapping[str, Any]
     shape: tuple[int, int, int]
     rows: int
     test_rows: int
-    classes: dict[str, int]
-    remarks: list[str] = field(default_factory=list)
+    classes: Mapping[str, int]
+    remarks: Sequence[str]
+    task: Task = "classification"
+
+    def size(self, calibration: float) -> Size:
+        """Return the size from which hyperparameters follow."""
+        return Size(
+            self.task,
+            self.rows,
+            math.prod(self.shape),
+            calibration=calibration,
+            image=self.shape,
+            fewest=min(self.classes.values()),
+            has_test=self.test_rows > 0,
+        )
+
+    def dataset(self, log: bool | None) -> dict[str, Any]:
+        """Return the keys of the data set's entry that depend on the images; classes have no logarithms."""
+        return {"source": dict(self.source), "normalise": "train", "targets": "none"}
+
+    def describe(self, is_log: bool) -> list[str]:
+        """Describe the images, a line for each finding."""
+        channels, height, width = self.shape
+        colour = "grey" if channels == 1 else "colour"
+        tests = f" and {self.test_rows:,} test images" if self.test_rows else ""
+        lines = [f"{self.path}: {self.rows:,} {colour} images of {height}×{width} pixels{tests}"]
+        return lines + [f"  note: {remark}" for remark in self.remarks]
 
 
-def is_pictures(path: Path) -> bool:
-    """Tell whether a path is one that images are read from."""
+def is_images(path: Path) -> bool:
+    """Return True if a path is read as images: a folder or an ``.npz``."""
     return path.is_dir() or path.suffix.lower() == ".npz"
 
 
-def look(path: Path, size: int | None, skip_broken: bool) -> Pictures:
-    """Look at a folder with a subfolder of images per class, or at an ``.npz``.
+def look(path: Path, size: int | None, skip_broken: bool) -> Images:
+    """Read a folder with a subfolder of images for each class, or an ``.npz``.
 
     Args:
-        size: pixels a side that images of a folder are brought to.
+        size: the images of a folder are scaled and cut to this many pixels a side.
         skip_broken: leave out files that are no readable images.
 
     Raises:
-        DataError: it cannot be used, with the cure.
+        DataError: the images cannot be used; the message names the cure.
     """
     remarks = list[str]()
     if path.is_dir():
@@ -79,14 +107,14 @@ def look(path: Path, size: int | None, skip_broken: bool) -> Pictures:
     remarks += _copies(raw)
     channels, height, width = raw.train.inputs.shape[1:]
     tests = 0 if raw.test is None else len(raw.test)
-    return Pictures(path, source, (channels, height, width), len(raw.train), tests, classes, remarks)
+    return Images(path, source, (channels, height, width), len(raw.train), tests, classes, remarks)
 
 
 def _broken(path: Path, skip: bool) -> list[Path]:
     """List the files that are no readable images.
 
     Raises:
-        DataError: there are some, and they are not to be skipped.
+        DataError: there is one, and ``skip`` is False.
     """
     roots = [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
     paths = [file for root in roots for files in class_files(root).values() for file in files]
@@ -111,22 +139,21 @@ def _require_enough(path: Path, classes: dict[str, int]) -> None:
 
 
 def _copies(raw: Raw) -> list[str]:
-    """Name images that stand there twice, under two classes, or in training and test rows."""
-    train = _marks(raw.train)
+    """Return a remark on images that occur twice, one on those in two classes, and one on test images that train."""
     labels: dict[bytes, set[int]] = {}
-    for mark, label in zip(train, raw.train.targets.tolist(), strict=True):
-        labels.setdefault(mark, set()).add(label)
-    said, twice = [], len(train) - len(labels)
-    if twice:
-        said.append(f"{twice:,} images stand there more than once; copies may be in training and test rows")
-    both = sum(len(found) > 1 for found in labels.values())
+    for digest, label in zip(_digests(raw.train), raw.train.targets.tolist(), strict=True):
+        labels.setdefault(digest, set()).add(label)
+    remarks, copies = [], len(raw.train) - len(labels)
+    if copies:
+        remarks.append(f"{copies:,} images stand there more than once; copies may be in training and test rows")
+    both = sum(len(classes) > 1 for classes in labels.values())
     if both:
-        said.append(f"{both:,} images are in two classes or more")
-    shared = sum(count for mark, count in Counter(_marks(raw.test)).items() if mark in labels) if raw.test else 0
+        remarks.append(f"{both:,} images are in two classes or more")
+    shared = sum(digest in labels for digest in _digests(raw.test)) if raw.test else 0
     if shared:
-        said.append(f"{shared:,} test images are training images, too: scores are too good")
-    return said
+        remarks.append(f"{shared:,} test images are training images, too: scores are too good")
+    return remarks
 
 
-def _marks(rows: Examples) -> list[bytes]:
+def _digests(rows: Examples) -> list[bytes]:
     return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in rows.inputs]
