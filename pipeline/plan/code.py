@@ -81,14 +81,6 @@ def shipped() -> list[Path]:
     return [_root(top) / top if (_root(top) / top).is_dir() else path_of(top) for top in sorted(tops - _files())]
 
 
-def files() -> Iterator[Path]:
-    """List every file that a digest may depend on."""
-    yield from (PROJECT / "src" / "bdl_pipe").rglob("*.py")
-    for module in RESULTS:
-        path = path_of(module)
-        yield from path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
-
-
 def _beside(module: str) -> Iterator[Path]:
     """List the files of a package of the pipeline that are no modules, such as templates of pages."""
     path = path_of(module)

@@ -88,7 +88,7 @@ def require_remote() -> None:
         UserError: there is no default remote, or it cannot be written.
     """
     name = _run("remote", "default").stdout.strip() if find_spec("dvc") else ""
-    if not name:
+    if not name or " " in name:  # DVC says in words that there is none.
         raise UserError("BDL_REMOTE=on: DVC has no default remote (dvc remote default NAME)")
     with (
         tempfile.TemporaryDirectory() as folder
