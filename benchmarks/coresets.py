@@ -42,7 +42,8 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.bpc import surrogates
 from bdl_pipe.coresets.bpc.inner import unrolled
 from bdl_pipe.coresets.shared.flat_network import FlatNetwork, mean_log_likelihood
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.networks import ConvNetConfig, Network
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec

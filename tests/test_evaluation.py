@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bdl_pipe import config, evaluation
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .data.fitdata import Examples
+from .data.examples import Examples
 from .data.transform import Transform
 from .errors import require, short
 from .metrics import cost

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .artifacts import State as State
     from .data.catalog import register_source as register_source
     from .data.config import DatasetConfig as DatasetConfig
-    from .data.fitdata import Examples as Examples, FitData as FitData
+    from .data.examples import Examples as Examples
+    from .data.fitdata import FitData as FitData
     from .data.raw import Raw as Raw
     from .errors import (
         ArtifactError as ArtifactError,

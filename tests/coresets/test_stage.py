@@ -11,7 +11,8 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc.method import VBPC
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import DataError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS

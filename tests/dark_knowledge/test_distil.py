@@ -10,7 +10,8 @@ from scipy import stats
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge, read
 from bdl_pipe.dark_knowledge import distil
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec

@@ -7,7 +7,8 @@ import torch
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.config import merge, read
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.progress import Report
 from bdl_pipe.sgmcmc.chains import SgldConfig

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent

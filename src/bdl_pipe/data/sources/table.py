@@ -19,7 +19,7 @@ from ...errors import ConfigError, DataError, brief, require, short
 from ...files import require_file, require_utf8
 from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Kind, Raw, Task, check_finite, encode_labels
 
 _LABELS: Final = (  # the kinds of columns that can name classes

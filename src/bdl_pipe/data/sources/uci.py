@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from ...errors import DataError, UserError, brief, require
 from ...files import read_text
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Kind, Raw, Task
-from .archive import FOLDER_VARIABLE, manual_folder
+from .archive import manual_folder
+from .files import FOLDER_VARIABLE
 from .table import Table, check_columns, feature_matrix, open_table, table_rows
 
 _CONCRETE: Final = (
