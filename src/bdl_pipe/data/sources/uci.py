@@ -20,8 +20,9 @@ from ...files import read_text
 from ..examples import Examples
 from ..raw import Kind, Raw, Task
 from .archive import manual_folder
+from .columns import feature_matrix
 from .files import FOLDER_VARIABLE
-from .table import Table, check_columns, feature_matrix, open_table, table_rows
+from .table import Table, check_columns, open_table, table_rows
 
 _CONCRETE: Final = (
     *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),
