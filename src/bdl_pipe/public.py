@@ -80,7 +80,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "DatasetConfig": "data.config",
     "Diverged": "errors",
     "EvaluateConfig": "evaluation",
-    "Examples": "data.fitdata",
+    "Examples": "data.examples",
     "FitData": "data.fitdata",
     "Gaussian": "predictive",
     "Inputs": "method",

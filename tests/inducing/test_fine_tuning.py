@@ -192,18 +192,18 @@ def test_what_does_not_fit_its_input(name: str) -> None:
     change, words = WRONG[name]
     source: RandomConfig | None = config_of("ffg_u", "regression")
     good: dict[str, Any] = {"prune": 0.5, "training": {**LEARN, **FIXED}}
-    validate_sources(config_of("ffg_u", "regression", **good), {"student": source})
+    validate_sources("ffg_u", config_of("ffg_u", "regression", **good), {"student": source})
     given = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
         validate_sources(
-            config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source}
+            "ffg_u", config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source}
         )
 
 
 def test_a_pruned_posterior_is_not_pruned_again() -> None:
     config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
     with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
-        validate_sources(config, {"student": config})
+        validate_sources("ffg_u", config, {"student": config})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdl_pipe.config import read
-from bdl_pipe.coresets.shared.flat_network import FlatNetwork
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import AlexNetConfig, Network, NetworkConfig, Vgg11Config, build
+from bdl_pipe.networks.flat import FlatNetwork
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 
@@ -102,8 +102,8 @@ def test_gradients_weights_and_their_address(config: NetworkConfig) -> None:
 def test_chains_can_hold_them_as_vectors(config: NetworkConfig) -> None:
     """Several networks of one architecture at once, as the chains of ``coreset_sgmcmc`` are."""
     spec = NetworkSpec(config, (1, 28, 28), 3, "categorical")
-    flat = FlatNetwork(spec, "cpu", "network.norm")
     networks = [spec.build(Seed(seed)) for seed in (0, 1)]
+    flat = FlatNetwork(networks[0])
     images = torch.randn(2, 1, 28, 28, generator=Seed(2).generator())
     found = flat.outputs(torch.stack([flat.flat(n.state_dict()) for n in networks]), images)
     torch.testing.assert_close(found, torch.stack([n(images) for n in networks]), rtol=1e-4, atol=1e-5)

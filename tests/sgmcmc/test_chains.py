@@ -64,7 +64,7 @@ def test_a_temperature_divides_the_log_joint(task):
 
     batches = sgld.Minibatches(len(data.train), target.batch, rng)
     visited = sgld.chain({"flat": joint.start}, quarter, batches, target.step_size, rng, 0, 4)
-    expected = joint.named(torch.stack([position["flat"] for _, position in visited]))
+    expected = joint.network.named(torch.stack([position["flat"] for _, position in visited]))
     thinning = {"steps": 4, "burn_in": 0, "every": 1}
     warm, plain = (fit(task, target={"temperature": t}, thinning=thinning).tensors for t in (4.0, 1.0))
     assert all(torch.equal(value, expected[name]) for name, value in warm.items())
@@ -88,7 +88,7 @@ def test_named_draws_are_the_network():
     rows = data.tensors("train")
     joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), HeldRows(*rows), 1.0, Seed(1))
     flat = torch.stack([joint.start, 2 * joint.start])
-    predictive = NetworkDraws(joint.spec, joint.named(flat)).predict(rows[0])
+    predictive = NetworkDraws(joint.spec, joint.network.named(flat)).predict(rows[0])
     for draw in range(2):
         expected = joint.outputs(flat[draw], rows[0]).log_softmax(-1)
         torch.testing.assert_close(predictive.draw_log_probs[draw], expected)

@@ -49,7 +49,7 @@ class AnnealingConfig:
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """The config that the methods of random weights have in common.
+    """The sections ``methods.ffg_u``, ``fcg_u``, ``ensemble_u``, ``ffg_w`` and ``fcg_w`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -85,6 +85,8 @@ class RandomConfig:
 
     def __post_init__(self) -> None:
         require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
+        prunable = self.prune is None or self.weights.kind != "fcg_w"
+        require(prunable, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
         require(self.shared is None or min(self.shared) > 0, "shared", "must be > 0 or null", self.shared)

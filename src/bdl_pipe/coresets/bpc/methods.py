@@ -25,8 +25,8 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
 from ..shared.descent import CoresetDescent, Surrogate, kept
-from ..shared.flat_network import mean_log_likelihood
 from ..shared.init import Coreset, balanced
+from ..shared.likelihood import mean_log_likelihood
 from ..shared.stage import coreset_stage
 from . import surrogates
 from .config import BpcConfig, ContrastiveConfig, ForwardKlConfig, FunctionConfig, ReverseKlConfig, WassersteinConfig
