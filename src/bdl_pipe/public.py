@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         require as require,
     )
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
+    from .metrics import register_metric as register_metric
     from .method import Inputs as Inputs, Method as Method, StageSpec as StageSpec
     from .networks import (
         Architecture as Architecture,
@@ -113,6 +114,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "posterior_of": "registry",
     "read_config": "config:read",
     "register_method": "registry",
+    "register_metric": "metrics",
     "register_network": "networks",
     "register_ood_score": "evaluation",
     "register_posterior": "registry",
