@@ -19,6 +19,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
+from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
@@ -100,11 +101,7 @@ def test_a_student_of_regression_reaches_mean_and_variance():
 @modes
 @pytest.mark.parametrize("at", [1, 23, 60])
 def test_a_resumed_student_has_the_same_bits(task, mode, at):
-    undisturbed = fit(task, mode)
-    report = cases.Stopping(at)
-    with pytest.raises(cases.Stop):
-        fit(task, mode, report)
-    assert cases.equal(fit(task, mode, cases.Stopping(start=report.kept)), undisturbed)
+    assert same_bits(resumed(lambda report: fit(task, mode, report), from_step=at), fit(task, mode))
 
 
 @tasks

@@ -1,16 +1,12 @@
 """Tiny data and configs for chains and students."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.config import merge, read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.progress import Report
 from bdl_pipe.sgmcmc.chains import SgldConfig
 
 SGLD_SECTION = {
@@ -54,35 +50,3 @@ def table(rows: int = 40, validation: int = 0) -> FitData:
     cut = rows - validation
     parts = Examples(inputs[:cut], targets[:cut]), Examples(inputs[cut:], targets[cut:])
     return FitData("regression", *parts, transform)
-
-
-class Stop(Exception):
-    """The kill of an interrupted fit."""
-
-
-class Stopping(Report):
-    """Saves at the first occasion from step ``at`` on, and stops the fit there."""
-
-    def __init__(self, at: int | None = None, start: bytes | None = None) -> None:
-        self.at, self.kept, self.step = at, start, 0
-        self.metrics: list[Mapping[str, float]] = []
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self.step = step
-        self.metrics.append(metrics or {})
-
-    def due(self) -> bool:
-        return self.at is not None and self.step >= self.at
-
-    def save(self, state: State) -> None:
-        self.kept = to_bytes(state)
-        raise Stop
-
-    def load(self) -> State | None:
-        return None if self.kept is None else from_bytes(self.kept)
-
-
-def equal(first: State, second: State) -> bool:
-    """Same names, same config, same bits."""
-    same = first.tensors.keys() == second.tensors.keys() and first.config == second.config
-    return same and all(torch.equal(t, second.tensors[name]) for name, t in first.tensors.items())
