@@ -88,7 +88,11 @@ RULES: dict[type, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
 
 
 def made(name: str, seed: int = 0) -> Network:
-    return build(NETWORKS[name], (3, 32, 32), 10, rng=Seed(seed))
+    return build(NETWORKS[name], (3, side(name), side(name)), 10, rng=Seed(seed))
+
+
+def side(name: str) -> int:
+    return 32 if name.startswith("vgg") else 8
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -102,26 +106,26 @@ def network(name: str) -> Network:
     return made(name)
 
 
-def images(count: int, seed: int = 1) -> Tensor:
-    return torch.randn(count, 3, 32, 32, generator=Seed(seed).generator())
+def images(name: str, count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, 3, side(name), side(name), generator=Seed(seed).generator())
 
 
-def test_every_parameter_has_a_gradient(network: Network) -> None:
+def test_every_parameter_has_a_gradient(name: str, network: Network) -> None:
     """Except for a convolution's bias before a norm, which the norm takes away."""
     with dropout_masks(network.train(), Seed(0)):
-        loss = F.cross_entropy(network(images(4)), torch.arange(4))
+        loss = F.cross_entropy(network(images(name, 4)), torch.arange(4))
     layers = list(network.trunk.named_children())
     followed = {f"trunk.{layers[i - 1][0]}.bias" for i, (_, m) in enumerate(layers) if isinstance(m, nn.BatchNorm2d)}
     gradients = torch.autograd.grad(loss, list(network.parameters()))
-    for (name, _), gradient in zip(network.named_parameters(), gradients, strict=True):
-        assert gradient.isfinite().all(), name
-        assert name in followed or gradient.abs().max() > 0, name
+    for (parameter, _), gradient in zip(network.named_parameters(), gradients, strict=True):
+        assert gradient.isfinite().all(), parameter
+        assert parameter in followed or gradient.abs().max() > 0, parameter
 
 
 @torch.no_grad()
-def test_channels_last_changes_the_memory_order_only(network: Network) -> None:
+def test_channels_last_changes_the_memory_order_only(name: str, network: Network) -> None:
     assert fastest_order(network) is torch.channels_last
-    batch = images(2)
+    batch = images(name, 2)
     plain = network.eval()(batch)
     fast = network.to(memory_format=torch.channels_last)(batch.contiguous(memory_format=torch.channels_last))
     network.to(memory_format=torch.contiguous_format)
@@ -134,8 +138,8 @@ def test_equal_addresses_give_equal_weights_and_a_state_that_is_loaded_equal_pre
     first, same, else_ = ([p for p in n.parameters() if p.ndim > 1] for n in (network, again, other))
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, else_, strict=True))
-    network.train()(images(2))  # running statistics are a part of the state
-    batch = images(2, seed=2)
+    network.train()(images(name, 2))  # running statistics are a part of the state
+    batch = images(name, 2, seed=2)
     assert not torch.allclose(other.eval()(batch), network.eval()(batch), atol=1e-3)
     other.load_state_dict(network.state_dict())
     assert torch.equal(other(batch), network(batch))
@@ -153,7 +157,7 @@ def test_initial_weights_have_their_deviation(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("normalised", NORMALISED)
 def test_evaluation_uses_running_statistics(normalised: str) -> None:
-    network, batch = made(normalised), images(4)
+    network, batch = made(normalised), images(normalised, 4)
     assert not torch.allclose(network.train()(batch)[:2], network(batch[:2]), atol=1e-2)  # rows depend on the batch
     torch.testing.assert_close(network.eval()(batch)[:2], network(batch[:2]), rtol=1e-3, atol=1e-3)
 
