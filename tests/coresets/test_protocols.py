@@ -154,6 +154,7 @@ def test_the_share_of_accepted_proposals_is_told() -> None:
     assert shares[0] > 0.9 and shares[1] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["sghmc", "hmc"])
 def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
     """λ = 1e4 and a coreset of six rows: weights are N(0, T/λ) but for a thousandth of it; 4 chains, ~1,000 weights.

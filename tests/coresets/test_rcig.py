@@ -206,6 +206,7 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     return RCIG.stages["coreset"].fit_one(tiny_data(), {}, read(**changes), rng=Seed(2), report=report or Silent())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     [

@@ -74,6 +74,7 @@ def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, 
     return data.tensors("train")[0][:2], NetworkDraws.from_state(state)
 
 
+@pytest.mark.slow
 def test_a_student_of_classes_reaches_the_mixture():
     """One draw per step, rate to zero: within .03 of E p, where averaged logits are further off than .05."""
     inputs = {"teacher": teachers(two_inputs("classification"), "classification", scale=3.0)}
@@ -84,6 +85,7 @@ def test_a_student_of_classes_reaches_the_mixture():
     assert float((geometric - mixture).abs().max()) > 0.05
 
 
+@pytest.mark.slow
 def test_a_student_of_regression_reaches_mean_and_variance():
     """Within 10 % of E f, Var f + 1/λ_n; without 1/λ_n = .3 or without Var f it would be off by more."""
     inputs = {"teacher": teachers(two_inputs("regression"), "regression", scale=0.9)}

@@ -1,4 +1,4 @@
-"""The properties of every architecture: gradients, memory order, addresses, initial weights, statistics, rules."""
+"""The properties of every architecture: gradients, memory order, seeds, initial weights, statistics, rules."""
 
 import math
 from typing import Any
@@ -133,7 +133,7 @@ def test_channels_last_changes_the_memory_order_only(name: str, network: Network
 
 
 @torch.no_grad()
-def test_equal_addresses_give_equal_weights_and_a_state_that_is_loaded_equal_predictions(name: str) -> None:
+def test_equal_seeds_give_equal_weights_and_a_loaded_state_equal_predictions(name: str) -> None:
     network, again, other = made(name), made(name), made(name, 1)
     first, same, else_ = ([p for p in n.parameters() if p.ndim > 1] for n in (network, again, other))
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))

@@ -57,19 +57,12 @@ def score_clean(
 ) -> CleanResult:
     """Return all scores and predictions of one posterior on the test rows.
 
-    Classes: ``accuracy nll brier ece entropy``, ``mutual_information batch_nll`` where there is more than one
-    draw, ``joint_nll joint_gap``; a prediction row holds row, target, p_0 …, entropy,
-    mutual_information, log_prob. Regression, in original units: ``rmse nll log_likelihood
-    coverage_90 width_90 crps``, and ``out_of_reach``, the share of targets where the method's own likelihood is
-    zero, for one that is zero anywhere; a prediction row holds row, target, mean, variance (suffixed _0, _1 …
-    where there are several outputs), log_prob.
+    The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
+    ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
+    somewhere, and the scores ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior.
 
-    ``log_likelihood_normalised`` is that of regression in units of the transformed targets.
-
-    A metric that :func:`~bdl_pipe.metrics.register_metric` added stands behind these.
-
-    Where the posterior was recalibrated: ``nll_recalibrated``, ``ece_recalibrated`` or ``crps_recalibrated``, and of
-    conformal sets at 90 % ``coverage_conformal`` and ``size_conformal`` (classes) or ``width_conformal``.
+    A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
+    regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
 
     Raises:
         Diverged: a prediction is not finite.
@@ -101,13 +94,11 @@ def score_clean(
 def score_classification(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> Scores:
-    """Return ``accuracy nll brier ece`` of a posterior of classes on shifted rows.
+    """Return the metrics of a posterior of classes on shifted rows: corrupted rows, or rows of another data set.
 
-    They are the rows under one corruption, or those of another set.
-
-    Where only some of the classes occur among the rows, the probabilities stay those over all classes of the
-    fitted set: nothing is renormalised over the classes that occur, as nobody tells the posterior which those are
-    (and as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
+    They are the metrics that are marked as ``shifted``: ``accuracy nll brier ece``. Where only some of the fitted
+    classes occur among the rows, probabilities are not renormalised over these classes, since the posterior does not
+    know which classes occur (as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
     gathered, shifted = Gathered(), [metric for metric in metrics.registered() if metric.shifted]
     for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
@@ -126,10 +117,10 @@ def score_ood(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> dict[str, Scores]:
-    """Say how well each of the test rows' scores (``CleanResult.in_distribution_scores``) tells them from ``inputs``.
+    """Compute how well each OOD score separates the test rows (``CleanResult.in_distribution_scores``) from ``inputs``.
 
     Returns:
-        score -> ``auroc aupr_in aupr_out fpr95`` by it; n counts both sets. Scores are those that are registered
+        score -> ``auroc aupr_in aupr_out fpr95``; n counts both sets. The scores are the registered ones
         (:data:`OOD_SCORES`) and the method's own.
     """
     parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]

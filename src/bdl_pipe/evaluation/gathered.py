@@ -120,7 +120,7 @@ class Gathered:
         rows = terms.shape[1]
         if not pairs or rows < 2:
             return {}
-        # from the root alone: every posterior is asked about the same pairs
+        # the root seed alone chooses the pairs, so that all posteriors are scored on the same pairs
         random = Seed(rng.root).fold("evaluate", "pairs", rows, pairs).numpy()
         first = random.integers(rows, size=pairs)
         second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # another row, each as likely

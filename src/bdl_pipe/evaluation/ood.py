@@ -30,19 +30,18 @@ def variance(predictive: Predictive) -> Tensor | None:
     return -predictive.variance.sum(-1) if isinstance(predictive, Continuous) else None
 
 
-# What any predictive is asked: scores [batch] that are high where an input looks like the training data; None where it
-# has no such score.
+# Evaluation computes these scores of every predictive; a score returns None for a predictive that does not have it.
 OOD_SCORES: Final[Registered[OodScore]] = Registered(
     "OOD score", {"max_prob": max_prob, "mutual_information": mutual_information, "variance": variance}
 )
 
 
 def register_ood_score(name: str, score: OodScore) -> None:
-    """Add a score of the unfamiliar, of which ``auroc_<name>`` and its like are reported for every run.
+    """Add an OOD score; ``auroc``, ``aupr_in``, ``aupr_out`` and ``fpr95`` by it are reported for every run.
 
     Args:
         score: a predictive -> [batch], high where an input looks like the training data; or None where the predictive
-            does not have what it takes.
+            has no such score.
 
     Raises:
         PluginError: it is no function, or its name is taken.

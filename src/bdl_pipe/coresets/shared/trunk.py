@@ -33,7 +33,7 @@ class OptimisedNetwork:
     steps: int = 0
 
     def step(self, images: Tensor, labels: Tensor, augmentation: AugmentConfig, rng: Seed) -> Tensor:
-        """Take one Adam step on the augmented coreset, and return its loss []. ``rng`` is the step's own address."""
+        """Take one Adam step on the augmented coreset, and return its loss []. ``rng`` is the step's own seed."""
         self.optimiser.zero_grad(set_to_none=True)
         loss = coreset_loss(self.network, images, labels, augmentation, rng)
         loss.backward()
@@ -47,7 +47,7 @@ class TrunkObjective(loop.Objective):
     """A network that is trained on one coreset alone."""
 
     def __init__(self, network: networks.Network, coreset: Coreset, augmentation: AugmentConfig, rng: Seed) -> None:
-        """Take the network, on the device of the coreset; ``rng`` addresses the steps."""
+        """Take the network, on the device of the coreset; every step draws from ``rng`` and its number."""
         self._network, self._coreset, self._augmentation, self._rng = network, coreset, augmentation, rng
 
     def parameters(self) -> list[Tensor]:
@@ -57,8 +57,8 @@ class TrunkObjective(loop.Objective):
         return adam(self._network, config.lr)
 
     def loss(self, step: int) -> Tensor:
-        address = self._rng.fold("step", step)
-        return coreset_loss(self._network, self._coreset.images, self._coreset.labels, self._augmentation, address)
+        rng = self._rng.fold("step", step)
+        return coreset_loss(self._network, self._coreset.images, self._coreset.labels, self._augmentation, rng)
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": float(loss)}
@@ -90,7 +90,7 @@ def coreset_loss(
 ) -> Tensor:
     """Return ½·mean_i ‖ŷ_i − Wᵀφ(x̂_i)‖² [] of the augmented coreset, in training mode.
 
-    ``rng`` is the step's own address.
+    ``rng`` is the step's own seed.
     """
     network.train()
     with networks.dropout_masks(network, rng.fold("dropout")):

@@ -1,6 +1,6 @@
 """The columns of an open table as arrays: numbers, categories, dates, labels.
 
-Every function names the file (``origin``), the column and the row of a value that is not what it must be.
+Every function raises DataError for a value that breaks its rule, and names the file (``origin``), column and row.
 """
 
 from typing import Any, Final
