@@ -35,6 +35,13 @@ NETWORKS: dict[str, NetworkConfig] = {
     "wide": WideResNetConfig("wide_resnet", 16, 4),
 }
 NORMALISED = [name for name, config in NETWORKS.items() if name != "vgg"]
+# residual networks: the blocks of each group, and the channels of the first group
+GROUPS: list[tuple[NetworkConfig, tuple[int, ...], int]] = [
+    (ResNetConfig("resnet", 18), (2, 2, 2, 2), 64),
+    (ResNetConfig("resnet", 50), (3, 4, 6, 3), 256),
+    (PreResNetConfig("preresnet", 20), (2, 2, 2), 64),
+    (WideResNetConfig("wide_resnet", 16, 2), (2, 2, 2), 32),
+]
 LARGE = {"resnet18": 16, "resnet50": 16, "preresnet": 2, "vgg": 14, "vgg batch": 14, "wide": 7}  # see the test
 RULES: dict[type, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
     ResNetConfig: (
@@ -160,6 +167,37 @@ def test_evaluation_uses_running_statistics(normalised: str) -> None:
     network, batch = made(normalised), images(normalised, 4)
     assert not torch.allclose(network.train()(batch)[:2], network(batch[:2]), atol=1e-2)  # rows depend on the batch
     torch.testing.assert_close(network.eval()(batch)[:2], network(batch[:2]), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("config", "blocks", "wide"), GROUPS, ids=lambda value: getattr(value, "name", None))
+@pytest.mark.parametrize(("channels", "side"), [(1, 9), (3, 16), (5, 14)])
+def test_groups_halve_the_image_and_double_the_width(
+    config: NetworkConfig, blocks: tuple[int, ...], wide: int, channels: int, side: int
+) -> None:
+    """The first group sees the image's whole size: no stride and no pool before it."""
+    network, seen = build(config, (channels, side, side), 10, rng=Seed(0)), []
+    for module in network.modules():
+        if type(module).__name__ == "Block":
+            module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
+    batch = torch.randn(2, channels, side, side, generator=Seed(1).generator())
+    assert network(batch).shape == (2, 10)
+    sides = [math.ceil(side / 2**group) for group in range(len(blocks))]
+    assert seen == [(2, wide * 2**g, sides[g], sides[g]) for g, count in enumerate(blocks) for _ in range(count)]
+    assert network.trunk(batch).shape == (2, network.width) == (2, wide * 2 ** (len(blocks) - 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config", [PreResNetConfig("preresnet", 164), *(WideResNetConfig("wide_resnet", d, 1) for d in (10, 40, 100))]
+)
+def test_features_keep_their_scale_with_depth(config: NetworkConfig) -> None:
+    """The last norm makes each channel standard; were it normal, the mean of its relu is 1/√(2π) = 0.399."""
+    network = build(config, (3, 16, 16), 10, rng=Seed(0)).train()
+    features = network.trunk(torch.randn(8, 3, 16, 16, generator=Seed(1).generator()))
+    assert features.isfinite().all() and features.min() >= 0
+    assert features.mean().item() == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.1)
+    assert 0.01 < features.std().item() < 0.3
 
 
 @pytest.mark.parametrize("config", RULES)

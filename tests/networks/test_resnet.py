@@ -68,23 +68,6 @@ def test_depth_counts_the_main_paths_layers(network: Network) -> None:
     assert len(convolutions) - len(main) == (3 if depth == 18 else 4)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("side", "sides"), [(16, [16, 8, 4, 2]), (9, [9, 5, 3, 2])])
-@pytest.mark.parametrize("channels", [1, 5])
-@pytest.mark.parametrize(("depth", "blocks", "wide"), [(18, (2, 2, 2, 2), 64), (50, (3, 4, 6, 3), 256)])
-def test_groups_halve_the_image_and_double_the_width(
-    depth: int, blocks: tuple[int, ...], wide: int, channels: int, side: int, sides: list[int]
-) -> None:
-    """The stem keeps the image's size, which the first group sees: no stride and no pool before it."""
-    network, seen = resnet(depth, (channels, side, side)), []
-    for module in network.modules():
-        if isinstance(module, Block):
-            module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
-    assert network(images(2, side, channels)).shape == (2, 10)
-    assert seen == [(2, wide * 2**g, sides[g], sides[g]) for g in range(4) for _ in range(blocks[g])]
-    assert network.trunk(images(2, side, channels)).shape == (2, network.width) == (2, 8 * wide)
-
-
 def norm(x: Tensor, eps: float = 1e-5) -> Tensor:
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
     return (x - mean) / (variance + eps).sqrt()

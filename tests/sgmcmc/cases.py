@@ -8,19 +8,9 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.sgmcmc.chains import SgldConfig
+from tests.cases import SGLD
 
-SGLD_SECTION = {
-    "target": {
-        "network": {"name": "mlp", "hidden": [8]},
-        "prior_precision": 1.0,
-        "noise_precision": 10.0,
-        "step_size": {"name": "constant", "value": 1e-3},
-        "batch": 16,
-    },
-    "thinning": {"steps": 230, "burn_in": 100, "every": 10},
-    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
-    "student": {"max_draws": None},
-}
+SGLD_SECTION = merge(SGLD, {"target": {"step_size": {"name": "constant", "value": 1e-3}}})
 
 
 def sgld_config(**override) -> SgldConfig:
