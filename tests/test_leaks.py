@@ -1,10 +1,9 @@
-"""The tabular protocol of everything that lives on a trajectory: test rows leave every fitted bit alone."""
+"""The tabular protocol: test rows change no fitted bit, of a method on the data and of a method on a trajectory."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
@@ -14,9 +13,11 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
+from tests.resuming import same_bits
 from tests.tables import table_of
 
-STUDENTS = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
+FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
+FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
 CHOSEN = {  # the number of epochs, too, is chosen
     "optimiser": {"name": "adam", "lr": 0.01},
     "epochs": 8,
@@ -36,12 +37,8 @@ def fit(name: str, stage: str, data: FitData, inputs: dict[str, list[State]], **
 def posteriors(values: np.ndarray, targets: str, folder: Path) -> dict[str, State]:
     data = table_of(values, targets, folder)
     trajectory = fit("sgd", "trajectory", data, {}, **CHOSEN)
-    made = {name: fit(name, "student", data, {"trajectory": [trajectory]}) for name in STUDENTS}
-    return {"sgd": trajectory} | made
-
-
-def same(a: State, b: State) -> bool:
-    return a.config == b.config and all(torch.equal(value, b.tensors[name]) for name, value in a.tensors.items())
+    on_it = {name: fit(name, "student", data, {"trajectory": [trajectory]}) for name in FROM_TRAJECTORY}
+    return {"sgd": trajectory} | on_it | {name: fit(name, "student", data, {}) for name in FROM_DATA}
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre"])
@@ -53,5 +50,5 @@ def test_test_rows_leave_every_fitted_bit_alone(targets: str, tmp_path: Path) ->
     wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row is another one
     shifted[train[0]] += 0.5  # and a training row is, which shows
     base, other, seen = (posteriors(v, targets, tmp_path / str(i)) for i, v in enumerate((rows, wild, shifted)))
-    assert all(same(base[name], other[name]) for name in base)
-    assert not any(same(base[name], seen[name]) for name in base)
+    assert all(same_bits(base[name], other[name]) for name in base)
+    assert not any(same_bits(base[name], seen[name]) for name in base)
