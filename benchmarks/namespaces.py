@@ -51,7 +51,7 @@ class _Place:
 
 
 class Cluster:
-    """A head on this machine, whose address is ``address``, and a node that joins it, is cut off, and is killed."""
+    """A head on this machine, at ``address``, and a second node that joins it, is cut off, and is killed."""
 
     def __init__(
         self,
@@ -86,16 +86,16 @@ class Cluster:
             ["ip", "netns", "exec", self._name, "unshare", *_ALONE],
             [*sources, *map(str, hidden), str(temporary), "/dev/shm"],
         )
+        self._head_options = [f"--temp-dir={temporary}", "--include-dashboard=false", *head]
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, or another one, at a free port: a head that was killed may still hold its own."""
         with socket.socket() as free:
             free.bind((self._ours, 0))
             port = free.getsockname()[1]
         self.address = f"{self._ours}:{port}"
-        self._head_options = ["--head", f"--port={port}", f"--temp-dir={temporary}", "--include-dashboard=false", *head]
-        self.start_head()
-
-    def start_head(self) -> None:
-        """Start the head, or another one at its address."""
-        self._head = self._start("head", self._head_place, *self._head_options)
+        self._head = self._start("head", self._head_place, "--head", f"--port={port}", *self._head_options)
 
     def kill_head(self) -> None:
         """End the head with its raylet, its objects and its workers."""
@@ -140,29 +140,6 @@ class Cluster:
         """Let packets pass again."""
         _ip(f"neigh del {self._its} dev {self._name}a")
         _ip(f"-n {self._name} neigh del {self._ours} dev {self._name}b")
-
-    @property
-    def head(self) -> tuple[str, int]:
-        """Return the head's host and port."""
-        host, _, port = self.address.rpartition(":")
-        return host, int(port)
-
-    def there(self, *command: str) -> list[str]:
-        """Return the command that runs another one in the second node's network, and in no other namespace of its."""
-        return ["ip", "netns", "exec", self._name, *command]
-
-    def allow_only(self, port: int) -> None:
-        """Let the second node's network reach no port of the head's but one."""
-        _ip(f"-n {self._name} rule add pref 100 ipproto tcp dport {port} lookup main")
-        _ip(f"-n {self._name} rule add pref 200 unreachable")
-
-    def unplug(self) -> None:
-        """Pull the cable out of the second node's network."""
-        _ip(f"-n {self._name} link set {self._name}b down")
-
-    def plug(self) -> None:
-        """Put the cable back in."""
-        _ip(f"-n {self._name} link set {self._name}b up")
 
     def _end_left(self) -> None:
         for process in self._left:

@@ -1,4 +1,4 @@
-"""Inputs that are larger than memory should be: what is read of them, by whom, and what is sent."""
+"""Inputs that exceed the memory a fit should take: which parts are read, by which process, and what is sent."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from pipeline.work.base import Executor, Task
 from pipeline.work.choose import choose
 from pipeline.work.display import Display
 from pipeline.work.inline import Inline
-from pipeline.work.remote_files import HubFile, through_hub
+from pipeline.work.sending import HubFile, through_hub
 from tests.pipeline import fake_work
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
@@ -48,7 +48,7 @@ def untracked(*args, **named):
 experiments.stage_run = untracked
 settings = Settings(executor="ray")
 numbers, executor = params.load(registry=REGISTRY), choose(settings)
-fit.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
+fit.fit("teacher", "b-walk", numbers, executor, settings)  # imports are loaded once
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fit.fit("student", "b-last", numbers, executor, settings)
 print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
@@ -86,6 +86,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
     """The ends of eight experts are 5 MB of 256; a quarter of these may be fan_in, by the driver and by a worker."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
@@ -101,11 +102,11 @@ def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
     assert peaks[1] - peaks[0] < limit
 
 
-@pytest.mark.slow
-def test_a_worker_without_the_file_asks_the_driver(tmp_path: Path) -> None:
+@pytest.mark.ray
+def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tmp_path: Path) -> None:
     artifacts.write_state(tmp_path / "0-0", State({"w": torch.arange(6.0).reshape(3, 2)}))
     (tmp_path / "notes").write_bytes(b"abcdef")
-    executor: Executor = choose(Settings(executor="ray"))
+    executor: Executor = choose(Settings(executor="ray"), lambda: ray_head)
 
     def relative(path: Path) -> FileBytes:
         found = FileBytes.of(path)
@@ -133,6 +134,6 @@ def test_files_alone_are_replaced(tmp_path: Path) -> None:
     file, plain = FileBytes.of(tmp_path / "notes"), State({"w": torch.zeros(2)})
     found = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")
     assert found == {"a": {"b": HubFile(file, "hub")}, "c": plain, "d": 3} and found["c"] is plain
-    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # it is here: no hub is asked
+    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # the file is on this machine
     assert through_hub(found, "other") == found
     assert pickle.loads(pickle.dumps(file)) == file
