@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -276,27 +277,44 @@ def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     subprocess.run(["git", "init", "-q", str(home)], check=True)
     monkeypatch.chdir(home)
+    url, log = f"http://127.0.0.1:{_free_port()}", tmp_path / "head.log"
+    command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-port={url.rpartition(':')[2]}"]
+    command += [
+        f"--{name}={_free_port()}" for name in ("port", "ray-client-server-port", "dashboard-agent-listen-port")
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"}
-    command = ["ray", "start", "--head", "--block", "--port=0", "--dashboard-port=18265", "--num-cpus=1"]
-    log = (tmp_path / "head.log").open("w")
-    with subprocess.Popen([*command, "--node-ip-address=127.0.0.1"], env=environment, stdout=log, stderr=log) as head:
+    with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as head:
         try:
-            settings = Settings(jobs="http://127.0.0.1:18265", remote="on")
-            for _ in range(120):
-                try:
-                    code = job.send(settings, ["dvc", "repro"], lambda: None)
-                    break
-                except UserError:
-                    head.poll()
-                    job.time.sleep(1)
-            assert code == 0
+            settings = Settings(jobs=url, remote="on")
+            while not _answers(url):
+                assert head.poll() is None, log.read_text()
+                job.time.sleep(0.5)
+            assert job.send(settings, ["dvc", "repro"], lambda: None) == 0
             assert job.attach(settings, lambda: None) == 0
         finally:
-            for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
-                process.kill()
+            if head.poll() is None:
+                for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
+                    process.kill()
     assert not (home / "twice").exists()
     pulled = subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--pull"], capture_output=True, text=True, check=True
     )
     assert "skipping run" in pulled.stdout, pulled.stdout
     assert (home / "twice").read_text() == "42"
+
+
+def _answers(url: str) -> bool:
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        JobSubmissionClient(url).list_jobs()
+    except (ConnectionError, RuntimeError):
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
