@@ -30,10 +30,10 @@ from .core.storage import hide
 
 Take = Callable[[], None]  # takes results from the DVC remote
 _NOT_SENT: Final = ("/.git", "/.venv", "/work", "/.state", "/report", "/mlruns", "/.dvc/cache", "/.dvc/tmp")
-_CACHES: Final = ("__pycache__", ".*_cache")
 _KEPT: Final = ("work", ".state", "report", "mlruns", ".dvc")  # from one job of a command to the next
 _PROGRAMS: Final = ("dvc", "python")
 _SENT: Final = ("BDL_", "AWS_", "AZURE_", "GOOGLE_", "MLFLOW_")  # prefixes of variables
+_PATHS: Final = ("_FILE", "_CREDENTIALS", "_BUNDLE")  # suffixes of variables with paths of this machine
 _STOP_SECONDS: Final = "20"  # in which a command that is stopped records its results
 _PATIENCE_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 5.0
@@ -42,7 +42,7 @@ _RETRY_SECONDS: Final = 5.0
 def send(settings: Settings, command: Sequence[str], take: Take) -> int:
     """Run a command of this project as a job, follow its log, call ``take``, and return the command's exit code.
 
-    A running job of the same command is followed, not submitted again. KeyboardInterrupt stops the job.
+    A running job of the same command is followed, not submitted again. Ctrl-C and SIGTERM stop the job.
 
     Args:
         command: starts with ``dvc`` or ``python``, or with a verb of ``python -m pipeline``.
@@ -60,7 +60,8 @@ def send(settings: Settings, command: Sequence[str], take: Take) -> int:
                 if job is not None:
                     client.delete_job(name)
                 _submit(client, name, words)
-        return _finish(client, settings.jobs, name, take)
+        ended = _follow(client, settings.jobs, name)
+    return _closed(ended, take)
 
 
 def attach(settings: Settings, take: Take) -> int:
@@ -73,12 +74,13 @@ def attach(settings: Settings, take: Take) -> int:
     job = max(mine, key=lambda job: (not job.status.is_terminal(), job.start_time or 0))
     print(f"{job.submission_id}: {job.metadata['command']} ({job.status})", flush=True)
     with _stopped_on_interrupt(client, job.submission_id):
-        return _finish(client, settings.jobs, job.submission_id, take)
+        ended = _follow(client, settings.jobs, job.submission_id)
+    return _closed(ended, take)
 
 
 def sent_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a job receives: settings and credentials, but no path of a file of this machine."""
-    kept = {k: v for k, v in environment.items() if k.startswith(_SENT) and not k.endswith(("_FILE", "_CREDENTIALS"))}
+    kept = {k: v for k, v in environment.items() if k.startswith(_SENT) and not k.endswith(_PATHS)}
     return kept | {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
 
 
@@ -87,8 +89,9 @@ def main(arguments: Sequence[str]) -> int:
     name, program, *words = arguments
     folder = Path(tempfile.gettempdir(), f"bdl-jobs-{os.getuid()}", name)
     _refresh(folder, Path.cwd())
-    paths = f"{folder / 'src'}{os.pathsep}{folder}"
-    run = partial(subprocess.call, cwd=folder, env={**os.environ, "PYTHONPATH": paths, "DVC_NO_ANALYTICS": "1"})
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}", "DVC_NO_ANALYTICS": "1"}
+    environment["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"  # the command sends its code to the nodes, as on any cluster
+    run = partial(subprocess.call, cwd=folder, env=environment)
     dvc = [sys.executable, "-m", "dvc"]
     run([*dvc, "config", "--local", "core.no_scm", "true"])  # the project comes without its Git repository
     stops: list[int] = []
@@ -121,21 +124,12 @@ def _submit(client: Any, name: str, words: list[str]) -> None:
         submission_id=name,
         runtime_env={
             "working_dir": str(Path.cwd()),
-            "excludes": [*_NOT_SENT, *_CACHES],
+            "excludes": [*_NOT_SENT, "__pycache__", ".*_cache"],
             "env_vars": sent_variables(os.environ),
         },
         metadata={"project": _project(), "command": shlex.join(words)},
     )
     print(f"job {name} has been submitted", flush=True)
-
-
-def _finish(client: Any, url: str, name: str, take: Take) -> int:
-    """Follow a job to its end, take its results, and return its exit code."""
-    job = _follow(client, url, name)
-    if str(job.status) != "SUCCEEDED":
-        print(f"job {name}: {job.status}: {hide(job.message or 'no message')}", file=sys.stderr)
-    take()
-    return 0 if str(job.status) == "SUCCEEDED" else job.driver_exit_code or 1
 
 
 def _follow(client: Any, url: str, name: str) -> Any:
@@ -166,8 +160,20 @@ def _follow(client: Any, url: str, name: str) -> Any:
         time.sleep(_RETRY_SECONDS)
 
 
+def _closed(job: Any, take: Take) -> int:
+    """Take the results of a job that has ended, and return its exit code."""
+    has_succeeded = str(job.status) == "SUCCEEDED"
+    if not has_succeeded:
+        print(f"job {job.submission_id}: {job.status}: {_line(job.message)}", file=sys.stderr)
+    take()
+    return 0 if has_succeeded else job.driver_exit_code or 1
+
+
 @contextlib.contextmanager
 def _stopped_on_interrupt(client: Any, name: str) -> Iterator[None]:
+    """Stop the job on SIGINT and SIGTERM; a shell without job control starts a process with SIGINT ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -211,7 +217,7 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def _line(error: BaseException) -> str:
+def _line(error: object) -> str:
     """Return the first line of an error, or the name of its type, without credentials."""
     text = next(iter(str(error).splitlines()), "")
     return hide(text or type(error).__name__)[:300]

@@ -18,6 +18,7 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 
 from ..core.settings import Settings
+from ..core.storage import hide
 from . import nodes, train
 from .base import Batch, Done, Executor, Task, Where
 from .faults import TaskWatch, explained, require_head
@@ -178,10 +179,10 @@ def connected(
             try:
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except ray.exceptions.RuntimeEnvSetupError as error:  # for example, the head's disk is full
-                raise UserError(f"Ray ({settings.address}) could not be sent our code: {error}") from None
+                raise UserError(f"Ray ({settings.address}) could not be sent our code: {hide(str(error))}") from None
             except Exception as error:  # Ray raises a plain Exception if the machine is too busy for its time limit
                 where = settings.address or "inside this process"
-                raise UserError(f"Ray ({where}) did not start: {first_line(error)}") from None
+                raise UserError(f"Ray ({where}) did not start: {hide(first_line(error))}") from None
         nodes.ensure(settings, say=say)
         yield
 

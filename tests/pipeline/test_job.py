@@ -1,7 +1,9 @@
 """A whole command as one Ray job: with a client that is a fake, and once with a real head."""
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -78,10 +80,13 @@ class Client:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "_RETRY_SECONDS", 0.0)
-    return tmp_path
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield tmp_path
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *script: Any) -> Client:
@@ -163,6 +168,36 @@ def test_an_interrupt_stops_the_job(
     with pytest.raises(KeyboardInterrupt):
         job.send(SETTINGS, ["repro"], lambda: None)
     assert f"ray job stop {name} stops it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_also_where_a_shell_ignores_it(number: signal.Signals, project: Path) -> None:
+    """The shell starts a background process without job control, so Python finds SIGINT ignored."""
+    code = """
+import asyncio, types
+from pipeline import job
+from pipeline.core.settings import Settings
+
+async def tail(name):
+    print("FOLLOWS", flush=True)
+    await asyncio.Event().wait()
+    yield
+
+client = types.SimpleNamespace(
+    list_jobs=list, submit_job=dict, stop_job=lambda name: print("STOPPED", flush=True), tail_job_logs=tail
+)
+job._connect = lambda settings: client
+job.send(Settings(jobs="http://head:8265", remote="on"), ["repro"], lambda: None)
+"""
+    (project / "sends.py").write_text(code)
+    command = ["sh", "-c", f"{sys.executable} sends.py & wait $!"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        while "FOLLOWS" not in (line := shell.stdout.readline()):
+            assert line
+        (sender,) = psutil.Process(shell.pid).children()
+        sender.send_signal(number)
+        assert "STOPPED" in shell.communicate()[0]
 
 
 def test_a_running_job_of_the_same_command_is_followed_and_an_ended_one_replaced(
@@ -257,24 +292,42 @@ def test_the_job_runs_in_a_folder_that_keeps_results_and_pushes_them(
     assert given[-2:] == [[*dvc, "fails", *where], [*dvc, "push", "--run-cache", "--remote", "ours", *where]]
 
 
+SQUARES = """
+from pathlib import Path
+import squaring
+from pipeline.core.settings import Settings
+from pipeline.work.base import Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
+
+settings, first = Settings.read(), int(Path("number").read_text())
+assert settings.address and not settings.jobs, settings
+executor = choose(settings)
+with Display("squares") as display:
+    tasks = [Task(str(number), number) for number in (first, first + 1)]
+    done = executor.map(squaring.square, tasks, shared={}, display=display)
+executor.close()
+Path("squared").write_text(str([each.result for each in done]))
+"""
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage of DVC runs as a job, and ``dvc repro --pull`` at home runs nothing."""
+    """A stage of DVC runs as a job, its tasks as tasks of the cluster; ``dvc repro --pull`` at home runs nothing."""
     home, remote = tmp_path / "home", tmp_path / "remote"
     (home / ".dvc").mkdir(parents=True)
     remote.mkdir()
     root = Path(job.__file__).parents[1]
-    for name in ("pipeline", "src"):
+    for name in ("pipeline", "stages", "src"):
         shutil.copytree(root / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     (home / ".dvc/config").write_text(f"[core]\n    remote = ours\n['remote \"ours\"']\n    url = {remote}\n")
-    (home / "number").write_text("21")
+    (home / "number").write_text("6")
     (home / "dvc.yaml").write_text(
-        "stages:\n  double:\n    cmd: python double.py\n    deps: [number]\n    outs: [twice]\n"
+        "stages:\n  square:\n    cmd: python squares.py\n    deps: [number]\n    outs: [squared]\n"
     )
-    (home / "double.py").write_text(
-        "from pathlib import Path\nPath('twice').write_text(str(2 * int(Path('number').read_text())))\n"
-    )
+    (home / "squares.py").write_text(SQUARES)
+    (home / "squaring.py").write_text("def square(payload, shared, report):\n    return payload * payload\n")
     subprocess.run(["git", "init", "-q", str(home)], check=True)
     monkeypatch.chdir(home)
     url, log = f"http://127.0.0.1:{_free_port()}", tmp_path / "head.log"
@@ -290,18 +343,21 @@ def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             while not _answers(url):
                 assert head.poll() is None, log.read_text()
                 job.time.sleep(0.5)
-            assert job.send(settings, ["dvc", "repro"], lambda: None) == 0
+            while True:  # the head's agent starts after its dashboard
+                with contextlib.suppress(UserError):
+                    assert job.send(settings, ["dvc", "repro"], lambda: None) == 0
+                    break
             assert job.attach(settings, lambda: None) == 0
         finally:
             if head.poll() is None:
                 for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
                     process.kill()
-    assert not (home / "twice").exists()
+    assert not (home / "squared").exists()
     pulled = subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--pull"], capture_output=True, text=True, check=True
     )
     assert "skipping run" in pulled.stdout, pulled.stdout
-    assert (home / "twice").read_text() == "42"
+    assert (home / "squared").read_text() == "[36, 49]"
 
 
 def _answers(url: str) -> bool:
