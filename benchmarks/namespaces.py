@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +90,8 @@ class Cluster:
         self.start_head()
 
     def start_head(self) -> None:
-        """Start the head, or another one, at a free port: a head that was killed may still hold its own."""
-        with socket.socket() as free:
-            free.bind((self._ours, 0))
-            port = free.getsockname()[1]
-        self.address = f"{self._ours}:{port}"
-        self._head = self._start("head", self._head_place, "--head", f"--port={port}", *self._head_options)
+        """Start the head, or another one."""
+        self._head = self._start("head", self._head_place, self._head_words)
 
     def kill_head(self) -> None:
         """End the head with its raylet, its objects and its workers."""
@@ -112,18 +108,18 @@ class Cluster:
 
     def join(self) -> None:
         """Start the second node."""
-        self._node = self._start("node", self._node_place, f"--address={self.address}")
+        self._node = self._start("node", self._node_place, lambda: [f"--address={self.address}"])
 
     def kill(self) -> None:
-        """End the second node, which has no time to say goodbye."""
+        """Kill the second node."""
         stop(self._node)
 
     def works(self) -> bool:
-        """Say whether the second node is at a task or a trial."""
+        """Return whether the second node runs a task or a trial."""
         return bool(self.workers())
 
     def workers(self) -> list[psutil.Process]:
-        """List the second node's processes that are at a task or a trial."""
+        """List the second node's processes that run a task or a trial."""
         return self._processes(_TASKS)
 
     def raylet(self) -> psutil.Process:
@@ -132,7 +128,7 @@ class Cluster:
         return raylet
 
     def cut(self) -> None:
-        """Let no packet pass between the two nodes, and tell neither: each sends to an address that nobody has."""
+        """Let no packet pass between the two nodes: each sends to an Ethernet address that no interface has."""
         _ip(f"neigh replace {self._its} lladdr {_NOBODY} dev {self._name}a nud permanent")
         _ip(f"-n {self._name} neigh replace {self._ours} lladdr {_NOBODY} dev {self._name}b nud permanent")
 
@@ -169,16 +165,23 @@ class Cluster:
             _ip(f"-n {name} {command}")
         return ours, its
 
-    def _start(self, name: str, place: _Place, *options: str) -> "subprocess.Popen[bytes]":
-        """Start a node of one core at a place where our packages are not found."""
+    def _head_words(self) -> list[str]:
+        """Return the options of a head at a free port: one that was killed may still hold its own."""
+        with socket.socket() as free:
+            free.bind((self._ours, 0))
+            self.address = f"{self._ours}:{free.getsockname()[1]}"
+        return ["--head", f"--port={self.address.rpartition(':')[2]}", *self._head_options]
+
+    def _start(self, name: str, place: _Place, options: Callable[[], list[str]]) -> "subprocess.Popen[bytes]":
+        """Start a node of one core at a place where our packages are not found; ``options`` are made for each try."""
         lines = [f"mount -t tmpfs none {path}" for path in place.hidden]
         lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
         lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
-        command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}", *options]
+        command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}"]
         for _ in range(_TRIES - 1):  # on a busy machine it may take longer than Ray allows
             with suppress(TimeoutError):
-                return self._started(name, command)
-        return self._started(name, command)
+                return self._started(name, [*command, *options()])
+        return self._started(name, [*command, *options()])
 
     def _started(self, name: str, command: list[str]) -> "subprocess.Popen[bytes]":
         """Start a node by ``command``, and wait until it runs."""
@@ -200,12 +203,12 @@ class Cluster:
 
 
 def available() -> bool:
-    """Say whether this machine can have such a cluster."""
+    """Return whether this machine can have such a cluster."""
     return not missing()
 
 
 def missing() -> str:
-    """Say what this machine lacks for such a cluster, and what to do, in a line; empty: nothing."""
+    """Return one line with what this machine lacks for such a cluster, and the cure; empty: nothing is missing."""
     if sys.platform != "linux":
         return "this needs the namespaces of Linux: run it on a Linux machine"
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):

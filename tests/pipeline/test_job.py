@@ -337,6 +337,7 @@ def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         f"--{name}={_free_port()}" for name in ("port", "ray-client-server-port", "dashboard-agent-listen-port")
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the head serves 127.0.0.1 alone
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as head:
         try:
             settings = Settings(jobs=url, remote="on")
