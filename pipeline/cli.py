@@ -29,6 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, and hand over to the module of the verb: its ``main(args)`` returns an exit code or None."""
     args = parser().parse_args(argv)
     try:
+        if args.verb == "repro":
+            from .verbs.repro import repro
+
+            return repro(args.targets, args.jobs)
+        if args.verb == "status":
+            from .verbs.status import status
+
+            return status(args.all) or 0
+        if args.verb == "run":
+            from .verbs.stage import run_stage
+
+            return run_stage(args.stage, args.key, args.executor)
         return importlib.import_module(f"pipeline.{MODULES.get(args.verb, f'verbs.{args.verb}')}").main(args) or 0
     except UserError as error:
         print(f"{args.verb}: {error}", file=sys.stderr)

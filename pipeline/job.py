@@ -26,6 +26,7 @@ from typing import Any, Final
 from bdl_pipe.errors import UserError
 
 from .core.settings import Settings
+from .core.signals import interruptible
 from .core.storage import hide
 
 Take = Callable[[], None]  # takes results from the DVC remote
@@ -172,8 +173,7 @@ def _closed(job: Any, take: Take) -> int:
 @contextlib.contextmanager
 def _stopped_on_interrupt(client: Any, name: str) -> Iterator[None]:
     """Stop the job on SIGINT and SIGTERM; a shell without job control starts a process with SIGINT ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    interruptible()
     try:
         yield
     except KeyboardInterrupt:

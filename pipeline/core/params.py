@@ -118,6 +118,11 @@ class Params:
         """Return the names of the plugins that params.yaml names."""
         return self.raw.get("plugins") or ()
 
+    @property
+    def method_names(self) -> set[str]:
+        """Return the methods that have a section or a run."""
+        return {*self.raw["methods"], *(run.method.name for run in self.runs.values())}
+
     def method_of(self, kind: str, key: str) -> str:
         """Return the method whose work a stage does; empty: it is of none."""
         run = self.runs.get(("student" if kind == "evaluate" else kind, key))

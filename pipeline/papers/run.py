@@ -25,9 +25,8 @@ from ..core import places, records
 from ..core.params import FIT_KINDS, Params, Run, load
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
-from ..run import client, remote
-from ..run import runner as runner
-from ..tracking import artifact_store, provenance
+from ..run import pool
+from ..tracking import provenance
 from . import PaperTable, compare, show
 
 PARAMS: Final = Path("params/paper")
@@ -83,7 +82,7 @@ def main(args: Namespace) -> None:
     console = Console()
     with places.rooted(asked.root):
         _bring(asked, args.executor)
-        why = runner.stale(plan(asked.params))
+        why = pool.stale(plan(asked.params))
         for dataset in asked.datasets:
             rows = compare.runs_of(asked.table, dataset, asked.params)
             there = [run for run in rows if f"evaluate@{run.key}" not in why]
@@ -180,20 +179,16 @@ def _with_splits(params: Params, splits: int) -> Params:
 
 def _bring(asked: Request, executor: str | None) -> None:
     stages = _stages(asked.params, asked.runs)
-    if not runner.stale(stages):
+    todo = pool.stale(stages)
+    if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
     settings = Settings.read(executor=executor)
-    remote.require(settings.remote)
-    artifact_store.require(settings)
     with _tracked(asked):
-        try:
-            outcome = runner.ensure_all(
-                stages, asked.params, jobs=runner.JOBS, executor=executor, own=True, root=str(asked.root)
-            )
-        except client.Lost as error:
-            raise UserError(str(error)) from None
-        runner.push_rest(stages, settings.remote)
+        if settings.executor == "inline":
+            outcome = pool.in_process(stages, todo, asked.params, settings)
+        else:
+            outcome = pool.run(stages, todo, asked.params, settings, jobs=pool.JOBS, root=asked.root)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     ran = len(outcome.done)

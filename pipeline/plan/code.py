@@ -51,10 +51,12 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
 
     Args:
         kind: a stage kind.
-        method: a name of the registry, for kinds that a method has a part in.
+        method: a name of the registry, for kinds that a method has a part in. A method that the running program defines
+            in no file of the library or of a plugin adds nothing.
         more: modules of plugins that it depends on beside the method's.
     """
-    spec = [] if method is None else [_methods()[method]]
+    known = _methods()
+    spec = [known[method]] if method in known else []
     return digest_of((BODIES[kind], *spec, *more))
 
 

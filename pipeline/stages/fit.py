@@ -26,6 +26,7 @@ from bdl_pipe.seeds import Seed
 from ..core import places, records
 from ..core.params import Params, Run
 from ..core.settings import Settings
+from ..plan.plan import Stage
 from ..work.base import Done, Executor, Task, Where
 from ..work.display import Display
 from ..work.store import Store
@@ -55,7 +56,7 @@ class GroupTask:
     fit_many: FitMany
 
 
-def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Fit the artifact of one run.
 
     Raises:
@@ -63,14 +64,14 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     """
     from ..tracking.experiments import stage_run
 
+    kind, key = stage.kind, stage.key
     run = params.run(kind, key)
     about = facts(run, params)
     shared, tasks = _plan(run, params, settings)
     deps = [str(path) for path in inputs_of(run)]
     above = records.above(run)
-    store = Store(
-        places.checkpoints(kind, key), identity({**about, "code": code_of(run, params)}, settings, inputs_of(run))
-    )
+    work = identity({**about, "code": dict(stage.digests)}, settings, inputs_of(run))
+    store = Store(places.checkpoints(kind, key), work)
     store.open()
     with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
@@ -148,14 +149,6 @@ def inputs_of(run: Run) -> list[Path]:
     """List the artifacts that a run reads: its data and its inputs."""
     above = [places.artifact(kind, key) for kind, key in run.sources.items()]
     return [places.artifact("prepare", run.spec.dataset), *above]
-
-
-def code_of(run: Run, params: Params) -> str:
-    """Hash the code that a run's bits depend on; of a method in no file of the library or of a plugin, the stage's."""
-    from ..plan import code, sources
-
-    known = run.method.name in code.methods()
-    return sources.fit_digest(run.method.name, params) if known else code.digest_of([code.BODIES[run.kind]])
 
 
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:

@@ -7,21 +7,21 @@ artifacts are one by this stage: its own artifact holds the hash of each, and no
 import json
 
 from bdl_pipe import artifacts
-from bdl_pipe.config import nearest
-from bdl_pipe.errors import ConfigError
 
 from ..core import places
 from ..core.params import Params
+from ..core.settings import Settings
+from ..plan.plan import Stage
+from ..work.base import Executor
 
 
-def bundle(key: str, params: Params) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/inputs/<key>``.
 
     Raises:
-        UserError: there is no such spec, or one of its artifacts is not there.
+        UserError: one of the artifacts is not there.
     """
-    if key not in params.inputs:
-        raise ConfigError(f"inputs.{key}", f"is not an entry{nearest(key, params.inputs)}")
+    key = stage.key
     hashes = {}
     for kind, name in params.inputs[key].items():
         place = places.artifact(kind, name.partition("/")[2])

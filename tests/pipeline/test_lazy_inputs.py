@@ -18,6 +18,7 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
 from pipeline.core import params, places
 from pipeline.core.settings import Settings
+from pipeline.plan.plan import one
 from pipeline.stages import prepare
 from pipeline.work.base import Executor, Task
 from pipeline.work.choose import choose
@@ -34,24 +35,20 @@ WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
 from pipeline.core import params
-from pipeline.work.choose import choose
 from pipeline.core.settings import Settings
+from pipeline.plan.plan import one
 from pipeline.stages import fit
-from pipeline.tracking import experiments
-from contextlib import contextmanager
+from pipeline.work.choose import choose
 from tests.pipeline.fake_work import REGISTRY
 
-@contextmanager
-def untracked(*args, **named):
-    yield experiments.StageRun()
+settings = Settings(executor="ray", tracking=False)
+loaded, executor = params.load(registry=REGISTRY), choose(settings)
 
-experiments.stage_run = untracked
-settings = Settings(executor="ray")
-numbers, executor = params.load(registry=REGISTRY), choose(settings)
-fit.fit("teacher", "b-walk", numbers, executor, settings)  # imports are loaded once
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-fit.fit("student", "b-last", numbers, executor, settings)
-print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+def peak(kind, key):
+    fit.run(one(kind, key, loaded), loaded, executor, settings)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+print(json.dumps([peak("teacher", "b-walk"), peak("student", "b-last")]))  # the first one has imported all
 executor.close()
 """
 
@@ -73,7 +70,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
+        loaded, settings = params.load(registry=REGISTRY), Settings(tracking=False)
+        prepare.run(one("prepare", "boston", loaded), loaded, Inline(settings), settings)
         with artifacts.publish(
             places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}
         ) as place:
@@ -88,8 +86,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
-    """The ends of eight experts are 5 MB of 256; a quarter of these may be fan_in, by the driver and by a worker."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    """The ends of eight experts are 5 MB of 256; a quarter of these may be read, by the driver and by a worker."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "BDL_TRACKING": "off",
+    }
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], cwd=prepared, env=env, capture_output=True, text=True, check=True
     )
