@@ -189,7 +189,7 @@ def started(project: Project, cluster: Cluster) -> Any:
 
 def waiting(folder: Path) -> int:
     """Count the fits with a checkpoint of step 5."""
-    return sum(b'"step": 5' in path.read_bytes() for path in (folder / ".state").rglob("*.part"))
+    return sum(rb"step\": 5" in path.read_bytes() for path in (folder / ".state").rglob("*.part"))
 
 
 def ended(process: Any) -> None:
