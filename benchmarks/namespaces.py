@@ -5,6 +5,7 @@ processes: behind a network interface of its own, with the project's folder, its
 files out of sight.
 """
 
+import itertools
 import os
 import shutil
 import site
@@ -32,6 +33,7 @@ _ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _START_SECONDS: Final = 90
 _END_SECONDS: Final = 10.0
 _TRIES: Final = 3
+_NUMBERS: Final = itertools.count()
 _NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
 _TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes at a task of ours, or at a trial
 
@@ -72,7 +74,9 @@ class Cluster:
             head: further options of the head.
             temporary: the folder of the head's files, with a short path, for sockets; default: one is made.
         """
-        self._stack, self._name, self._logs, self._health = stack, f"bdl{os.getpid()}", logs, dict(health)
+        self._stack, self._logs, self._health = stack, logs, dict(health)
+        self._number = next(_NUMBERS)  # the kernel removes a network some time after it is deleted
+        self._name = f"bdl{os.getpid()}n{self._number}"
         if temporary is None:
             temporary = Path(tempfile.mkdtemp(prefix="bdl-"))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -154,7 +158,7 @@ class Cluster:
 
     def _network(self) -> tuple[str, str]:
         """Lay a cable, and return the addresses of its ends: ours, and that in the second node's namespace."""
-        name, number = self._name, os.getpid() % 16384 * 4
+        name, number = self._name, (os.getpid() + self._number) % 16384 * 4
         ours, its = (f"198.18.{number // 256}.{number % 256 + end}" for end in (1, 2))
         _ip(f"netns add {name}")
         self._stack.callback(_ip, f"netns delete {name}")  # and the cable

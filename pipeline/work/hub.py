@@ -14,10 +14,13 @@ RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
 
 
 def make_hub(store: Store | None) -> Any:
-    """Start the hub as an actor on the node of this process."""
+    """Start the hub as an actor on the node of this process.
+
+    Ray repeats a call whose connection was cut; all methods may be called twice.
+    """
     import ray
 
-    return ray.remote(Hub).options(**on_this_node()).remote(store)
+    return ray.remote(Hub).options(**on_this_node(), max_task_retries=-1).remote(store)
 
 
 def on_this_node() -> dict[str, Any]:
@@ -68,8 +71,8 @@ class Hub(CheckpointChannel):
         self._outcomes.setdefault(task, outcome)
 
     def get_result(self, task: str) -> Done | Exception:
-        """Return the outcome of a group's task, and forget it."""
-        return self._outcomes.pop(task)
+        """Return the outcome of a group's task."""
+        return self._outcomes[task]
 
 
 class NullChannel:
