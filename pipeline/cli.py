@@ -89,10 +89,11 @@ def repro(jobs: int, targets: tuple[str, ...]) -> int:
 
 
 @verbs.command
-@JOBS
-def attach(jobs: int) -> int:
-    """Find the jobs that a command has left on a cluster, and go on with them."""
-    return _old("verbs.attach", jobs=jobs)  # merge: verbs.attach.attach(jobs)
+def attach() -> int:
+    """Find the job that a command has left on a cluster, and follow it to its end."""
+    from .verbs.job import attach
+
+    return attach()
 
 
 @verbs.command(context_settings={"allow_interspersed_args": False})
@@ -102,9 +103,9 @@ def job(command: tuple[str, ...]) -> int:
 
     RAY_ADDRESS=http://host:8265 names the cluster.
     """
-    from .job import job  # merge: pipeline/job.py comes with the branch `work`
+    from .verbs.job import send
 
-    return int(job(list(command)))
+    return send(command)
 
 
 @verbs.command

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Raw, Task
 from bdl_pipe.data.sources.images import ImageFolder, Npz, broken, class_files
 from bdl_pipe.errors import DataError, brief

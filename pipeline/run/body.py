@@ -14,7 +14,7 @@ from ..core import places
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import fresh
-from ..plan.code import BODIES
+from ..plan.code import BODIES, shipped
 from ..plan.plan import Stage
 from ..work.choose import choose
 
@@ -47,7 +47,7 @@ def ensure(
             return False
         made_from = fresh.made_from(stage)
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
-        with closing(choose(settings, head)) as executor:
+        with closing(choose(settings, head, shipped())) as executor:
             # The module of a stage kind is imported only here: preparing a data set needs no network.
             import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
         fresh.record(stage, made_from)

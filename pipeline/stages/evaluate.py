@@ -86,7 +86,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     }
     with experiments.stage_run("evaluate", key, about_run, numbers, [str(place) for place in inputs]) as tracked:
         with Display(f"evaluate {key}") as display:
-            done = executor.map(answer, tasks, shared=shared, display=display, store=store, light=None)
+            done = executor.map(answer, tasks, shared=shared, display=display, store=store, where="try")
         answers = [(task.payload, EvalResult.of(each.result)) for task, each in zip(tasks, done, strict=True)]
         figures = list(_figures(run, answers))
         places.sweep(place)

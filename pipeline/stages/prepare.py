@@ -52,7 +52,7 @@ def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
 def _fan_out(executor: Executor, display: Display) -> prepare.FanOut:
     def fan_out(function: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
         tasks = [Task(job.key, job, ("corrupt",)) for job in jobs]
-        answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, light=None)
+        answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, where="try")
         return [done.result for done in answers]
 
     return fan_out

@@ -7,6 +7,7 @@ nothing else.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
+from .. import job
 from ..core import places
 from ..core.load import load, unwatched
 from ..core.model import Params
@@ -24,7 +25,10 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     Raises:
         UserError: params.yaml, the environment, or a target is wrong; nothing has run then.
     """
-    settings, params = Settings.read(), load()
+    settings = Settings.read()
+    if settings.jobs and settings.executor == "ray":
+        return job.send(settings, ["repro", "-j", str(jobs), *targets], dvc.take)
+    params = load()
     settings.machine.check_methods(params.method_names)
     for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
