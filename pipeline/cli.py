@@ -13,7 +13,7 @@ from typing import Final
 from bdl_pipe.errors import UserError
 
 MODULES: Final = {  # a verb's module, where it is not in verbs
-    "tune": "search.every",
+    "tune": "search.tune",
     "study": "search.study",
     "paper": "papers.run",
     "add": "add.verb",

@@ -99,10 +99,9 @@ def _command(args: argparse.Namespace) -> str:
 
 def _tune(name: str, samples: int) -> int:
     """Search every method on what was added, and merge what is found."""
-    from ..search import every
+    from ..search import tune
 
-    asked = {"run": None, "max_concurrent": None, "resume": False, "apply": True}
-    return every.main(argparse.Namespace(method=every.ALL, dataset=name, samples=samples, **asked))
+    return tune.tune(tune.ALL, dataset=name, samples=samples, apply=True)
 
 
 def size_of(found: Look | Pictures, calibration: float = 0) -> Size:

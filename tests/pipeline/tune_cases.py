@@ -4,8 +4,6 @@ The teacher's member i is the mean of the training targets plus i; the student a
 means and moves there by ``shift``/8 a step, so that a checkpoint is a worse student.
 """
 
-import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 STEPS = 8
+IN_FORCE = 6.0
 NAN_ABOVE = 50.0  # a shift at which the fit "diverges"
 
 
@@ -44,13 +43,13 @@ class InnerConfig:
 
 @dataclass(frozen=True)
 class ShiftConfig:
-    """``crash``: a file with the driver's pid; while it is there, that is interrupted after half of the steps.
+    """``hold``: a file; while it is there, fits of the hyperparameters in force wait after half of their steps.
 
-    ``fault``: a file; while it is there, a fit of the numbers in force fails.
+    ``fault``: a file; while it is there, these fits fail.
     """
 
     inner: InnerConfig
-    crash: str = ""
+    hold: str = ""
     fault: str = ""
     log: str = ""
 
@@ -68,16 +67,23 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
     if config.log:
         with open(config.log, "a") as log:
             log.write(f"{config.inner.shift} {start} {rng.address[-1]}\n")
-    if config.fault and Path(config.fault).exists() and config.inner.shift == 6.0:
+    if config.fault and Path(config.fault).exists() and config.inner.shift == IN_FORCE:
         raise RuntimeError("a fault")
     for step in range(start, STEPS):
         report(step + 1, STEPS)
         if report.due():
             report.save(State({}, {"step": step + 1}))
-        if config.crash and Path(config.crash).exists() and step + 1 == STEPS // 2:
-            os.kill(int(Path(config.crash).read_text()), signal.SIGINT)
-            time.sleep(60)
+        if config.hold and config.inner.shift == IN_FORCE and step + 1 == STEPS // 2:
+            wait_while(Path(config.hold))
     return _fitted(data, inputs, config.inner.shift + config.inner.more)
+
+
+def wait_while(path: Path) -> None:
+    """Say that the work waits, and wait until the test removes ``path``."""
+    if path.exists():
+        path.with_name(f"{path.name}.waits").touch()
+    while path.exists():
+        time.sleep(0.01)
 
 
 def peek(checkpoint: State, data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed) -> State:
@@ -140,7 +146,7 @@ report:
 
 
 def project(folder: Path, **shift: str) -> None:
-    """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
+    """Write params.yaml and the data set, and prepare it; ``shift``: further keys of that method."""
     from pipeline.core import params
     from pipeline.core.settings import Settings
     from pipeline.stages import prepare
@@ -150,6 +156,6 @@ def project(folder: Path, **shift: str) -> None:
     x = rng.normal(size=80)
     rows = "\n".join(f"{a:.6f},{b:.6f}" for a, b in zip(x, 30 + 2 * x + rng.normal(size=80), strict=True))
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
-    section = yaml.safe_dump({"inner": {"shift": 6.0}, **shift}, default_flow_style=True, width=4096).strip()
+    section = yaml.safe_dump({"inner": {"shift": IN_FORCE}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
     prepare.prepare_dataset("toy", params.load(), Inline(Settings()))
