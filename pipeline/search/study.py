@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -34,10 +34,7 @@ from ..tracking import provenance
 from . import session
 from .branch import Branch, branch_of, data_hash
 from .grid import METRICS, Panel, Point, StudyConfig, values_of, written
-from .trial import SEED
-
-if TYPE_CHECKING:
-    from .tuner import Ended
+from .trial import SEED, Ended
 
 PARAMS: Final = Path("params.yaml")
 RESULTS: Final = Path("results")
@@ -73,16 +70,6 @@ class Study:
         return self.params.datasets[self.branch.dataset].task
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """One seed of one point, and its scores of validation rows; a fit that diverged has none."""
-
-    point: Point
-    seed: int
-    scores: Mapping[str, float]
-    seconds: float
-
-
 def main(args: argparse.Namespace) -> int:
     """Call :func:`study` with what the command line gives."""
     return study(args.file, max_concurrent=args.max_concurrent, resume=args.resume)
@@ -110,8 +97,7 @@ def study(file: Path, *, max_concurrent: int | None = None, resume: bool = False
 
         seen = tuner.Trials(asked.name, len(samples), asked.branch.tags(), METRICS[asked.task])
         parts["evaluate"] = asked.params.evaluate
-        ended = tuner.run(seen, parts, *tuner.points(samples, max_concurrent), folder, settings)
-        fits = fits_of(asked, ended)
+        fits = tuner.run(seen, parts, *tuner.points(samples, max_concurrent), folder, settings)
         files = write(asked, fits, facts(asked, fits, settings))
         folder.finish()
     for path in files:
@@ -152,18 +138,7 @@ def check(study: Study) -> None:
         study.branch.chain.configs(values_of(point))
 
 
-def fits_of(study: Study, ended: Sequence["Ended"]) -> list[Fitted]:
-    """Find each ended trial's point and seed by the hyperparameters that it tried."""
-    points = {tuple(values_of(point).items()): point for point in study.config.points()}
-    fits = []
-    for trial in ended:
-        values = dict(trial.sampled)
-        seed = values.pop(SEED)
-        fits.append(Fitted(points[tuple(values.items())], seed, trial.scores, trial.seconds))
-    return fits
-
-
-def facts(study: Study, fits: Sequence[Fitted], settings: Settings) -> dict[str, Any]:
+def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
     """Collect where the figures come from."""
     import torch
 
@@ -182,7 +157,7 @@ def facts(study: Study, fits: Sequence[Fitted], settings: Settings) -> dict[str,
     }
 
 
-def write(study: Study, fits: Sequence[Fitted], about: Mapping[str, Any]) -> list[Path]:
+def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list[Path]:
     """Write the fits, then the figure, then the page that shows it: a page is never without its figure."""
     family, _, title = study.name.partition("-")
     place = RESULTS / family
@@ -197,7 +172,7 @@ def write(study: Study, fits: Sequence[Fitted], about: Mapping[str, Any]) -> lis
     return list(files)
 
 
-def comma_separated(study: StudyConfig, task: Task, fits: Sequence[Fitted]) -> str:
+def comma_separated(study: StudyConfig, task: Task, fits: Sequence[Ended]) -> str:
     """Return every fit as CSV, in the order of the grid and the seeds, in full precision."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -205,12 +180,12 @@ def comma_separated(study: StudyConfig, task: Task, fits: Sequence[Fitted]) -> s
     for point in study.points():
         for fit in of(fits, point):
             scores = [fit.scores.get(name, "") for name in METRICS[task]]
-            writer.writerow([*map(written, point.values()), fit.seed, *scores, f"{fit.seconds:.2f}"])
+            writer.writerow([*map(written, point.values()), fit.sampled[SEED], *scores, f"{fit.seconds:.2f}"])
     return text.getvalue()
 
 
 def page(
-    title: str, study: StudyConfig, task: Task, fits: Sequence[Fitted], picture: str, facts: Mapping[str, Any]
+    title: str, study: StudyConfig, task: Task, fits: Sequence[Ended], picture: str, facts: Mapping[str, Any]
 ) -> str:
     """Return the figure, the tables of the points, and where they come from, as Markdown."""
     figures = ["fits", *map(heading, METRICS[task]), "seconds"]
@@ -229,7 +204,7 @@ def page(
     return "\n".join([*head, *tables, "| | |", "|---|---|", *(_line([k, str(v)]) for k, v in facts.items()), ""])
 
 
-def draw(name: str, study: StudyConfig, fits: Sequence[Fitted]) -> bytes:
+def draw(name: str, study: StudyConfig, fits: Sequence[Ended]) -> bytes:
     """Draw an SVG file: a row for each metric, a column for each panel.
 
     Lines are means with standard errors over seeds, faint dots are the seeds; diverged fits are left out.
@@ -251,7 +226,7 @@ def draw(name: str, study: StudyConfig, fits: Sequence[Fitted]) -> bytes:
     return blob.getvalue()
 
 
-def _draw_panel(axes: Axes, panel: Panel, metric: str, study: StudyConfig, fits: Sequence[Fitted]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, metric: str, study: StudyConfig, fits: Sequence[Ended]) -> None:
     values, lines = study.grid[panel.x], study.grid[panel.lines] if panel.lines else (None,)
     for number, line in enumerate(lines):
         at = {**study.held(panel), **({panel.lines: line} if panel.lines else {})}
@@ -270,10 +245,11 @@ def _draw_panel(axes: Axes, panel: Panel, metric: str, study: StudyConfig, fits:
     axes.set_xticklabels([written(value) for value in values])
 
 
-def of(fits: Iterable[Fitted], point: Point) -> list[Fitted]:
+def of(fits: Iterable[Ended], point: Point) -> list[Ended]:
     """List the fits of a point, by seed."""
-    same = [written(value) for value in point.values()]
-    return sorted((f for f in fits if [written(f.point[axis]) for axis in point] == same), key=lambda f: f.seed)
+    values = values_of(point)
+    same = [fit for fit in fits if all(written(fit.sampled[key]) == written(value) for key, value in values.items())]
+    return sorted(same, key=lambda fit: int(fit.sampled[SEED]))
 
 
 def heading(metric: str) -> str:
@@ -281,14 +257,14 @@ def heading(metric: str) -> str:
     return f"{metric} %" if metric in _SHARES else metric
 
 
-def _scores(fits: Sequence[Fitted], metric: str) -> list[float]:
+def _scores(fits: Sequence[Ended], metric: str) -> list[float]:
     """List the finite scores of the seeds; shares in per cent."""
     scale = 100 if metric in _SHARES else 1
     scores = [scale * fit.scores.get(metric, math.nan) for fit in fits]
     return [score for score in scores if math.isfinite(score)]
 
 
-def _figures(fits: Sequence[Fitted], task: Task) -> list[str]:
+def _figures(fits: Sequence[Ended], task: Task) -> list[str]:
     """Write a point's count of fits, its scores and its seconds."""
     whole = sum(bool(fit.scores) for fit in fits)
     seconds = sum(fit.seconds for fit in fits) / max(len(fits), 1)

@@ -34,7 +34,25 @@ TIME: Final = "milestone"
 SEED: Final = "seed"
 DIVERGED: Final = 1e9  # A diverged trial's score is finite, because the scheduler compares scores.
 _CHECKPOINT: Final = "state"
+Sampled = Mapping[str, Any]  # dotted key of the method's config -> value; a study adds the seed
 Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> the states of its seeds
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has ended.
+
+    Attributes:
+        sampled: what it tried.
+        scores: its last scores; a trial of a study that diverged has none.
+        milestone: its last milestone.
+        seconds: its time, in earlier attempts up to their last checkpoint, too.
+    """
+
+    sampled: Sampled
+    scores: Mapping[str, float]
+    milestone: int = MILESTONES
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ class Chain:
     verb: str = "tune"
     repeat: int = 0
 
-    def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
+    def configs(self, sampled: Sampled) -> list[Any]:
         """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
         return [self._config(run, nested(sampled) if run.method.name == self.method else {}) for run in self.runs]
 
@@ -136,7 +154,7 @@ class Milestones(Report):
 
 
 def trial(
-    sampled: Mapping[str, Any], chain: Chain, data: FitData, upstream: Upstream, evaluate: EvaluateConfig | None = None
+    sampled: Sampled, chain: Chain, data: FitData, upstream: Upstream, evaluate: EvaluateConfig | None = None
 ) -> None:
     """Fit and score one sample; this is Ray Tune's trainable.
 

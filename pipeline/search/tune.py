@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bdl_pipe import config
 from bdl_pipe.config import nearest
@@ -26,10 +26,7 @@ from ..tracking import provenance
 from ..verbs import apply as overlays
 from . import session
 from .branch import Branch, branch_of
-from .trial import DIVERGED, METRIC, MILESTONES, nested, rounded
-
-if TYPE_CHECKING:
-    from .tuner import Ended
+from .trial import DIVERGED, METRIC, MILESTONES, Ended, nested, rounded
 
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
@@ -155,7 +152,7 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
 
 def _run(
     search: Search, parts: Mapping[str, Any], folder: session.Folder, settings: Settings, at_once: int | None
-) -> tuple[Sequence["Ended"], Sequence["Ended"]]:
+) -> tuple[Sequence[Ended], Sequence[Ended]]:
     """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
     from . import tuner
 
@@ -212,7 +209,7 @@ def _at(mapping: Mapping[str, Any], dotted: str, kind: type[float]) -> float:
     return math.nan if value is None else kind(value)  # A key without a value lies in no range.
 
 
-def conclude(search: Search, trials: Sequence["Ended"], population: Sequence["Ended"] = ()) -> Path:
+def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path:
     """Write the winner's overlay, and print how it compares with the hyperparameters in force.
 
     Args:
@@ -256,9 +253,9 @@ def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
     return overlay
 
 
-def _is_finished(trial: "Ended") -> bool:
+def _is_finished(trial: Ended) -> bool:
     return trial.milestone == MILESTONES and _nll(trial) < DIVERGED
 
 
-def _nll(trial: "Ended") -> float:
+def _nll(trial: Ended) -> float:
     return trial.scores[METRIC]

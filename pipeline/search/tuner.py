@@ -23,29 +23,11 @@ from ..core.settings import Settings
 from ..tracking import experiments, provenance
 from ..work.sealed import sealed
 from .session import Folder
-from .trial import METRIC, MILESTONES, TIME, rounded, trial
+from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
 _RETRIES: Final = 2  # A trial whose worker was lost is retried, from its last milestone.
 Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scale)
-Sampled = Mapping[str, Any]  # dotted key -> value; a study adds the seed
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A trial that has ended.
-
-    Attributes:
-        sampled: what it tried.
-        scores: its last scores, without those that it did not report.
-        milestone: its last milestone.
-        seconds: its time, in earlier attempts up to their last checkpoint, too.
-    """
-
-    sampled: Sampled
-    scores: Mapping[str, float]
-    milestone: int
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,15 +168,14 @@ class Printed(tune.Callback):
     """Print a line when a trial ends."""
 
     def __init__(self, trials: Trials) -> None:
-        self._trials, self._ended = trials, 0
+        self._trials = trials
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._ended += 1
-        last = trial.last_result
+        ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
         tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
         at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
         scores = ", ".join(f"{name} {score:.5g}" for name, score in self._trials.scores(last).items()) or "diverged"
-        print(f"{self._ended} of {self._trials.count}: {scores}{at} ({', '.join(tried)})", flush=True)
+        print(f"{ended} of {self._trials.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
 class TrialRuns(MLflowLoggerCallback):
@@ -205,7 +186,8 @@ class TrialRuns(MLflowLoggerCallback):
         self._trials = trials
 
     def setup(self, *args: Any, **options: Any) -> None:
-        """Take the tags of the process that runs the trials now; Tune stores this callback with the search."""
+        """Take store and tags from the process that runs the trials now; Tune stores this callback with the search."""
+        self.tracking_uri = experiments.store_uri()
         parent = {experiments.NEST: os.environ.get(experiments.PARENT), "process": provenance.process(os.getpid())}
         self.tags = {**self._trials.tags, "stage": "trial", "search": self._trials.name, **parent}
         experiments.attempt(lambda: super(TrialRuns, self).setup(*args, **options))

@@ -12,7 +12,6 @@ import pytest
 import tune_cases
 import yaml
 
-import bdl_pipe.registry
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
 from pipeline import cli
@@ -20,9 +19,8 @@ from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.search import branch, study
 from pipeline.search.grid import keys_of, values_of, written
-from pipeline.search.study import Fitted, estimate, of
-from pipeline.search.trial import MILESTONES, TIME, trial
-from pipeline.search.tuner import Ended
+from pipeline.search.study import estimate, of
+from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
 SETTINGS = Settings()
 INLINE = Settings(executor="inline")
@@ -41,23 +39,7 @@ PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of a grid with one a
 BASE = {"inner.shift+more": -3.0, "log": ""}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A prepared project, which each test copies."""
-    folder = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
-        tune_cases.project(folder)
-    return folder
-
-
-@pytest.fixture
-def toy(made, tmp_path, monkeypatch):
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
-    return tmp_path
+made, toy = tune_cases.made, tune_cases.toy
 
 
 def file_of(folder, **changes):
@@ -75,7 +57,11 @@ def planned(folder, **changes):
 
 def fits_of(asked, score=lambda point, seed: {"nll": 1.0, "rmse": 2.0}):
     seeds = range(asked.config.seeds)
-    return [Fitted(point, seed, score(point, seed), 0.5) for point in asked.config.points() for seed in seeds]
+    return [
+        Ended({**values_of(point), "seed": seed}, score(point, seed), seconds=0.5)
+        for point in asked.config.points()
+        for seed in seeds
+    ]
 
 
 def reports_of(asked, *samples, monkeypatch):
@@ -112,12 +98,8 @@ def test_every_point_is_tried_with_every_seed(toy):
     ]
     samples = asked.config.samples()
     assert samples[:2] == [sample_of(-3.0), sample_of(-3.0, seed=1)] and len(samples) == 12
-    ended = [Ended(sample, {"nll": 1.0}, 4, 2.0) for sample in reversed(samples)]
-    fits = study.fits_of(asked, ended)
-    assert [(fit.point, fit.seed) for fit in fits[:2]] == [
-        ({"inner.shift+more": 1.0, "log": "log.txt"}, 1),
-        ({"inner.shift+more": 1.0, "log": "log.txt"}, 0),
-    ]
+    fits = [Ended(sample, {}) for sample in reversed(samples)]
+    assert of(fits, {"inner.shift+more": 1.0, "log": "log.txt"}) == [fits[1], fits[0]]
 
 
 def test_about_a_base_one_axis_differs_at_a_time(toy):
@@ -232,7 +214,7 @@ def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
     assert order == ["shift.csv", "shift.svg", "shift.md"]
     rows = list(csv.DictReader(paths[0].open()))
     assert [(float(r["inner.shift+more"]), r["log"], int(r["seed"])) for r in rows] == [
-        (fit.point["inner.shift+more"], fit.point["log"], fit.seed) for fit in fits
+        (fit.sampled["inner.shift"], fit.sampled["log"], fit.sampled["seed"]) for fit in fits
     ]
     assert [r["nll"] for r in rows[:2]] == ["-3.0", "-2.0"]
     assert rows[-1]["nll"] == ""  # It diverged.
@@ -266,11 +248,11 @@ def test_about_a_base_each_axis_has_a_table(toy):
 
 
 def test_the_spread_is_over_seeds_that_did_not_diverge():
-    fits = [Fitted({"a": 1}, s, scores, 0.0) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
+    fits = [Ended({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
     found = estimate(study._scores(of(fits, {"a": 1}), "nll"))
     assert found is not None and (found.mean, found.error, found.n) == (2.0, 1.0, 2)
     assert study._scores(fits[2:], "nll") == []
-    assert study._scores([Fitted({}, 0, {"accuracy": 0.5}, 0.0)], "accuracy") == [50.0]
+    assert study._scores([Ended({}, {"accuracy": 0.5})], "accuracy") == [50.0]
 
 
 def test_the_shipped_studies_are_whole(monkeypatch):

@@ -22,30 +22,15 @@ from pipeline.core import params, places
 from pipeline.core.settings import Settings
 from pipeline.search import branch, session, trial, tune
 from pipeline.search.session import Folder
-from pipeline.search.tuner import Ended, Halving, _domains
+from pipeline.search.trial import Ended
+from pipeline.search.tuner import Halving, _domains
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings()
 INLINE = Settings(executor="inline")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A prepared project, which each test copies."""
-    folder = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
-        tune_cases.project(folder)
-    return folder
-
-
-@pytest.fixture
-def toy(made, tmp_path, monkeypatch):
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
-    return tmp_path
+made, toy = tune_cases.made, tune_cases.toy
 
 
 def search_of(samples=4, scheduler=tune.ASHA):

@@ -4,14 +4,17 @@ The teacher's member i is the mean of the training targets plus i; the student a
 means and moves there by ``shift``/8 a step, so that a checkpoint is a worse student.
 """
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 
+import bdl_pipe.registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
@@ -159,3 +162,24 @@ def project(folder: Path, **shift: str) -> None:
     section = yaml.safe_dump({"inner": {"shift": IN_FORCE}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
     prepare.prepare_dataset("toy", params.load(), Inline(Settings()))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A prepared project, which each test copies."""
+    folder = tmp_path_factory.mktemp("toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(bdl_pipe.registry, "METHODS", REGISTRY)
+        project(folder)
+    return folder
+
+
+@pytest.fixture
+def toy(made, tmp_path, monkeypatch):
+    """A project of a test's own."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", REGISTRY)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
