@@ -128,7 +128,12 @@ def population(space: Space, present: Sampled, samples: int, seed: int) -> tuple
     )
     sampler = BasicVariantGenerator(points_to_evaluate=_first(space, present), random_state=seed)
     return _domains(space), tune.TuneConfig(
-        metric=METRIC, mode="min", num_samples=samples, search_alg=sampler, scheduler=scheduler
+        metric=METRIC,
+        mode="min",
+        num_samples=samples,
+        search_alg=sampler,
+        scheduler=scheduler,
+        reuse_actors=False,  # Ray 2.60 can wait for ever for a paused trial whose actor was given to another trial.
     )
 
 

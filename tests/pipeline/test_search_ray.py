@@ -202,6 +202,7 @@ def test_tracking_that_fails_stops_no_trial(toy, monkeypatch, capsys):
     assert (toy / "params/tuned/shift-toy.yaml").exists()
 
 
+@pytest.mark.soak
 def test_a_population_is_never_worse_than_what_is_in_force(toy, trials):
     search(samples=4, scheduler=tune.PBT, max_concurrent=None)
     population, finals = trials

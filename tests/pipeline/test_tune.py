@@ -207,6 +207,29 @@ def test_the_winner_is_the_best_finished_sample(toy):
         tune.conclude(search_of(), trials[2:])
 
 
+def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy, monkeypatch):
+    """So a population whose changing hyperparameters did well makes nothing worse."""
+    from pipeline.search import tuner
+
+    calls = []
+
+    def run(trials, parts, space, how, folder, settings):
+        calls.append((trials.name, trials.count, folder.address, how.search_alg._points_to_evaluate))
+        scores = (2.0, 1.0, 3.0, trial.DIVERGED) if len(calls) == 1 else (8.0, 7.0)
+        return [ended(float(at) if len(calls) == 1 else (1.0, 6.0)[at], nll) for at, nll in enumerate(scores)]
+
+    monkeypatch.setattr(tuner, "run", run)
+    trials, population = tune._run(search_of(scheduler=tune.PBT), {}, Folder("s"), SETTINGS, None)
+    assert calls == [
+        ("shift-toy", 4, "s", [{"inner.shift": 6.0}]),
+        ("shift-toy-finals", 2, "s/finals", [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
+    ]
+    text = tune.conclude(search_of(scheduler=tune.PBT), trials, population).read_text()
+    assert yaml.safe_load(text)["runs"]["toy-shift"]["override"] == {"inner": {"shift": 6.0}}
+    assert "validation nll 7 (in force: 7); 2 of 2 samples finished" in text
+    assert "a population of 4 with changing hyperparameters reached 1" in text
+
+
 def test_a_cluster_of_several_machines_needs_storage_that_all_reach(monkeypatch):
     import ray
 
