@@ -172,9 +172,9 @@ def add(
     dataset = add(Request(*features, splits, minutes, log, name, calibration), dry_run)
     if samples is None or dry_run:
         return 0
-    options: dict[str, Any] = {"dataset": dataset, "samples": samples, "scheduler": "asha", "run": None}
-    options |= {"max_concurrent": None, "resume": False, "apply": True}
-    return _old("search.every", method="all", **options)  # merge: search's tune("all", dataset=dataset, ...)
+    from .search.tune import ALL, tune
+
+    return tune(ALL, dataset=dataset, samples=samples, apply=True)
 
 
 @verbs.command
@@ -229,9 +229,18 @@ def tune(
     METHOD: a key of methods, or all: the data set's methods, one after the other. asha ends weak trials; with pbt they
     go on as strong ones do.
     """
-    options: dict[str, Any] = {"run": run, "max_concurrent": max_concurrent, "resume": resume, "apply": apply}
-    options |= {"dataset": dataset, "samples": samples, "scheduler": scheduler}
-    return _old("search.every", method=method, **options)  # merge: search's tune(method, dataset=dataset, ...)
+    from .search.tune import tune
+
+    return tune(
+        method,
+        dataset=dataset,
+        samples=samples,
+        scheduler=scheduler,
+        run=run,
+        max_concurrent=max_concurrent,
+        resume=resume,
+        apply=apply,
+    )
 
 
 @verbs.command
@@ -243,7 +252,9 @@ def study(file: Path, max_concurrent: int | None, resume: bool) -> int:
 
     FILE.yaml: such as params/study/inducing-figure4.yaml.
     """
-    return _old("search.study", file=file, max_concurrent=max_concurrent, resume=resume)  # merge: search's study(...)
+    from .search.study import study
+
+    return study(file, max_concurrent=max_concurrent, resume=resume)
 
 
 @verbs.command
