@@ -226,6 +226,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.process
 def test_what_is_registered_is_checked() -> None:
     """In a process of its own, where no type checker is at work before us."""
     names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(WRONG)]
@@ -304,6 +305,7 @@ def test_a_score_is_asked_of_every_predictive() -> None:
         evaluation.ood_scores(Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"first": torch.arange(3.0)}))
 
 
+@pytest.mark.process
 def test_another_process_needs_no_file(folder: Path) -> None:
     """What is sealed is read where there is neither the file nor the plugin, and is of the plugin there."""
     from pipeline.work.sealed import sealed

@@ -3,6 +3,7 @@
 The marks that sort tests into ``make check``, ``make test`` and ``make soak`` are listed in pyproject.toml.
 """
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 _STARTS: Final = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system")
+_HEAVY: Final = re.compile(r"^(import|from) (ray|mlflow|dvc|moto|boto3)\b", re.MULTILINE)
 _started: list[str] | None = None  # what the test that runs now has started; None: nothing is watched
 
 
@@ -23,6 +25,13 @@ def pytest_configure() -> None:
     """Make Ctrl-C work in the processes of tests: a shell without job control starts its background jobs without it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit the default, not this handler
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, where Ray's tests are left out, the files that import Ray, MLflow, DVC or a store at their head."""
+    if "not ray" in config.option.markexpr and collection_path.name.startswith("test_"):
+        return True if _HEAVY.search(collection_path.read_text()) else None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

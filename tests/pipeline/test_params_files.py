@@ -120,6 +120,7 @@ def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:
             assert (rate, falls) == ((1e-3, [200]) if name.endswith("_u") or wide else (3e-4, []))
 
 
+@pytest.mark.slow
 def test_steps_of_the_pseudo_coresets_of_lee() -> None:
     """A step of ½·step_size on the sum over rows is one of .01 on their mean; a coreset of VBPC and its run agree."""
     for name, rows in (("params/paper/vbpc-table1.yaml", None), ("params/paper/vbpc-table9.yaml", 400)):
