@@ -98,14 +98,32 @@ def test_a_fit_reports_its_steps(case: Case) -> None:
 
 @all_cases
 def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(case: Case) -> None:
-    rng, asked = Seed(ROOT).fold("member", 0), undisturbed(case, 0)[1].asked
-    if asked == 0:
-        assert not case.random or case.stage.in_driver, "a fit that draws and is not over at once must be resumable"
-        return
-    for stop in {1, int(np.random.default_rng(0).integers(1, asked + 1))}:
-        rest = Watched(kept=to_bytes(killed(lambda report: make(case, rng, report), stop)))
-        assert same_bits(make(case, rng, rest), made(case)), f"stopped at {stop}"
-        assert rest.asked <= asked - stop, "the resumed run started over"
+    """It is stopped at a checkpoint that is drawn, which is nearly always one in the middle."""
+    if (asked := checkpoints(case)) > 0:
+        resume(case, int(np.random.default_rng(0).integers(1, asked + 1)), asked)
+
+
+@pytest.mark.slow
+@all_cases
+def test_a_run_is_resumed_from_its_first_and_from_its_last_checkpoint(case: Case) -> None:
+    if (asked := checkpoints(case)) > 0:
+        for stop in {1, asked}:
+            resume(case, stop, asked)
+
+
+def checkpoints(case: Case) -> int:
+    """Return how many times a fit offers a checkpoint."""
+    asked = undisturbed(case, 0)[1].asked
+    assert asked > 0 or not case.random or case.stage.in_driver, "a fit that draws and takes time must be resumable"
+    return asked
+
+
+def resume(case: Case, stop: int, asked: int) -> None:
+    """Stop a fit at its checkpoint ``stop`` of ``asked``, continue from there, and compare the bits."""
+    rng = Seed(ROOT).fold("member", 0)
+    rest = Watched(kept=to_bytes(killed(lambda report: make(case, rng, report), stop)))
+    assert same_bits(make(case, rng, rest), made(case)), f"stopped at {stop}"
+    assert rest.asked <= asked - stop, "the resumed run started over"
 
 
 TABLES = [c for c in CASES if c.stage.fit_many is not None and c.task == "regression"]  # images: alone

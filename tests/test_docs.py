@@ -98,6 +98,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     }
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "language", "text"), of("python"))
 def test_the_library_runs_without_the_pipeline(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
@@ -200,6 +202,7 @@ def plugins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
 
 
+@pytest.mark.slow
 def test_every_plugin_is_read_with_its_params(plugins_here: None) -> None:
     assert plugin_files().keys() == plugin_params().keys()
     for name, shown in plugin_params().items():

@@ -231,6 +231,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.process
 def test_what_is_registered_is_checked() -> None:
     """In a process of its own, where no type checker is at work before us."""
     names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(WRONG)]
@@ -323,14 +324,15 @@ def test_a_metric_is_computed_of_every_predictive() -> None:
         metrics.registered()[-1].batch(Categorical(log_probs), torch.tensor([1, 1, 0]))
 
 
+@pytest.mark.process
 def test_another_process_needs_no_file(folder: Path) -> None:
-    """What is sealed is read where there is neither the file nor the plugin, and is of the plugin there."""
-    from pipeline.work.sealed import sealed
+    """What is sent is read where there is neither the file nor the plugin, and is of the plugin there."""
+    from pipeline.work.sending import with_plugins
 
-    assert sealed(folder) is folder, "without plugins nothing is wrapped"
+    assert with_plugins(folder) is folder, "without plugins nothing is wrapped"
     load([write("small.py", METHOD.replace("NAME", "small"))])
     method = METHODS["small"]
-    blob = pickle.dumps(sealed((method.stages["student"].fit, method.config(7))))
+    blob = pickle.dumps(with_plugins((method.stages["student"].fit, method.config(7))))
     Path("small.py").unlink()
     text = "import pickle, sys; fit, config = pickle.loads(sys.stdin.buffer.read()); from bdl_pipe import METHODS;"
     text += "print(fit(None, {}, config, rng=None, report=None).config, METHODS['small'].config is type(config))"

@@ -44,6 +44,7 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
     made = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
+    places.sweep(place)
     write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
 
 

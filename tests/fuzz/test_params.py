@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from bdl_pipe import config
@@ -95,6 +96,7 @@ def check(raw: Any) -> None:
         assert config.read(type(dataset), json.loads(json.dumps(written, allow_nan=False)), "again") == dataset
 
 
+@pytest.mark.slow
 def test_mutated_params() -> None:
     bases = whole()
     for base in bases:

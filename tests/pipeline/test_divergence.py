@@ -41,6 +41,7 @@ def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) ->
     return trial.Chain(tuple(rows), name, seed=0)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 def test_a_search_scores_what_diverged_and_goes_on(
     search: Any, tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert "nll" in last
 
 
+@pytest.mark.ray
 def test_numbers_that_cannot_go_together_are_a_bad_sample(
     tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

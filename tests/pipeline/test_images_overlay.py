@@ -57,6 +57,7 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
         section["weights"] |= {"members": members} if name == "ensemble_u" else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = overlay == "inducing-fashion_mnist"

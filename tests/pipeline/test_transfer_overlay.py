@@ -73,6 +73,7 @@ def expected(run: str, split: int, shape: tuple[int, ...]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
