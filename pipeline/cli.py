@@ -17,7 +17,7 @@ MODULES: Final = {  # a verb's module, where it is not in verbs
     "study": "search.study",
     "paper": "papers.run",
     "add": "add.verb",
-    "export": "export.export",
+    "export": "export.verb",
     "predict": "export.predict",
     "run": "verbs.run_stage",
     "upgrade": "upgrade",
@@ -118,12 +118,13 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
     )
-    export = verbs.add_parser("export", help="write a coreset as a folder that others can use without this project")
-    export.add_argument("what", choices=("coreset",))
-    export.add_argument("run", help="a key of coresets, or of runs that are made from one")
+    export = verbs.add_parser("export", help="write a coreset, or a fitted model that MLflow serves, as a folder")
+    export.add_argument("what", choices=("coreset", "model"))
+    export.add_argument("run", help="a key of runs; for a coreset also of coresets")
     export.add_argument("--to", required=True, type=Path, metavar="DIR", help="new or empty")
     export.add_argument("--split", type=int, default=0, help="of a data set with several splits")
     export.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
+    export.add_argument("--paper", metavar="PAPER:TABLE", help="a model of a run of this paper's table")
     apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
     apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
     upgrade = verbs.add_parser(

@@ -1,7 +1,7 @@
 """New rows through a fitted posterior: ``python -m pipeline predict RUN --input FILE --output FILE.parquet``."""
 
-import argparse
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,45 @@ from ..core import places
 from ..core.settings import Settings, require_device
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
+    """Predict by the options of the command line."""
+    predict(args.run, Path(args.input), Path(args.output), args.split, args.seed, args.paper, args.level)
+    return 0
+
+
+def predict(
+    run: str,
+    given: Path,
+    output: Path,
+    split: int = 0,
+    seed: int = 0,
+    paper: str | None = None,
+    level: float | None = None,
+) -> None:
     """Write one row of the predictive for each row of the input.
 
     Raises:
-        UserError: the run is not fitted, or the input does not fit the data it was fitted on.
+        UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
     """
     from bdl_pipe.data.new_inputs import new_inputs
 
     device = Settings.read().device
     require_device(device)
-    student = _student(args.run, args.paper)
-    fitted = load_predictor(student, args.split, args.seed, device)
+    student = student_of(run, paper)
+    fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
-    given, output = Path(args.input), Path(args.output)
     inputs = new_inputs(given, schema)
-    files = _names(given, len(inputs))
-    rng, level = stored_address(student, args.split, args.seed), args.level or summary.COVERAGE
-    if args.level is not None and fitted.recalibration is None:
-        raise UserError(f"--level: {args.run} has no conformal sets: its data set has no calibration rows")
-    names = schema["classes"] or schema["targets"]
+    files, rng = _names(given, len(inputs)), stored_address(student, split, seed)
+    if level is not None and fitted.recalibration is None:
+        raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
+    names, level = schema["classes"] or schema["targets"], level or summary.COVERAGE
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
     table = {"row" if files is None else "file": files or np.arange(len(inputs)), **predictions}
     _write(output, table)
     print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
-    return 0
 
 
-def _student(run: str, paper: str | None) -> Path:
+def student_of(run: str, paper: str | None) -> Path:
     """Find the artifact of a run of params.yaml, or of the params file of a paper's table."""
     root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
     with places.rooted(root):

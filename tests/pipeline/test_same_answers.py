@@ -1,6 +1,5 @@
 """One row has one answer: in the scores, in a file of new rows, in a search and from the served model."""
 
-import argparse
 import os
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core import params
 from pipeline.core.settings import Settings
-from pipeline.export import predict
+from pipeline.export import predict, serving
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.tracking import serving
 from pipeline.work.inline import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
@@ -61,8 +59,7 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
-    files = {"input": "new.csv", "output": "new.parquet"}
-    predict.main(argparse.Namespace(run=run, split=0, seed=seed, paper=paper, level=None, **files))
+    predict.predict(run, Path("new.csv"), Path("new.parquet"), seed=seed, paper=paper)
     return pd.read_parquet("new.parquet")
 
 
