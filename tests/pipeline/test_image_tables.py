@@ -21,7 +21,6 @@ from pipeline import cli, papers
 from pipeline.core import params, scores
 from pipeline.core.params import Run
 from pipeline.core.scores import Quantity
-from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ NOT_RUN = {"SGLD (PreResNet-164)", "SGLD (WideResNet)"}  # a chain has no batch 
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, small archives and releases of corrupted images, no tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
         monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))

@@ -37,15 +37,7 @@ from pipeline.core import params
 from pipeline.work.choose import choose
 from pipeline.core.settings import Settings
 from pipeline.stages import fit
-from pipeline.tracking import experiments
-from contextlib import contextmanager
 from tests.pipeline.fake_work import REGISTRY
-
-@contextmanager
-def untracked(*args, **named):
-    yield experiments.StageRun()
-
-experiments.stage_run = untracked
 settings = Settings(executor="ray")
 numbers, executor = params.load(registry=REGISTRY), choose(settings)
 fit.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once

@@ -17,7 +17,6 @@ from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.sources.uci import UCI_SIZES, Uci
 from pipeline import cli, papers
 from pipeline.core import params
-from pipeline.tracking import experiments
 
 ROOT = Path(__file__).parents[2]
 SMALL = {  # in place of the number of that key
@@ -69,7 +68,7 @@ def made_up(source: dict[str, Any]) -> None:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     return tmp_path
 
 

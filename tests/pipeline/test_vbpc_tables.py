@@ -20,7 +20,6 @@ from pipeline import cli, papers
 from pipeline.core import params
 from pipeline.core.scores import Quantity
 from pipeline.papers import Printed, compare, show
-from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -246,7 +245,7 @@ def shrunk(value: Any) -> Any:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project and small archives, no tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn"):
         monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
