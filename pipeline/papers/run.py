@@ -11,7 +11,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +19,12 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
-from .. import papers
-from ..core import places, records
+from .. import papers, tracking
+from ..core import places, provenance, records
 from ..core.params import FIT_KINDS, Params, Run, load
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
 from ..run import pool
-from ..tracking import provenance
 from . import PaperTable, compare, show
 
 PARAMS: Final = Path("params/paper")
@@ -184,11 +182,11 @@ def _bring(asked: Request, executor: str | None) -> None:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
     settings = Settings.read(executor=executor)
-    with _tracked(asked):
+    with tracking.opened(settings, asked.params, f"paper {asked.name}", {"paper": str(asked.table)}) as tracker:
         if settings.executor == "inline":
-            outcome = pool.in_process(stages, todo, asked.params, settings)
+            outcome = pool.in_process(stages, todo, asked.params, settings, tracker)
         else:
-            outcome = pool.run(stages, todo, asked.params, settings, jobs=pool.JOBS, root=asked.root)
+            outcome = pool.run(stages, todo, asked.params, settings, jobs=pool.JOBS, root=asked.root, watcher=tracker)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     ran = len(outcome.done)
@@ -198,23 +196,6 @@ def _bring(asked: Request, executor: str | None) -> None:
 def _stages(params: Params, runs: Sequence[Run]) -> Plan:
     """Plan the stages of ``runs``, and of all that they are made from."""
     return matching([f"evaluate@{run.key}" for run in runs], plan(params))
-
-
-@contextmanager
-def _tracked(asked: Request) -> Iterator[None]:
-    """Open the tracked run that every stage's run belongs to; it is tagged with the paper's table."""
-    from ..tracking import experiments
-
-    experiments.initialise()
-    parent, status = experiments.start_parent(f"paper {asked.name}", {"paper": str(asked.table)}), "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        experiments.end_parent(parent, status)
 
 
 def _facts(asked: Request, dataset: str, there: Sequence[Run], settings: Settings) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Final
 from .. import tracking
 from ..core import records
 from ..core.params import Params
+from ..core.settings import Settings
+from ..plan.plan import Plan
 from ..report import columns, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table
@@ -15,6 +17,13 @@ from .report import infos
 
 ALL: Final = "all.data"  # the key of the view of all data sets; no data set can have this name
 _ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics that get no column
+
+
+def track(plan: Plan, params: Params, settings: Settings) -> None:
+    """Show in MLflow what it lacks: stages that are up to date, and the comparison."""
+    with tracking.opened(settings, params, "dvc repro") as tracker:
+        tracker.project(plan)
+        tracker.compare(lambda: of(params))
 
 
 def of(params: Params) -> Comparison:

@@ -5,7 +5,7 @@ Nothing here changes a result: a store that fails costs one warning. MLflow is i
 
 from .comparison import Compared, Comparison, compare
 from .store import STAGES, end_parent, initialise, quieten, start_parent, store_uri
-from .tracker import Tracker, opened, project
+from .tracker import Tracker, opened
 from .view import View, link
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "initialise",
     "link",
     "opened",
-    "project",
     "quieten",
     "start_parent",
     "store_uri",

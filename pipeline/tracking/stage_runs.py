@@ -43,6 +43,10 @@ class StageRun:
         about = stage.kind, stage.key
         return cls(stage, places.identity(*about), places.record(*about), places.curve(*about))
 
+    def digest(self) -> str:
+        """Return the hash of the identity file, which no other result has."""
+        return artifacts.sha256(self.identity)
+
     def start(self, client: Any, experiment: str, params: Params, tags: Mapping[str, str], started: float) -> None:
         """Make the run, with its params and the tags by which runs are filtered."""
         stage = self.stage
@@ -62,7 +66,7 @@ class StageRun:
         store.log(client, self.run_id, [(name, x, at.time, at.step) for at in points for name, x in at.metrics.items()])
         self.shown = max([self.shown, *(at.time for at in points)])
 
-    def end(self, client: Any, status: store.Status, ended: float, lines: Sequence[str] = ()) -> None:
+    def end(self, client: Any, status: str, ended: float, lines: Sequence[str] = ()) -> None:
         """Write the results, or the last lines of a stage that failed, and end the run."""
         self.follow(client)
         if status == "FINISHED":
@@ -83,7 +87,7 @@ class StageRun:
     def _results(self, record: Mapping[str, Any]) -> dict[str, str]:
         """Collect the tags of a result: the link to its artifact, and what its record says."""
         place = self.stage.makes[0]
-        tags = {IDENTITY: artifacts.sha256(self.identity), "artifact": str(place), "artifact.sha256": _hash(place)}
+        tags = {IDENTITY: self.digest(), "artifact": str(place), "artifact.sha256": _hash(place)}
         if record:
             tags |= {"device": record["device"], "warnings": "\n".join(record["warnings"]), **commit(record["commit"])}
         if self.stage.kind == "student":

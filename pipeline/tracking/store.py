@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from bdl_pipe.errors import UserError
 
@@ -22,7 +22,6 @@ from ..core.settings import Settings
 STAGES: Final = "bdl-pipe stages"
 COMPARISON: Final = "bdl-pipe comparison"
 FOLDER: Final = Path("mlruns")
-Status = Literal["FINISHED", "FAILED", "KILLED"]
 T = TypeVar("T")
 KIND: Final = {"mlflow.experimentKind": "custom_model_development"}  # otherwise MLflow opens its page of traces
 NEST: Final = "mlflow.parentRunId"  # MLflow's page folds the children of a run under it
@@ -67,8 +66,8 @@ def start_parent(name: str, tags: Mapping[str, Any] | None = None, resumed: str 
     return attempt(start)
 
 
-def end_parent(run_id: str | None, status: Status = "FINISHED") -> None:
-    """End the run that :func:`start_parent` returned."""
+def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
+    """End the run that :func:`start_parent` returned as FINISHED, FAILED or KILLED."""
     if run_id is not None:
         attempt(lambda client: client.set_terminated(run_id, status))
 

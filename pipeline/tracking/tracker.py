@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from bdl_pipe import artifacts
-
 from ..core import curves, places, provenance
 from ..core.object_store import hide
 from ..core.params import Params
@@ -47,8 +45,8 @@ class Tracker:
         if stage.kind in TRACKED:
             self._todo.put(partial(self._start, StageRun.of(stage), time.time()))
 
-    def ended(self, stage: Stage, status: store.Status, lines: Sequence[str] = ()) -> None:
-        """Show how a stage ended; ``lines`` are the last of one that failed. Its files are in place by now."""
+    def ended(self, stage: Stage, status: str, lines: Sequence[str] = ()) -> None:
+        """Show that a stage, whose files are in place, ended as FINISHED, FAILED (with its last lines) or KILLED."""
         if stage.kind in TRACKED:
             self._todo.put(partial(self._end, stage.name, status, time.time(), lines))
         elif stage.kind == "report" and status == "FINISHED":
@@ -63,7 +61,7 @@ class Tracker:
         """Bring the comparison up to date."""
         self._todo.put(lambda: comparison.publish(self._client, build()))
 
-    def close(self, status: store.Status) -> None:
+    def close(self, status: str) -> None:
         """End the command's run, once the thread has done what it was asked for; a slow store is one warning."""
         if not self._thread.is_alive():
             return
@@ -102,10 +100,14 @@ class Tracker:
         tags = {store.NEST: self._parent, "device": self._device, **commit(made_at)}
         run.start(self._client, self._experiment, self._params, tags, started)
 
-    def _end(self, name: str, status: store.Status, ended: float, lines: Sequence[str]) -> None:
+    def _end(self, name: str, status: str, ended: float, lines: Sequence[str]) -> None:
         self._has_failed = self._has_failed or status == "FAILED"
-        if name in self._running:
-            self._running.pop(name).end(self._client, status, ended, lines)
+        if (run := self._running.pop(name, None)) is None:
+            return
+        if status == "FINISHED" and run.digest() in self._known(run.digest()):  # it came out up to date
+            self._client.delete_run(run.run_id)
+        else:
+            run.end(self._client, status, ended, lines)
 
     def _keep_report(self) -> None:
         page = places.REPORT / "index.html"
@@ -113,15 +115,19 @@ class Tracker:
             self._client.log_artifact(self._parent, str(page))
 
     def _project(self, runs: Sequence[StageRun]) -> None:
-        shown = f"tags.{IDENTITY} != ''"
-        known = {found.data.tags[IDENTITY] for found in store.search(self._client, self._experiment, shown)}
+        known = self._known()
         for run in runs:
-            if fresh.reason(run.stage) is None and artifacts.sha256(run.identity) not in known:
+            if fresh.reason(run.stage) is None and run.digest() not in known:
                 ended, begun = run.identity.stat().st_mtime, curves.begun(run.curve)
                 self._begin(run, begun.get("started", ended), begun.get("commit", ""))
                 run.end(self._client, "FINISHED", ended)
 
-    def _finish(self, status: store.Status) -> None:
+    def _known(self, identity: str = "") -> set[str]:
+        """Return the identities of results in the store, all or only this one."""
+        query = f"tags.{IDENTITY} = '{identity}'" if identity else f"tags.{IDENTITY} != ''"
+        return {run.data.tags[IDENTITY] for run in store.search(self._client, self._experiment, query)}
+
+    def _finish(self, status: str) -> None:
         for name in [*self._running]:
             self._end(name, "KILLED", time.time(), ())
         if self._parent:
@@ -135,7 +141,7 @@ def opened(
 ) -> Iterator[Tracker]:
     """Open the tracker of a command, which ends as FINISHED, or as FAILED or KILLED by what the block raises."""
     tracker = Tracker(settings, params, command, tags or {})
-    status: store.Status = "FAILED"
+    status: str = "FAILED"
     try:
         yield tracker
         status = "FINISHED"
@@ -144,9 +150,3 @@ def opened(
         raise
     finally:
         tracker.close(status)
-
-
-def project(plan: Plan, params: Params, settings: Settings, command: str = "dvc repro") -> None:
-    """Show the stages that are up to date and that the store does not know, as children of one run ``command``."""
-    with opened(settings, params, command) as tracker:
-        tracker.project(plan)

@@ -7,6 +7,7 @@ nothing else.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
+from .. import tracking
 from ..core import places
 from ..core.params import Params, load, unwatched
 from ..core.settings import Settings
@@ -14,6 +15,7 @@ from ..plan import plan, sources
 from ..plan.plan import Plan, Stage
 from ..run import dvc, pool
 from ..run.pool import Outcome
+from ..stages import comparison
 from ..work.choose import preflight
 
 
@@ -44,7 +46,9 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
         _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
-    outcome = pool.run(everything, todo, params, settings, jobs=jobs)
+    with tracking.opened(settings, params, "repro") as tracker:
+        outcome = pool.run(everything, todo, params, settings, jobs=jobs, watcher=tracker)
+        tracker.compare(lambda: comparison.of(params))
     left = outcome.left(why)
     _show(outcome, everything, left, params)
     _share(everything, left, settings)

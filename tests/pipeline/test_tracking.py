@@ -171,13 +171,22 @@ def test_what_the_store_lacks_is_shown_once(client: MlflowClient) -> None:
     plan: Plan = {each.name: each for each in (stage(), stage("evaluate"), stage(key="toy-stale"))}
     for each in list(plan.values())[:2]:
         work(each)
-    tracking.project(plan, params(), Settings())
+    for _ in range(2):
+        with tracking.opened(Settings(), params(), "dvc repro") as opened:
+            opened.project(plan)
     first = runs(client)
-    assert first.keys() == {"dvc repro", "student toy-vbll", "evaluate toy-vbll"}
+    assert len(client.search_runs(["1"])) == 3 and first.keys() == {
+        "dvc repro",
+        "student toy-vbll",
+        "evaluate toy-vbll",
+    }
     assert first["student toy-vbll"].data.metrics["loss"] == 1.0
     assert first["student toy-vbll"].info.start_time < first["student toy-vbll"].info.end_time
-    tracking.project(plan, params(), Settings())
-    assert {run.info.run_id for run in runs(client).values()} == {run.info.run_id for run in first.values()}
+    with tracking.opened(Settings(), params(), "repro") as opened:  # another process has made it meanwhile
+        opened.started(stage())
+        opened.ended(stage(), "FINISHED")
+    assert runs(client).keys() == first.keys() | {"repro"}
+    assert runs(client)["student toy-vbll"].info.run_id == first["student toy-vbll"].info.run_id
 
 
 def test_a_stage_that_fails_and_one_that_is_killed_say_so(project: Path, connected: Any) -> None:
