@@ -17,8 +17,6 @@ MODULES: Final = {  # a verb's module, where it is not in verbs
     "study": "search.study",
     "paper": "papers.run",
     "add": "add.verb",
-    "export": "export.verb",
-    "predict": "export.predict",
     "run": "verbs.run_stage",
     "upgrade": "upgrade",
 }

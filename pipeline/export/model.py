@@ -12,6 +12,7 @@ from typing import Any, Final
 from bdl_pipe.registry import load_predictor
 
 from .. import tracking
+from ..core import places
 from .folder import whole
 from .predict import student_of
 
@@ -19,13 +20,13 @@ _SCRIPT: Final = Path(__file__).with_name("serving.py")
 _NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow", "pyarrow")
 
 
-def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | None = None) -> None:
+def export(run: str, target: Path, split: int = 0, seed: int = 0, root: Path = places.WORK) -> None:
     """Write the folder ``target``, whose model predicts with one fit of the run.
 
     Raises:
         UserError: the run is not fitted, has no such fit, or the folder is not empty.
     """
-    student = student_of(run, paper)
+    student = student_of(run, root)
     load_predictor(student, split, seed)
     with whole(target) as folder:
         folder.rmdir()  # MLflow makes it

@@ -1,7 +1,6 @@
-"""New rows through a fitted posterior: ``python -m pipeline predict RUN --input FILE --output FILE.parquet``."""
+"""New rows through a fitted posterior."""
 
 import os
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,8 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
 from bdl_pipe.registry import load_predictor, stored_address
 
-from .. import papers
 from ..core import places
 from ..core.settings import Settings, require_device
-
-
-def main(args: Namespace) -> int:
-    """Predict by the options of the command line."""
-    predict(args.run, Path(args.input), Path(args.output), args.split, args.seed, args.paper, args.level)
-    return 0
 
 
 def predict(
@@ -28,7 +20,7 @@ def predict(
     output: Path,
     split: int = 0,
     seed: int = 0,
-    paper: str | None = None,
+    root: Path = places.WORK,
     level: float | None = None,
 ) -> None:
     """Write one row of the predictive for each row of the input.
@@ -40,7 +32,7 @@ def predict(
 
     device = Settings.read().device
     require_device(device)
-    student = student_of(run, paper)
+    student = student_of(run, root)
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     inputs = new_inputs(given, schema)
@@ -54,17 +46,14 @@ def predict(
     print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
 
 
-def student_of(run: str, paper: str | None) -> Path:
-    """Find the artifact of a run of params.yaml, or of the params file of a paper's table."""
-    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+def student_of(run: str, root: Path) -> Path:
+    """Find the artifact of a run among the artifacts in ``root``."""
     with places.rooted(root):
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():
         return student
     known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
-    make = f"python -m pipeline paper {paper}" if paper else "make repro"
-    hint = f"fitted: {', '.join(known)}" if known else f"nothing is fitted yet; {make}"
-    raise UserError(f"{run}: is not a fitted run ({hint})")
+    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
 
 
 def _names(path: Path, count: int) -> list[str] | None:
