@@ -17,6 +17,7 @@ MODULES: Final = {  # a verb's module, where it is not in verbs
     "study": "search.study",
     "paper": "papers.run",
     "add": "add.verb",
+    "predict": "verbs.export",
     "run": "verbs.run_stage",
     "upgrade": "upgrade",
 }

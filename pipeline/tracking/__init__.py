@@ -4,11 +4,12 @@ Nothing here changes a result: a store that fails costs one warning. MLflow is i
 """
 
 from .comparison import Compared, Comparison, compare
-from .store import STAGES, end_parent, initialise, quieten, start_parent, store_uri
+from .store import NEST, STAGES, end_parent, initialise, quieten, start_parent, store_uri, tolerate
 from .tracker import Tracker, opened
 from .view import View, link
 
 __all__ = [
+    "NEST",
     "STAGES",
     "Compared",
     "Comparison",
@@ -22,4 +23,5 @@ __all__ = [
     "quieten",
     "start_parent",
     "store_uri",
+    "tolerate",
 ]

@@ -74,10 +74,15 @@ def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
 
 def attempt(action: Callable[[Any], T]) -> T | None:
     """Return what ``action`` returns for the store's client; None where tracking is off or the store fails."""
+    return tolerate(lambda: action(connect()))
+
+
+def tolerate(action: Callable[[], T]) -> T | None:
+    """Return what ``action`` returns; None where tracking is off, or where it fails, which is one warning."""
     if not Settings.read().tracking:
         return None
     try:
-        return action(connect())
+        return action()
     except Exception as error:  # MLflow, SQL, disks and networks raise what they like, and no result may depend on it
         warn(error)
         return None

@@ -21,6 +21,11 @@ SERVER: Final = {
 
 
 def main(args: Namespace) -> int:
+    """Serve by the options of the command line."""
+    return ui(args.host, args.port)
+
+
+def ui(host: str, port: int) -> int:
     """Serve until it is interrupted.
 
     Raises:
@@ -31,8 +36,8 @@ def main(args: Namespace) -> int:
     if experiment is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
         raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
-    page = f"http://{args.host}:{args.port}/{tracking.link(experiment, comparison.ALL)}"
+    page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
     print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
-    command += ["--host", args.host, "--port", str(args.port), "--workers", "1"]
+    command += ["--host", host, "--port", str(port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **SERVER}, check=False).returncode

@@ -13,13 +13,13 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
-from pipeline.core import params, places
+from pipeline.core import params
 from pipeline.core.settings import Settings
-from pipeline.export import predict, serving
+from pipeline.export import serving
 from pipeline.plan.plan import one
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.verbs.export import root_of
+from pipeline.verbs import export
 from pipeline.work.inline import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
@@ -59,9 +59,9 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return prepared.load_holdout(Path("work/holdout/toy"), 0).test.inputs
 
 
-def predicted(run: str, inputs: np.ndarray, seed: int = 0, root: Path = places.WORK) -> pd.DataFrame:
+def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
-    predict.predict(run, Path("new.csv"), Path("new.parquet"), seed=seed, root=root)
+    export.predict_rows(run, Path("new.csv"), Path("new.parquet"), 0, seed, None, paper)
     return pd.read_parquet("new.parquet")
 
 
@@ -105,4 +105,4 @@ def test_a_run_of_a_papers_table_is_found_in_its_own_tree(rows: np.ndarray) -> N
     expected, own = predicted("toy-bnn", rows), Path("work/paper/vbll-table2/student/toy-other")
     own.parent.mkdir(parents=True)
     own.symlink_to(Path("work/student/toy-bnn").absolute())
-    pd.testing.assert_frame_equal(predicted("toy-other", rows, root=root_of("vbll:table2")), expected)
+    pd.testing.assert_frame_equal(predicted("toy-other", rows, paper="vbll:table2"), expected)
