@@ -13,11 +13,10 @@ from typing import Final
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
-from ..core import places
+from ..core import places, provenance
 from ..core.params import FIT_KINDS, Params, load
 from ..core.settings import Settings
 from ..core.storage import Place, opened
-from ..tracking import provenance
 from . import tune
 from .branch import is_unfinished
 

@@ -22,10 +22,9 @@ from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
-from ..core import places, records
+from ..core import places, provenance, records
 from ..core.params import Params, load, read_yaml, typed
 from ..core.settings import Settings
-from ..tracking import provenance
 from . import ray_tune, turn
 from .branch import RECORD, Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .ray_tune import Kept

@@ -24,10 +24,9 @@ from typing import Any, Final
 from bdl_pipe import config
 from bdl_pipe.errors import UserError
 
-from ..core import places
+from ..core import places, provenance
 from ..core.params import SECTIONS, Params, load
 from ..core.settings import Settings
-from ..tracking import provenance
 from ..verbs import apply
 from . import ray_tune, turn
 from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked

@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from bdl_pipe.errors import UserError
 
+from ..core import provenance
 from ..core.storage import Place
-from ..tracking import provenance
 
 BEAT: Final = 5.0  # seconds between signs of life
 PATIENCE: Final = 20.0  # seconds without one, after which a process counts as dead

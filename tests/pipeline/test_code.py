@@ -115,7 +115,7 @@ COMMENT = "\n# a comment\n"
         ("src/bdl_pipe/registry.py", set()),
         ("pipeline/work/display.py", set()),
         ("pipeline/work/worker.py", set()),
-        ("pipeline/tracking/experiments.py", set()),
+        ("pipeline/tracking/store.py", set()),
         ("pipeline/run/host.py", set()),
         ("src/bdl_pipe/seeds.py", {*METHODS}),
         ("pipeline/stages/fit.py", {*METHODS}),

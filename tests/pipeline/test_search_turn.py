@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bdl_pipe.errors import UserError
+from pipeline.core import provenance
 from pipeline.core.storage import Place
 from pipeline.search import turn
-from pipeline.tracking import provenance
 
 ROOT = Path(__file__).parents[2]
 CODE = """
