@@ -23,8 +23,7 @@ from benchmarks.simulation import checks, page, workloads
 from benchmarks.simulation.bounds import bounds
 from benchmarks.simulation.model import HOUR, Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
-from pipeline.core import records
-from pipeline.tracking import provenance
+from pipeline.core import provenance, records
 
 OUT: Final = Path("results/scale")
 GPU_DOLLARS: Final = 2.0  # an hour; stated

@@ -30,9 +30,8 @@ import torch
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.progress import Report
 from benchmarks.cluster_throughput_stages import stages
-from pipeline.core import records
+from pipeline.core import provenance, records
 from pipeline.core.settings import Settings
-from pipeline.tracking import provenance
 from pipeline.work.base import Task
 from pipeline.work.cluster import Cluster, connected
 from pipeline.work.display import Display

@@ -150,8 +150,8 @@ def main() -> None:
         lines.append(f"| {rows:,} | {8 * (COLUMNS + 1) * rows / 1e6:.0f} MB | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     if args.to:
+        from pipeline.core.provenance import commit
         from pipeline.core.records import device_name
-        from pipeline.tracking.provenance import commit
 
         about = f"Commit {commit()}, {device_name('cpu')}, one thread."
         args.to.write_text("\n".join(["# Large tables", "", __doc__.strip(), "", *lines, "", about]) + "\n")

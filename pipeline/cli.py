@@ -4,13 +4,11 @@ A user's mistake is one line on stderr and exit code 2. Each verb imports its mo
 command imports only what it needs.
 """
 
-import importlib
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import click
 
@@ -270,8 +268,10 @@ def predict(run: str, source: Path, output: Path, split: int, seed: int, level: 
 
     RUN: a key of runs.
     """
-    options: dict[str, Any] = {"split": split, "seed": seed, "level": level, "paper": paper}
-    return _old("export.predict", run=run, input=source, output=output, **options)  # merge: export's predict(...)
+    from .verbs.export import predict_rows
+
+    predict_rows(run, source, output, split, seed, level, paper)
+    return 0
 
 
 @verbs.group(no_args_is_help=False)
@@ -289,7 +289,10 @@ def export_coreset(run: str, to: Path, split: int, seed: int) -> int:
 
     RUN: a key of coresets, or of runs that are made from one.
     """
-    return _old("export.export", what="coreset", run=run, to=to, split=split, seed=seed)  # merge: export_coreset(...)
+    from .export.coreset import export
+
+    export(run, to, split, seed)
+    return 0
 
 
 @export.command("model")
@@ -303,9 +306,9 @@ def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -
 
     RUN: a key of runs.
     """
-    from .export.model import export  # merge: this module comes with the branch `track`
+    from .verbs.export import export_model
 
-    export(run, to, split, seed, paper)
+    export_model(run, to, split, seed, paper)
 
 
 @verbs.command
@@ -322,9 +325,6 @@ def apply(overlay: Path) -> None:
 @click.option("--port", type=COUNT, default=5000, help="Default: 5000.")
 def ui(host: str, port: int) -> int:
     """Serve the tracking page, on this project's store."""
-    return _old("verbs.ui", host=host, port=port)  # merge: verbs.ui.ui(host, port)
+    from .verbs.ui import ui
 
-
-def _old(module: str, **arguments: Any) -> int:
-    """Call the ``main`` of a verb that still takes a Namespace; the comment at each call names its successor."""
-    return importlib.import_module(f"pipeline.{module}").main(Namespace(**arguments)) or 0
+    return ui(host, port)

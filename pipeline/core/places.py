@@ -55,6 +55,11 @@ def checkpoints(kind: str, key: str) -> Path:
     return STATE / "checkpoints" / (_root or "") / kind / key
 
 
+def curve(kind: str, key: str) -> Path:
+    """Return the file of a stage's metrics by step, see ``core.curves``."""
+    return STATE / "curves" / (_root or "") / kind / f"{key}.jsonl"
+
+
 def is_usual() -> bool:
     """Say whether artifacts are placed where they usually are, those of ``params.yaml``."""
     return _root is None

@@ -13,8 +13,7 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Kind, fan_in
 
-from ..tracking import provenance
-from . import places
+from . import places, provenance
 from .model import Run
 from .settings import Settings
 

@@ -1,6 +1,5 @@
-"""New rows through a fitted posterior: ``python -m pipeline predict RUN --input FILE --output FILE.parquet``."""
+"""New rows through a fitted posterior."""
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -11,49 +10,50 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
 from bdl_pipe.registry import load_predictor, stored_address
 
-from .. import papers
 from ..core import places
 from ..core.settings import Settings, require_device
 
 
-def main(args: argparse.Namespace) -> int:
+def predict(
+    run: str,
+    given: Path,
+    output: Path,
+    split: int = 0,
+    seed: int = 0,
+    root: Path = places.WORK,
+    level: float | None = None,
+) -> None:
     """Write one row of the predictive for each row of the input.
 
     Raises:
-        UserError: the run is not fitted, or the input does not fit the data it was fitted on.
+        UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
     """
     from bdl_pipe.data.new_inputs import new_inputs
 
     device = Settings.read().device
     require_device(device)
-    student = _student(args.run, args.paper)
-    fitted = load_predictor(student, args.split, args.seed, device)
+    student = student_of(run, root)
+    fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
-    given, output = Path(args.input), Path(args.output)
     inputs = new_inputs(given, schema)
-    files = _names(given, len(inputs))
-    rng, level = stored_address(student, args.split, args.seed), args.level or summary.COVERAGE
-    if args.level is not None and fitted.recalibration is None:
-        raise UserError(f"--level: {args.run} has no conformal sets: its data set has no calibration rows")
-    names = schema["classes"] or schema["targets"]
+    files, rng = _names(given, len(inputs)), stored_address(student, split, seed)
+    if level is not None and fitted.recalibration is None:
+        raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
+    names, level = schema["classes"] or schema["targets"], level or summary.COVERAGE
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
     table = {"row" if files is None else "file": files or np.arange(len(inputs)), **predictions}
     _write(output, table)
     print(f"{output}: {len(inputs)} rows, {', '.join(table)}")
-    return 0
 
 
-def _student(run: str, paper: str | None) -> Path:
-    """Find the artifact of a run of params.yaml, or of the params file of a paper's table."""
-    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+def student_of(run: str, root: Path) -> Path:
+    """Find the artifact of a run among the artifacts in ``root``."""
     with places.rooted(root):
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():
         return student
     known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
-    make = f"python -m pipeline paper {paper}" if paper else "make repro"
-    hint = f"fitted: {', '.join(known)}" if known else f"nothing is fitted yet; {make}"
-    raise UserError(f"{run}: is not a fitted run ({hint})")
+    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
 
 
 def _names(path: Path, count: int) -> list[str] | None:

@@ -9,8 +9,7 @@ from where it stopped. A benchmark or a study makes the tables of costs and of s
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +18,13 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 
-from .. import papers
-from ..core import places, records
+from .. import papers, tracking
+from ..core import places, provenance, records
 from ..core.load import load
 from ..core.model import FIT_KINDS, Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
 from ..run import pool
-from ..tracking import provenance
 from . import PaperTable, compare, show
 
 PARAMS: Final = Path("params/paper")
@@ -185,11 +183,13 @@ def _update(request: Request, settings: Settings) -> None:
     if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
-    with _tracked(request):
+    with tracking.opened(settings, request.params, f"paper {request.name}", {"paper": str(request.table)}) as tracker:
         if settings.executor == "inline":
-            outcome = pool.in_process(stages, todo, request.params, settings)
+            outcome = pool.in_process(stages, todo, request.params, settings, tracker)
         else:
-            outcome = pool.run(stages, todo, request.params, settings, jobs=pool.JOBS, root=request.root)
+            outcome = pool.run(
+                stages, todo, request.params, settings, jobs=pool.JOBS, root=request.root, watcher=tracker
+            )
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)
@@ -199,24 +199,6 @@ def _update(request: Request, settings: Settings) -> None:
 def _stages(params: Params, runs: Sequence[Run]) -> Plan:
     """Plan the stages of ``runs`` and of all runs that these are made from."""
     return matching([f"evaluate@{run.key}" for run in runs], plan(params))
-
-
-@contextmanager
-def _tracked(request: Request) -> Iterator[None]:
-    """Open the tracked run, tagged with the paper's table, that is the parent of every stage's run."""
-    from ..tracking import experiments
-
-    experiments.initialise()
-    tags = {"paper": str(request.table)}
-    parent, status = experiments.start_parent(f"paper {request.name}", tags), "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        experiments.end_parent(parent, status)
 
 
 def _facts(request: Request, dataset: str, runs: Sequence[Run], settings: Settings) -> dict[str, Any]:

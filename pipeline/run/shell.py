@@ -30,6 +30,10 @@ def main(kind: str, arguments: Sequence[str]) -> int:
             sources.write(params)
         else:
             body.ensure(plan.one(kind, key, params), params, settings)
+        if kind == "report" and settings.tracking:
+            from ..stages import comparison
+
+            comparison.track(plan.plan(params), params, settings)
     except UserError as error:
         print(f"{title}: {error}", file=sys.stderr)
         return 2

@@ -16,14 +16,13 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.method import Kind, Method, fan_in
 from bdl_pipe.seeds import Seed
 
-from ..core import places
+from ..core import places, provenance
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan import sources
 from ..plan.plan import one
 from ..run import body
 from ..stages import fit
-from ..tracking import provenance
 from ..work.base import Task
 from .trial import Chain, Upstream
 

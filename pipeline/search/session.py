@@ -6,6 +6,7 @@ it holds a lock on a file in ``.state``. The lock ends with its process.
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,14 @@ from pyarrow import fs
 
 from bdl_pipe.errors import UserError
 
-from ..core import places, storage
+from .. import tracking
+from ..core import places, provenance, storage
 from ..core.model import Params
 from ..core.settings import Settings
-from ..tracking import experiments, provenance
 from ..work import cluster
 from .branch import Branch, data_hash, load_data, make_upstream
 
+PARENT: Final = "BDL_PARENT_RUN"  # the tracked run of the search, for the callback that Tune makes again on resume
 RECORD: Final = "search.json"
 
 
@@ -184,7 +186,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _tracked(name: str, tags: Mapping[str, Any], resumed: str | None) -> Iterator[str | None]:
     """Open the search's own MLflow run, the same run after a resume, and yield its id; None without tracking."""
-    run_id, status = experiments.start_parent(name, tags, resumed), "FAILED"
+    run_id, status = tracking.start_parent(name, tags, resumed), "FAILED"
+    if run_id is not None:
+        os.environ[PARENT] = run_id
     try:
         yield run_id
         status = "FINISHED"
@@ -192,4 +196,5 @@ def _tracked(name: str, tags: Mapping[str, Any], resumed: str | None) -> Iterato
         status = "KILLED"
         raise
     finally:
-        experiments.end_parent(run_id, status)
+        os.environ.pop(PARENT, None)
+        tracking.end_parent(run_id, status)

@@ -25,12 +25,11 @@ from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
-from ..core import places, records
+from ..core import places, provenance, records
 from ..core.load import load, read_yaml, typed
 from ..core.model import Params
 from ..core.scores import Estimate, estimate
 from ..core.settings import Settings
-from ..tracking import provenance
 from . import session
 from .branch import Branch, branch_of, data_hash
 from .grid import METRICS, Panel, Point, StudyConfig, values_of, written

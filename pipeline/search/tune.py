@@ -19,11 +19,10 @@ from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
-from ..core import overlays
+from ..core import overlays, provenance
 from ..core.load import load
 from ..core.model import FIT_KINDS, SECTIONS, Params
 from ..core.settings import Settings
-from ..tracking import provenance
 from . import session
 from .branch import Branch, branch_of
 from .trial import DIVERGED, METRIC, MILESTONES, Ended, nested, rounded

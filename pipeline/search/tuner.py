@@ -5,7 +5,7 @@ the variables that Ray reads when it is imported.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,10 +19,11 @@ from ray.tune.search.optuna import OptunaSearch
 
 from bdl_pipe.errors import UserError
 
+from .. import tracking
+from ..core import provenance
 from ..core.settings import Settings
-from ..tracking import experiments, provenance
-from ..work.sealed import sealed
-from .session import Folder
+from ..work.sending import with_plugins
+from .session import PARENT, Folder
 from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
@@ -64,7 +65,7 @@ def run(
     """
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone.
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # Tune writes no CSV, JSON and TensorBoard files.
-    sent = {name: sealed(value) if name == "chain" else value for name, value in parts.items()}
+    sent = {name: with_plugins(value) if name == "chain" else value for name, value in parts.items()}
     trainable = tune.with_resources(
         tune.with_parameters(trial, **sent), tune.PlacementGroupFactory([settings.needs.counted])
     )
@@ -187,31 +188,36 @@ class TrialRuns(MLflowLoggerCallback):
     """Ray's own MLflow callback; each trial is a child run of the search. Tracking that fails stops no trial."""
 
     def __init__(self, trials: Trials, **options: Any) -> None:
-        super().__init__(experiments.store_uri(), experiment_name=experiments.EXPERIMENT, **options)
-        self._trials = trials
+        super().__init__(tracking.store_uri(), experiment_name=tracking.STAGES, **options)
+        self._trials, self._has_failed = trials, False
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        """Call ``action`` unless an earlier call has failed, which was one warning."""
+        if not self._has_failed:
+            self._has_failed = tracking.tolerate(lambda: (action(), True)) is None
 
     def setup(self, *args: Any, **options: Any) -> None:
         """Take store and tags from the process that runs the trials now; Tune stores this callback with the search."""
-        self.tracking_uri = experiments.store_uri()
-        parent = {experiments.NEST: os.environ.get(experiments.PARENT), "process": provenance.process(os.getpid())}
+        self.tracking_uri = tracking.store_uri()
+        parent = {tracking.NEST: os.environ.get(PARENT), "process": provenance.process(os.getpid())}
         self.tags = {**self._trials.tags, "stage": "trial", "search": self._trials.name, **parent}
-        experiments.attempt(lambda: super(TrialRuns, self).setup(*args, **options))
+        self._try(lambda: super(TrialRuns, self).setup(*args, **options))
 
     def log_trial_start(self, trial: Any) -> None:
-        experiments.attempt(lambda: super(TrialRuns, self).log_trial_start(trial))
+        self._try(lambda: super(TrialRuns, self).log_trial_start(trial))
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         scores = {f"validation/{name}": score for name, score in self._trials.scores(result).items()}
         scores[TRAINING_ITERATION] = result[TRAINING_ITERATION]  # Ray's callback reads the step there.
-        experiments.attempt(lambda: super(TrialRuns, self).log_trial_result(iteration, trial, scores))
+        self._try(lambda: super(TrialRuns, self).log_trial_result(iteration, trial, scores))
 
     def log_trial_end(self, trial: Any, failed: bool = False) -> None:
-        experiments.attempt(lambda: super(TrialRuns, self).log_trial_end(trial, failed))
+        self._try(lambda: super(TrialRuns, self).log_trial_end(trial, failed))
 
 
 def _callbacks(trials: Trials, changes: bool) -> list[Any]:
     """Print, and track where the search is tracked; ``changes``: hyperparameters are known at a trial's end alone."""
-    tracked = [TrialRuns(trials, log_params_on_trial_end=changes)] if os.environ.get(experiments.PARENT) else []
+    tracked = [TrialRuns(trials, log_params_on_trial_end=changes)] if os.environ.get(PARENT) else []
     return [Printed(trials), *tracked]
 
 

@@ -24,6 +24,7 @@ from bdl_pipe.registry import POSTERIORS, RECALIBRATION
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records, scores
+from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
@@ -68,35 +69,26 @@ class EvalResult:
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
-    from ..tracking import experiments
-
     key = stage.key
     run = params.run("student", key)
     place = places.artifact("evaluate", key)
     shared, tasks = _plan(run, params, settings)
     inputs = [places.artifact(kind, name) for kind, name in (("student", key), ("holdout", run.spec.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
-    about_run = fit.tags(run, params)
     of_work = {**about, "code": dict(stage.digests)}
     store = Store(places.checkpoints("evaluate", key), fit.identity(of_work, settings, inputs))
     store.open()
-    numbers = {
-        **{name: about_run[name] for name in ("dataset", "method", "setting")},
-        **fit.facts(run, params)["config"],
-    }
-    with experiments.stage_run("evaluate", key, about_run, numbers, [str(place) for place in inputs]) as tracked:
-        with Display(f"evaluate {key}") as display:
-            done = executor.map(answer, tasks, shared=shared, display=display, store=store, where="try")
-        answers = [(task.payload, EvalResult.of(each.result)) for task, each in zip(tasks, done, strict=True)]
-        figures = list(_figures(run, answers))
-        places.sweep(place)
-        with artifacts.publish(place, "evaluate", about=about) as folder:
-            table = scores.table(run.spec.dataset, run.method.name, run.spec.setting, figures)
-            pq.write_table(table, folder / "scores.parquet")
-            for name, parts in _tables(answers).items():
-                pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
-        store.clear()
-        tracked.metrics(experiments.final_scores(figures))
+    with Display(f"evaluate {key}", Curve("evaluate", key).metrics) as display:
+        done = executor.map(answer, tasks, shared=shared, display=display, store=store, where="try")
+    answers = [(task.payload, EvalResult.of(each.result)) for task, each in zip(tasks, done, strict=True)]
+    figures = list(_figures(run, answers))
+    places.sweep(place)
+    with artifacts.publish(place, "evaluate", about=about) as folder:
+        table = scores.table(run.spec.dataset, run.method.name, run.spec.setting, figures)
+        pq.write_table(table, folder / "scores.parquet")
+        for name, parts in _tables(answers).items():
+            pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
+    store.clear()
 
 
 def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> State:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records
+from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
@@ -62,33 +64,26 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     Raises:
         UserError: an input is missing or damaged, or the executor cannot run the work.
     """
-    from ..tracking.experiments import stage_run
-
     kind, key = stage.kind, stage.key
     run = params.run(kind, key)
     about = facts(run, params)
     shared, tasks = _plan(run, params, settings)
-    deps = [str(path) for path in inputs_of(run)]
     above = records.above(run)
     work = identity({**about, "code": dict(stage.digests)}, settings, inputs_of(run))
     store = Store(places.checkpoints(kind, key), work)
     store.open()
-    with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
-        with Display(f"{kind} {key}", tracked.metrics) as display:
-            done = executor.map(
-                make, tasks, shared=shared, display=display, store=store, where=_where(run, tasks, shared, settings)
-            )
-        named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
-        place = places.artifact(kind, key)
-        _publish(place, run, about, params.seed, named, {k: v for k, v in shared.items() if isinstance(v, FitData)})
-        metrics, warnings = _summarise(run, named, shared)
-        records.write(run, named, settings, metrics, warnings, above)
-        store.clear()
-        tracked.metrics({**metrics, "fit_seconds": sum(d.seconds for d in done)})
-        for text in warnings:
-            tracked.warn(f"{kind} {key}: {text}")
-        if kind == "student":
-            tracked.model(place)
+    with Display(f"{kind} {key}", Curve(kind, key).metrics) as display:
+        done = executor.map(
+            make, tasks, shared=shared, display=display, store=store, where=_where(run, tasks, shared, settings)
+        )
+    named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
+    data = {name: value for name, value in shared.items() if isinstance(value, FitData)}
+    _publish(places.artifact(kind, key), run, about, params.seed, named, data)
+    metrics, warnings = _summarise(run, named, shared)
+    records.write(run, named, settings, metrics, warnings, above)
+    store.clear()
+    for text in warnings:
+        print(f"warning: {kind} {key}: {text}", file=sys.stderr)
 
 
 def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Report) -> State:
@@ -137,12 +132,6 @@ def facts(run: Run, params: Params) -> dict[str, Any]:
         "config": config.to_mapping(run.config),
         **({"plugins": needed} if (needed := params.plugins_of(run)) else {}),
     }
-
-
-def tags(run: Run, params: Params) -> dict[str, Any]:
-    """Collect the tags by which tracked runs are filtered."""
-    spec = run.spec
-    return {"dataset": spec.dataset, "method": spec.method, "setting": spec.setting, "seed": params.seed}
 
 
 def inputs_of(run: Run) -> list[Path]:

@@ -10,11 +10,10 @@ from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
 
 from .. import report
-from ..core import places, records
+from ..core import places, provenance, records
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..tracking import provenance
 from ..work.base import Executor
 
 
@@ -22,15 +21,6 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
     runs, coresets = infos(params)
     report.build(runs, coresets, places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
-    if settings.tracking:
-        compare(params)
-
-
-def compare(params: Params) -> str | None:
-    """Bring MLflow's comparison up to date. Return the experiment's id, or None without tracking."""
-    from ..tracking import summaries
-
-    return summaries.publish(params, *infos(params))
 
 
 def infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:

@@ -1,1 +1,27 @@
-"""What MLflow is told of the stages and of their comparison, and where results come from."""
+"""Tracking: MLflow shows what the records of stages say. No other package of the pipeline talks to MLflow's store.
+
+Nothing here changes a result: a store that fails costs one warning. MLflow is imported when it is first needed.
+"""
+
+from .comparison import Compared, Comparison, compare
+from .store import NEST, STAGES, end_parent, initialise, quieten, start_parent, store_uri, tolerate
+from .tracker import Tracker, opened
+from .view import View, link
+
+__all__ = [
+    "NEST",
+    "STAGES",
+    "Compared",
+    "Comparison",
+    "Tracker",
+    "View",
+    "compare",
+    "end_parent",
+    "initialise",
+    "link",
+    "opened",
+    "quieten",
+    "start_parent",
+    "store_uri",
+    "tolerate",
+]

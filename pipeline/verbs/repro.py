@@ -7,7 +7,7 @@ nothing else.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from .. import job
+from .. import job, tracking
 from ..core import places
 from ..core.load import load, unwatched
 from ..core.model import Params
@@ -16,6 +16,7 @@ from ..plan import plan, sources
 from ..plan.plan import Plan, Stage
 from ..run import dvc, pool
 from ..run.pool import Outcome
+from ..stages import comparison
 from ..work.choose import preflight
 
 
@@ -49,7 +50,9 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
         _point(why)
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
-    outcome = pool.run(everything, todo, params, settings, jobs=jobs)
+    with tracking.opened(settings, params, "repro") as tracker:
+        outcome = pool.run(everything, todo, params, settings, jobs=jobs, watcher=tracker)
+        tracker.compare(lambda: comparison.of(params))
     left = outcome.left(why)
     _show(outcome, everything, left, params)
     _share(everything, left, settings)

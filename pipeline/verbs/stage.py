@@ -2,10 +2,12 @@
 
 from bdl_pipe.errors import UserError
 
+from .. import tracking
 from ..core.load import load
 from ..core.settings import Settings
 from ..plan import plan
 from ..run import body, pool
+from ..stages import comparison
 
 
 def run_stage(kind: str, key: str | None = None, executor: str | None = None) -> int:
@@ -26,7 +28,9 @@ def run_stage(kind: str, key: str | None = None, executor: str | None = None) ->
         print(f"{stage.name}: done", flush=True)
         return 0
     stages = plan.plan(params)
-    outcome = pool.in_process(stages, pool.stale(stages), params, settings)
+    with tracking.opened(settings, params, "run all") as tracker:
+        outcome = pool.in_process(stages, pool.stale(stages), params, settings, tracker)
+        tracker.compare(lambda: comparison.of(params))
     for name, lines in outcome.failed.items():
         print(f"FAILED {name}: {lines[-1]}", flush=True)
     return 1 if outcome.failed else 0

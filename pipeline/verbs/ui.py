@@ -3,16 +3,15 @@
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from typing import Final
 
 from bdl_pipe.errors import UserError
 
+from .. import tracking
 from ..core.load import load
 from ..core.object_store import hide
 from ..core.settings import Settings
-from ..stages import report
-from ..tracking import comparison, experiments, summaries
+from ..stages import comparison
 
 SERVER: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -20,18 +19,19 @@ SERVER: Final = {
 }
 
 
-def main(args: Namespace) -> int:
+def ui(host: str, port: int) -> int:
     """Serve until it is interrupted.
 
     Raises:
         UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
     """
-    experiment = report.compare(load())
+    params = load()
+    experiment = tracking.compare(lambda: comparison.of(params))
     if experiment is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
-        raise UserError(f"the tracking store {hide(experiments.store_uri())} {why}")
-    page = f"http://{args.host}:{args.port}/{comparison.link(experiment, summaries.ALL)}"
+        raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
+    page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
     print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", experiments.store_uri()]
-    command += ["--host", args.host, "--port", str(args.port), "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
+    command += ["--host", host, "--port", str(port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **SERVER}, check=False).returncode

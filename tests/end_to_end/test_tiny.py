@@ -50,9 +50,10 @@ def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: 
 def test_the_comparison_in_mlflow_has_the_reports_scores(finished: Project) -> None:
     text = """
 import json
-from pipeline.tracking import comparison, experiments
-experiment = experiments.experiment(comparison.EXPERIMENT)
-runs = experiments.client().search_runs([experiment])
+from mlflow.tracking import MlflowClient
+from pipeline.tracking import store
+client = MlflowClient(store.store_uri())
+runs = client.search_runs([client.get_experiment_by_name(store.COMPARISON).experiment_id])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
     found = json.loads(finished.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
@@ -63,7 +64,7 @@ print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in r
     metrics, params = found["boston-deterministic"]
     assert metrics["nll"] == pytest.approx(sum(nll.values()) / len(nll), rel=1e-4)
     assert {"nll_se", "rmse", "fit_seconds", "parameters"} <= metrics.keys()
-    assert params["network"].startswith("mlp (hidden 16") and params["seeds"] == "2"
+    assert params["network"] == "mlp 16" and params["seeds"] == "2"
     assert "auroc_mnist5k" in found["digits-ensemble"][0] and "corrupted_accuracy" in found["digits-ensemble"][0]
 
 

@@ -114,6 +114,7 @@ COMMENT = "\n# a comment\n"
         ("src/bdl_pipe/registry.py", set()),
         ("pipeline/work/worker.py", set()),
         ("pipeline/run/body.py", set()),
+        ("pipeline/tracking/store.py", set()),
         ("src/bdl_pipe/seeds.py", {*METHODS}),
         ("pipeline/stages/fit.py", {*METHODS}),
     ],

@@ -14,7 +14,6 @@ from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load
-from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +61,7 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
 def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = overlay == "inducing-fashion_mnist"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     entry = made.small_entry("fashion_mnist", tmp_path / "data/fashion_mnist")
     monkeypatch.setitem(CATALOG._values, "fashion_mnist", entry)

@@ -30,7 +30,6 @@ from pipeline.plan.plan import plan
 from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
-from pipeline.tracking import experiments
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +92,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     (x, y), (x_test, y_test) = rows(120, 0), rows(24, 1)
     np.savez("d.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     Path("params.yaml").write_text(yaml.safe_dump(with_experts(raw()), sort_keys=False))

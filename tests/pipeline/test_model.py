@@ -1,4 +1,4 @@
-"""The logged posterior: the same figures through MLflow, and over HTTP, as from the library."""
+"""The exported model: the same figures through MLflow, and over HTTP, as from the library."""
 
 import json
 import os
@@ -10,25 +10,34 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 from fitted_cases import FEATURES, student
 
 from bdl_pipe import summary
+from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
-from pipeline.tracking import model
+from pipeline import cli
+from pipeline.export import model
 
 ROOT = Path(__file__).parents[2]
 CASES = [("classification", False), ("classification", True), ("regression", False)]
 
 
-def case(folder, task, images):
-    """(saved model, rows to send, columns that the library itself gives)."""
-    place, saved = student(folder / "student", task, images), folder / "saved"
-    model.save(place, saved)
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Any, dict[str, Any]]:
+    """An exported model, rows to send, and the columns that the library itself gives."""
+    task, images = request.param
+    monkeypatch.chdir(tmp_path)
+    place, saved = student(tmp_path / "work/student/toy", task, images), tmp_path / "saved"
+    assert cli.main(["export", "model", "toy", "--to", str(saved)]) == 0
     random = np.random.default_rng(2)
     rows = random.integers(0, 256, (3, 1, 4, 4), dtype=np.uint8) if images else random.normal(20, 9, (3, 2))
     schema = json.loads((place / "schema.json").read_text())
@@ -36,7 +45,7 @@ def case(folder, task, images):
     return saved, rows, summary.columns(direct, schema["classes"] or schema["targets"])
 
 
-def same(made, expected):
+def same(made: pd.DataFrame, expected: dict[str, Any]) -> None:
     assert list(made.columns) == list(expected)
     for name, values in expected.items():
         if name == "predicted":
@@ -45,38 +54,39 @@ def same(made, expected):
             assert np.allclose(made[name], values, rtol=1e-5, atol=1e-7), name
 
 
-@pytest.mark.parametrize(("task", "images"), CASES)
-def test_a_loaded_model_predicts_what_the_posterior_does(tmp_path, task, images):
-    import mlflow
-
-    saved, rows, expected = case(tmp_path, task, images)
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_a_loaded_model_predicts_what_the_posterior_does(case: tuple[Path, Any, dict[str, Any]]) -> None:
+    saved, rows, expected = case
     loaded = mlflow.pyfunc.load_model(str(saved))
-    same(loaded.predict(rows if images else pd.DataFrame(rows, columns=FEATURES)), expected)
-
-
-def test_nothing_is_pickled(tmp_path):
-    saved, _, _ = case(tmp_path, "classification", False)
+    same(loaded.predict(rows if rows.ndim == 4 else pd.DataFrame(rows, columns=FEATURES)), expected)
     kinds = {path.suffix for path in saved.rglob("*") if path.is_file()}
-    assert kinds <= {"", ".json", ".py", ".safetensors", ".txt", ".yaml"}
+    assert kinds <= {"", ".json", ".py", ".safetensors", ".txt", ".yaml"}, "nothing is pickled"
+
+
+def test_a_fit_that_does_not_exist_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    student(tmp_path / "work/student/toy")
+    with pytest.raises(ArtifactError, match="has no seed 4 of split 0"):
+        model.export("toy", tmp_path / "saved", seed=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "images"), CASES[1:])
-def test_a_served_model_answers_what_the_posterior_does(tmp_path, task, images):
-    saved, rows, expected = case(tmp_path, task, images)
+@pytest.mark.parametrize("case", CASES[1:], indirect=True)
+def test_a_served_model_answers_what_the_posterior_does(case: tuple[Path, Any, dict[str, Any]], tmp_path: Path) -> None:
+    saved, rows, expected = case
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(saved), "--env-manager", "local"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    places = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**os.environ, "PYTHONPATH": places, "PATH": path, "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": path, "OMP_NUM_THREADS": "1"}
     log = open(tmp_path / "log", "w")  # noqa: SIM115
     server = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, stdout=log, stderr=log)
     try:
         table = {"columns": FEATURES, "data": rows.tolist()}
-        body = {"inputs": rows.tolist()} if images else {"dataframe_split": table}
+        body = {"inputs": rows.tolist()} if rows.ndim == 4 else {"dataframe_split": table}
         answer = ask(port, body, server, tmp_path / "log")
         same(pd.DataFrame(answer["predictions"]), expected)
     finally:
@@ -85,9 +95,9 @@ def test_a_served_model_answers_what_the_posterior_does(tmp_path, task, images):
         log.close()
 
 
-def ask(port, body, server, log):
+def ask(port: int, body: dict[str, Any], server: subprocess.Popen[bytes], log: Path) -> Any:
     """POST once the server is up."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while True:
         assert server.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
         try:

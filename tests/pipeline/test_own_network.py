@@ -12,7 +12,7 @@ from bdl_pipe import plugins
 from bdl_pipe.config import merge
 from bdl_pipe.errors import ConfigError
 from pipeline.core.load import typed, unwatched
-from pipeline.tracking.summaries import _network
+from pipeline.stages.report import run_info
 from tests.end_to_end.conftest import PARAMS
 from tests.pipeline.test_plugin_stages import digests
 
@@ -127,7 +127,4 @@ def test_what_dvc_does_not_watch_is_said(folder: Path) -> None:
 
 def test_the_report_names_the_network(folder: Path) -> None:
     params = typed(own_params())
-    assert (
-        _network(params.run("student", "digits-mine-deterministic"), params)
-        == "python (path plugins/mine.py, object build)"
-    )
+    assert run_info(params.run("student", "digits-mine-deterministic"), params).network == "python"

@@ -23,7 +23,6 @@ from pipeline.plan import fresh
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit
-from pipeline.tracking import experiments
 
 ROOT = Path(__file__).parents[2]
 TREE = Path("work/paper/vbll-table2")
@@ -79,7 +78,7 @@ ALL = [
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project with the tiny params file, without tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     write(TINY)
     return tmp_path
 

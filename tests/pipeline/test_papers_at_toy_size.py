@@ -21,7 +21,6 @@ from pipeline import cli, papers
 from pipeline.core import scores
 from pipeline.core.load import read_yaml
 from pipeline.core.scores import Quantity
-from pipeline.tracking import experiments
 from tests.data import archives as made
 
 pytestmark = pytest.mark.slow
@@ -81,7 +80,7 @@ def shrunk(value: Any, small: dict[str, int], key: str = "") -> Any:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, small archives and releases of corrupted images, no tracking."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
         monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))

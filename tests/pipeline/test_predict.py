@@ -1,7 +1,7 @@
 """Predictions of new rows: values against the posterior itself, files whole or not at all, clear errors."""
 
-import argparse
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    settings = {"split": 0, "seed": 0, "paper": None, "level": None, **more}
-    predict.main(argparse.Namespace(run=run, input=str(given), output="out/made.parquet", **settings))
+    predict.predict(run, Path(given), Path("out/made.parquet"), **more)
     return pd.read_parquet("out/made.parquet")
 
 

@@ -1,8 +1,6 @@
 """Runs that are made from other runs: what params.yaml may say, what comes first, a run and its pruned run made."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.search import branch
 from pipeline.stages import evaluate, fit, prepare, report
-from pipeline.tracking import experiments
 from pipeline.work.inline import Inline
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
@@ -162,14 +159,8 @@ def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """Boston prepared, without tracking."""
-
-    @contextmanager
-    def stage_run(*args: Any, **named: Any) -> Iterator[experiments.StageRun]:
-        yield experiments.StageRun()
-
+    """Boston prepared."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "stage_run", stage_run)
     found = read(tmp_path, RAW)
     prepare.prepare_dataset("boston", found, Inline(SETTINGS))
     return found

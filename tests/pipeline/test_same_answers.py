@@ -1,6 +1,5 @@
 """One row has one answer: in the scores, in a file of new rows, in a search and from the served model."""
 
-import argparse
 import os
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.export import predict
+from pipeline.export import serving
+from pipeline.plan.plan import one
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.tracking import serving
+from pipeline.verbs import export
 from pipeline.work.inline import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
@@ -42,11 +42,11 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
     os.chdir(folder)
     try:
-        loaded = load()
-        prepare.prepare_dataset("toy", loaded, Inline(SETTINGS))
+        loaded, inline = load(), Inline(SETTINGS)
+        prepare.run(one("prepare", "toy", loaded), loaded, inline, SETTINGS)
         for key in written["runs"]:
-            fit.fit("student", key, loaded, Inline(SETTINGS), SETTINGS)
-            evaluate.evaluate(key, loaded, Inline(SETTINGS), SETTINGS)
+            fit.run(one("student", key, loaded), loaded, inline, SETTINGS)
+            evaluate.run(one("evaluate", key, loaded), loaded, inline, SETTINGS)
     finally:
         os.chdir(before)
     return folder
@@ -61,8 +61,7 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
-    files = {"input": "new.csv", "output": "new.parquet"}
-    predict.main(argparse.Namespace(run=run, split=0, seed=seed, paper=paper, level=None, **files))
+    export.predict_rows(run, Path("new.csv"), Path("new.parquet"), 0, seed, None, paper)
     return pd.read_parquet("new.parquet")
 
 

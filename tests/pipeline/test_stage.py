@@ -9,8 +9,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
 from pipeline.stages import prepare
-from pipeline.tracking import experiments
 from pipeline.work.base import Task
 from pipeline.work.inline import Inline
 from tests.pipeline.fake_work import REGISTRY
@@ -41,23 +39,6 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
 STEPS = 5 * 2 * 2  # of the walk, in two splits of two seeds
 ROW = {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """No tracking; what would have been warned about."""
-    warned: list[str] = []
-
-    class Run(experiments.StageRun):
-        def warn(self, text: str) -> None:
-            warned.append(text)
-
-    @contextmanager
-    def stage_run(*args: Any, **named: Any) -> Iterator[experiments.StageRun]:
-        yield Run()
-
-    monkeypatch.setattr(experiments, "stage_run", stage_run)
-    return warned
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +58,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def there(prepared: Path, monkeypatch: pytest.MonkeyPatch, silent: list[str]) -> Path:
+def there(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(prepared)
     return prepared
 
@@ -101,7 +82,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-def test_members_of_every_split_and_their_records(there: Path, silent: list[str]) -> None:
+def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit("trajectory", "b-walk")
     made = artifacts.load(places.artifact("trajectory", "b-walk"), "trajectory")
     assert made.names() == ["0-0", "0-1", "1-0", "1-1"]
@@ -110,7 +91,7 @@ def test_members_of_every_split_and_their_records(there: Path, silent: list[str]
     record = records.read("trajectory", "b-walk")
     assert set(record["seconds"]) == set(made.names()) and record["metrics"]["spread"] > 0
     said = "they differ (in 2 of 2 splits; the first of them)"
-    assert silent == [f"trajectory b-walk: {said}"] and record["warnings"] == [said]
+    assert f"warning: trajectory b-walk: {said}\n" in capsys.readouterr().err and record["warnings"] == [said]
     assert not places.checkpoints("trajectory", "b-walk").exists()
 
 

@@ -1,58 +1,129 @@
-"""Tracking: what is logged, under which names, and that nothing is lost when it fails."""
+"""Tracking: what the store shows of stages, from their files alone, and that no result depends on the store."""
 
 import hashlib
-import os
+import json
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from filelock import Timeout
+from mlflow.tracking import MlflowClient
 
-from pipeline.core.scores import Quantity, Score
-from pipeline.tracking import experiments, provenance
+from bdl_pipe import artifacts
+from pipeline import tracking
+from pipeline.core import places, provenance, scores
+from pipeline.core.curves import Curve
+from pipeline.core.scores import Quantity, RunScores, Score
+from pipeline.core.settings import Settings
+from pipeline.plan import fresh
+from pipeline.plan.plan import Plan, Stage
+from pipeline.tracking import store, tracker
+from pipeline.tracking.stage_runs import final_scores
+from tests.pipeline.tracking_cases import client, project, tables
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["client", "project", "tables"]
+
+RECORD = {"metrics": {"rhat": 1.5}, "seconds": {"0-0": 2.0, "0-1": 3.0}, "warnings": ["chains disagree"]}
+FIGURES = [
+    (0, Quantity("accuracy"), 0.8),
+    (1, Quantity("accuracy"), 0.9),
+    (0, Quantity("accuracy", "corrupted", "fog", 1), 0.7),
+    (0, Quantity("accuracy", "corrupted", "gaussian_noise", 5), 0.1),
+    (0, Quantity("auroc", "ood", "mnist5k", score="max_prob"), 0.6),
+    (0, Quantity("auroc", "ood", "mnist5k", score="refit_density"), 0.3),
+    (0, Quantity("accuracy", "transfer", "stl10"), 0.5),
+    (1, Quantity("accuracy", "transfer", "stl10"), 0.7),
+    (0, Quantity("fit_seconds", "cost"), 12.0),
+]
+TABLE = scores.table("toy", "vbll", "small", [Score(0, seed, of, value, 10) for seed, of, value in FIGURES])
+
+
+@dataclass(frozen=True)
+class Config:
+    """A method's numbers: more than MLflow takes in one request."""
+
+    many: dict[str, int] = field(default_factory=lambda: {f"p{i}": i for i in range(150)})
+
+
+@pytest.fixture(autouse=True)
+def dataset(project: Path) -> None:
+    with artifacts.publish(places.artifact("prepare", "toy"), "prepare", about={}):
+        pass
+
+
+def params() -> Any:
+    spec = SimpleNamespace(dataset="toy", method="vbll", setting="small")
+    return SimpleNamespace(seed=7, run=lambda kind, key: SimpleNamespace(spec=spec, config=Config()))
+
+
+def stage(kind: str = "student", key: str = "toy-vbll") -> Stage:
+    above = {"evaluate": places.artifact("student", key)}.get(kind, places.artifact("prepare", "toy") / "manifest.json")
+    made = [places.artifact(kind, key)] + ([places.record(kind, key)] if kind != "evaluate" else [])
+    return Stage(kind, key, frozenset(), (above,), tuple(made), {}, {})
+
+
+def work(of: Stage) -> None:
+    """Leave what a stage leaves: a curve, its artifact, its record, its identity."""
+    curve = Curve(of.kind, of.key)
+    curve.metrics({"loss": 2.0}, 1)
+    curve.metrics({"loss": 1.0}, 2)
+    with artifacts.publish(of.makes[0], of.kind, about={}) as folder:
+        if of.kind == "evaluate":
+            pq.write_table(TABLE, folder / "scores.parquet")
+    if of.kind != "evaluate":
+        of.makes[1].write_text(json.dumps({**RECORD, "commit": "abc-dirty", "device": "a processor"}))
+    fresh.record(of, fresh.made_from(of))
+
+
+def runs(client: MlflowClient) -> dict[str, Any]:
+    found = client.get_experiment_by_name(tracking.STAGES)
+    assert found.artifact_location == Path("mlruns/artifacts").absolute().as_uri()
+    return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+
+
+class Fake:
+    """A client in whose store every request is a line; ``before`` may refuse one."""
+
+    def __init__(self, before: Callable[[str], None] = lambda said: None) -> None:
+        self.said, self._before = list[str](), before
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="1", artifact_location="", lifecycle_stage="active")
+
+    def search_runs(self, *args: Any, **more: Any) -> list[Any]:
+        return []
+
+    def create_run(self, experiment: str, start_time: int | None, tags: dict[str, str], run_name: str) -> Any:
+        self._say(f"create {run_name}")
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
+        self._say(f"log {run_id} {' '.join(f'{m.key}@{m.step}' for m in metrics)}".strip())
+
+    def set_terminated(self, run_id: str, status: str, end_time: int | None = None) -> None:
+        self._say(f"{status} {run_id}")
+
+    def _say(self, said: str) -> None:
+        self._before(said)
+        self.said.append(said)
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    """An empty project, and a tracking module without memory of another."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_TRACKING_URI", experiments.PARENT):
-        monkeypatch.delenv(name, raising=False)
-    forget(monkeypatch)
-    return tmp_path
+def connected(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let trackers connect to this client."""
+    return lambda client: monkeypatch.setattr(store, "connect", lambda: client)
 
 
-def forget(monkeypatch):
-    monkeypatch.setattr(experiments, "_stopped", False)
-    for cached in (experiments.client, experiments.experiment, experiments._session_parent):
-        cached.cache_clear()
-
-
-def runs_of(folder):
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name(experiments.EXPERIMENT)
-    return experiment, {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-
-
-def test_final_scores_have_the_same_names_for_every_method():
-    figures = [
-        (0, Quantity("accuracy"), 0.8),
-        (1, Quantity("accuracy"), 0.9),
-        (0, Quantity("accuracy", "corrupted", "fog", 1), 0.7),
-        (0, Quantity("accuracy", "corrupted", "gaussian_noise", 5), 0.1),
-        (0, Quantity("auroc", "ood", "mnist5k", score="max_prob"), 0.6),
-        (0, Quantity("auroc", "ood", "mnist5k", score="refit_density"), 0.3),
-        (0, Quantity("accuracy", "transfer", "stl10"), 0.5),
-        (1, Quantity("accuracy", "transfer", "stl10"), 0.7),
-        (0, Quantity("fit_seconds", "cost"), 12.0),
-    ]
-    scores = [Score(0, seed, of, value, 10) for seed, of, value in figures]
-    assert experiments.final_scores(scores) == pytest.approx(
+def test_final_scores_have_the_same_names_for_every_method() -> None:
+    assert final_scores(RunScores(TABLE)) == pytest.approx(
         {
             "test/accuracy": 0.85,
             "corrupted/accuracy": 0.4,
@@ -64,147 +135,215 @@ def test_final_scores_have_the_same_names_for_every_method():
     )
 
 
-def test_params_are_dotted_and_short():
-    flat = experiments.flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": "x" * 9000})
-    assert flat["a.b"] == "1"
-    assert flat["a.c.d"] == "[1, 2]"
-    assert len(flat["e"]) <= 6000  # MLflow's limit
+def test_stages_are_tagged_children_of_the_command(client: MlflowClient) -> None:
+    fit, evaluate = stage(), stage("evaluate")
+    with tracking.opened(Settings(), params(), "repro", {"paper": "vbll:table2"}) as opened:
+        for each in (fit, evaluate):
+            opened.started(each)
+            work(each)
+            opened.ended(each, "FINISHED")
+        places.REPORT.mkdir()
+        (places.REPORT / "index.html").write_text("the report")
+        opened.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
+    found = runs(client)
+    parent, child, scored = found["repro"], found["student toy-vbll"], found["evaluate toy-vbll"]
+    assert {run.info.status for run in found.values()} == {"FINISHED"} and len(found) == 3
+    assert parent.data.tags["paper"] == "vbll:table2"
+    assert Path("mlruns/artifacts", parent.info.run_id, "artifacts/index.html").read_text() == "the report"
+    expected = {"stage": "student", "key": "toy-vbll", "dataset": "toy", "method": "vbll", "setting": "small"}
+    expected |= {"seed": "7", "git_commit": "abc-dirty", "mlflow.source.git.commit": "abc", "device": "a processor"}
+    expected |= {"warnings": "chains disagree", "mlflow.parentRunId": parent.info.run_id}
+    expected |= {"artifact": "work/student/toy-vbll", "artifact.sha256": sha256("work/student/toy-vbll/manifest.json")}
+    expected |= {"sha256.work/prepare/toy": sha256("work/prepare/toy/manifest.json")}
+    assert expected.items() <= child.data.tags.items()
+    assert child.data.metrics == {"loss": 1.0, "rhat": 1.5, "fit_seconds": 5.0}
+    assert len(child.data.params) == 150 and child.data.params["many.p149"] == "149"
+    assert scored.data.metrics["corrupted/accuracy"] == pytest.approx(0.4) and scored.data.params["dataset"] == "toy"
+    with sqlite3.connect("mlruns/mlflow.db") as database:
+        assert database.execute("pragma journal_mode").fetchone() == ("wal",)
 
 
-def test_a_stage_is_a_tagged_child_of_the_repro(project, capsys):
-    manifest = project / "work/prepare/toy/manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    parent = experiments.start_parent()
-    tags = {"dataset": "toy", "method": "vbpc", "setting": "ipc1", "seed": 0}
-    many = {f"p{i}": i for i in range(150)}  # more than MLflow takes in one request
-    with experiments.stage_run("evaluate", "toy-vbpc", tags, many, deps=["work/prepare/toy"]) as run:
-        run.metrics({"test/accuracy": 0.5})
-        run.metrics({"loss": 2.0}, 1)
-        run.metrics({"loss": 1.0}, 2)
-        run.warn("chains disagree")
-    experiments.end_parent(parent)
-    experiment, runs = runs_of(project)
-    child = runs["evaluate toy-vbpc"]
-    assert child.data.tags["mlflow.parentRunId"] == parent
-    assert {k: child.data.tags[k] for k in tags} == {k: str(v) for k, v in tags.items()}
-    assert child.data.tags["stage"] == "evaluate"
-    assert child.data.tags["sha256.work/prepare/toy"] == hashlib.sha256(b"{}").hexdigest()
-    assert child.data.tags["warnings"] == "chains disagree"
-    assert child.data.metrics == {"test/accuracy": 0.5, "loss": 1.0}
-    assert len(child.data.params) == 150
-    assert (child.info.status, runs["repro"].info.status) == ("FINISHED", "FINISHED")
-    assert experiment.artifact_location == (project / "mlruns/artifacts").as_uri()
-    assert "chains disagree" in capsys.readouterr().err
-    with sqlite3.connect(project / "mlruns/mlflow.db") as store:
-        assert store.execute("pragma journal_mode").fetchone() == ("wal",)
+def sha256(place: str) -> str:
+    return hashlib.sha256(Path(place).read_bytes()).hexdigest()
 
 
-def test_a_stage_that_fails_says_so_and_its_error_passes(project):
-    with pytest.raises(ZeroDivisionError), experiments.stage_run("student", "x", {}, {}):
-        _ = 1 / 0
-    _, runs = runs_of(project)
-    assert runs["student x"].info.status == "FAILED"
+def test_what_the_store_lacks_is_shown_once(client: MlflowClient) -> None:
+    plan: Plan = {each.name: each for each in (stage(), stage("evaluate"), stage(key="toy-stale"))}
+    for each in list(plan.values())[:2]:
+        work(each)
+    for _ in range(2):
+        with tracking.opened(Settings(), params(), "dvc repro") as opened:
+            opened.project(plan)
+    first = runs(client)
+    assert len(client.search_runs(["1"])) == 3 and first.keys() == {
+        "dvc repro",
+        "student toy-vbll",
+        "evaluate toy-vbll",
+    }
+    assert first["student toy-vbll"].data.metrics["loss"] == 1.0
+    assert first["student toy-vbll"].info.start_time < first["student toy-vbll"].info.end_time
+    with tracking.opened(Settings(), params(), "repro") as opened:  # another process has made it meanwhile
+        opened.started(stage())
+        opened.ended(stage(), "FINISHED")
+    assert runs(client).keys() == first.keys() | {"repro"}
+    assert runs(client)["student toy-vbll"].info.run_id == first["student toy-vbll"].info.run_id
 
 
-def test_stages_of_one_process_share_a_parent(project):
-    for key in ("a", "b"):
-        with experiments.stage_run("student", key, {}, {}):
-            pass
-    _, runs = runs_of(project)
-    parents = {runs[f"student {key}"].data.tags["mlflow.parentRunId"] for key in "ab"}
-    assert len(parents) == 1
-    assert len(runs) == 3
+def test_a_stage_that_fails_and_one_that_is_killed_say_so(project: Path, connected: Any) -> None:
+    fake = Fake()
+    connected(fake)
+    work(stage(key="a"))  # of an earlier run, whose curve is not of this one
+    with pytest.raises(KeyboardInterrupt), tracking.opened(Settings(), params(), "repro") as opened:
+        opened.started(stage(key="a"))
+        opened.started(stage(key="b"))
+        opened.ended(stage(key="a"), "FAILED", ["ValueError: no"])
+        raise KeyboardInterrupt
+    ends = [line for line in fake.said if line.split()[0].isupper()]
+    assert ends == ["FAILED student a", "KILLED student b", "KILLED repro"]
+    assert not any("loss@1" in said for said in fake.said)
+    assert fake.said.index("create student b") < fake.said.index("FAILED student a")  # it was shown while it ran
+    with tracking.opened(Settings(), params(), "again") as opened:
+        opened.started(stage(key="a"))
+        opened.ended(stage(key="a"), "FAILED")
+    assert fake.said[-1] == "FAILED again"
 
 
-def test_tracking_that_fails_costs_one_line_and_no_result(project, capsys, monkeypatch):
-    (project / "mlruns").write_text("a file where the store's folder belongs")
-    done = []
-    for key in ("a", "b"):
-        with experiments.stage_run("student", key, {}, {}) as run:
-            run.metrics({"x": 1.0})
-            run.model(project / "nothing")
-            done.append(key)
-    assert done == ["a", "b"]
-    assert capsys.readouterr().err.count("no tracking") == 1
+def test_the_curve_of_a_running_stage_is_shown(project: Path, connected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = threading.Event()
+    fake = Fake(lambda said: shown.set() if "loss@3" in said else None)
+    connected(fake)
+    monkeypatch.setattr(tracker, "_FOLLOW_SECONDS", 0.01)
+    with tracking.opened(Settings(), params(), "repro") as opened:
+        opened.started(stage())
+        curve = Curve("student", "toy-vbll")
+        curve.metrics({"loss": 0.5}, 3)
+        assert shown.wait(60)
+        work(stage())
+        opened.ended(stage(), "FINISHED")
+    assert "FINISHED student toy-vbll" in fake.said
 
 
-def test_a_dead_server_is_noticed_at_once(project, capsys, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert experiments.initialise() is None
-    assert "no tracking (http://127.0.0.1:9)" in capsys.readouterr().err
+def test_a_store_that_fails_is_one_warning(project: Path, connected: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(said: str) -> None:
+        if said == "FINISHED student a":
+            raise OSError("the disk is full\nand more")
+
+    fake = Fake(refuse)
+    connected(fake)
+    with tracking.opened(Settings(), params(), "repro") as opened:
+        for key in ("a", "b"):
+            opened.started(stage(key=key))
+            work(stage(key=key))
+            opened.ended(stage(key=key), "FINISHED")
+    said = capsys.readouterr().err
+    assert said.startswith("warning: no tracking (sqlite:///") and said.endswith("OSError: the disk is full\n")
+    assert said.count("\n") == 1 and "FINISHED repro" not in fake.said
 
 
-def test_without_mlflow_everything_works(project, capsys, monkeypatch):
+def test_a_slow_store_delays_no_stage_and_not_the_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free, fake = threading.Event(), Fake()
+    monkeypatch.setattr(store, "connect", lambda: free.wait(60) and fake)
+    monkeypatch.setattr(tracker, "_CLOSE_SECONDS", 0.0)
+    with tracking.opened(Settings(), params(), "repro") as opened:
+        opened.started(stage())
+        opened.ended(stage(), "KILLED")
+    assert "is slow: not all stages are tracked" in capsys.readouterr().err and fake.said == []
+    free.set()
+    opened._thread.join(60)
+    assert fake.said[-1] == "FINISHED repro"
+
+
+@pytest.mark.parametrize("setting", ["off", "on"])
+def test_without_mlflow_everything_works(
+    setting: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One warning says that MLflow is missing; with tracking off it is not even imported."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
-    with experiments.stage_run("student", "a", {}, {}) as run:
-        run.metrics({"x": 1.0})
-    assert run.id is None
-    assert "no tracking" in capsys.readouterr().err
+    monkeypatch.setenv("BDL_TRACKING", setting)
+    with tracking.opened(Settings.read(), params(), "repro") as opened:
+        opened.started(stage())
+    said = capsys.readouterr().err
+    assert tracking.start_parent("search") is None and tracking.initialise() is None
+    assert said.count("no tracking") == (setting == "on")
+    assert setting == "on" or not (project / "mlruns").exists()
 
 
-def test_the_runs_of_killed_processes_are_ended(project):
+def test_runs_of_a_search_have_a_parent_that_goes_on(client: MlflowClient) -> None:
+    parent = tracking.start_parent("tune toy", {"search": "toy"})
+    tracking.end_parent(parent, "KILLED")
+    assert runs(client)["tune toy"].info.status == "KILLED"
+    assert tracking.start_parent("tune toy", resumed=parent) == parent
+    assert runs(client)["tune toy"].info.status == "RUNNING"
+    tracking.end_parent(parent)
+    assert runs(client)["tune toy"].info.status == "FINISHED"
+
+
+def test_the_runs_of_killed_processes_are_ended(client: MlflowClient) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = provenance.process(dead.pid)
     assert not provenance.is_dead(name)
     dead.communicate()
     assert provenance.is_dead(name)
-    assert not provenance.is_dead("elsewhere/1/0.00")  # another machine's: not ours to judge
-    lost = experiments._create("lost", {})
-    experiments.client().set_tag(lost.info.run_id, "process", name)
-    experiments.start_parent()
-    _, runs = runs_of(project)
-    assert runs["lost"].info.status == "KILLED"
-    assert runs["repro"].info.status == "RUNNING"
+    assert not provenance.is_dead("elsewhere/1/0.00")  # a process of another machine, which may live
+    tracking.start_parent("lost", {"process": name})
+    tracking.start_parent("alive")
+    with tracking.opened(Settings(), params(), "repro"):
+        pass
+    found = runs(client)
+    assert {name: run.info.status for name, run in found.items()} == {"lost": "KILLED", "alive": "RUNNING"}
 
 
-@pytest.mark.slow
-def test_tracking_that_is_off_imports_nothing_and_leaves_nothing(project):
-    code = (
-        "import sys; from pipeline.tracking import experiments; assert experiments.initialise() is None\n"
-        "parent = experiments.start_parent()\n"
-        "with experiments.stage_run('student', 'x', {}, {}) as run: run.metrics({'x': 1.0})\n"
-        "experiments.end_parent(parent); assert 'mlflow' not in sys.modules"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "BDL_TRACKING": "off"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and list(project.iterdir()) == []
+def test_store_and_experiment_are_made_under_the_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that make MLflow's tables at once can leave a store that none can open."""
+
+    class Alone(Fake):
+        def __init__(self, uri: str) -> None:
+            super().__init__(self._check)
+            self._say(f"open {uri}")
+
+        def search_experiments(self, max_results: int) -> None:
+            self._say("make tables")
+
+        def get_experiment_by_name(self, name: str) -> None:
+            self._say(f"look for {name}")
+
+        def create_experiment(self, name: str, artifact_location: str, tags: Any) -> str:
+            self._say(f"make {name} with {artifact_location}")
+            made.extend(self.said)
+            return "1"
+
+        def _check(self, said: str) -> None:
+            with pytest.raises(Timeout):
+                store.lock().acquire(timeout=0)
+
+    made = list[str]()
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", Alone)
+    assert tracking.initialise() == "1"
+    place = f"make {tracking.STAGES} with {(project / 'mlruns/artifacts').as_uri()}"
+    uri = f"open sqlite:///{project}/mlruns/mlflow.db"
+    assert made == [uri, "make tables", f"look for {tracking.STAGES}", place]
 
 
-def test_processes_that_begin_at_once_lose_nothing(project):
-    """Four at once on a store that is not there yet, forks as a host's stages are: without the lock they fail."""
-    code = (
-        "import os, sys, mlflow.tracking, mlflow.store.tracking.sqlalchemy_store, alembic.command\n"
-        "from pipeline.tracking import experiments\n"
-        "for i in range(4):\n"
-        "    if os.fork() == 0:\n"
-        "        with experiments.stage_run('student', str(i), {}, {}) as run: run.metrics({'x': 1.0})\n"
-        "        sys.exit()\n"
-        "sys.exit(any(os.wait()[1] for _ in range(4)))"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stderr) == (0, "")
-    _, runs = runs_of(project)
-    assert {runs[f"student {i}"].data.metrics["x"] for i in range(4)} == {1.0}
-
-
-def test_an_experiment_keeps_its_files_where_it_was_made(project, monkeypatch, capsys):
-    """Another place is refused before work, in one line with the cure, and taken where the experiment is new."""
-    from pipeline.tracking import artifact_store
-
+def test_an_experiment_keeps_its_files_where_it_was_made(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/runs")
-    experiments.initialise()
-    assert runs_of(project)[0].artifact_location == "s3://bucket/runs/bdl-pipe-stages"
+    experiment = tracking.initialise()
+    assert client.get_experiment(experiment).artifact_location == "s3://bucket/runs/bdl-pipe-stages"
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/others")
-    assert artifact_store.main() == 2
+    assert tracking.initialise() is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in said
 
 
-def test_a_warning_of_tracking_holds_no_password(project, monkeypatch, capsys):
+def test_a_warning_of_tracking_holds_no_password(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:aSecretOfATest@127.0.0.1:9/")
-    assert experiments.initialise() is None
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert tracking.initialise() is None
     said = capsys.readouterr().err
     assert "no tracking (http://127.0.0.1:9/)" in said and "aSecretOfATest" not in said

@@ -25,7 +25,6 @@ from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load, typed
 from pipeline.plan.sources import data_digest
-from pipeline.tracking import experiments
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path / "data"))
     mnist5k(tmp_path / "data/mnist5k", monkeypatch)
     shutil.copy(ROOT / "params.yaml", "params.yaml")

@@ -1,6 +1,6 @@
-"""The script that MLflow stores with a logged posterior and runs to serve it; nothing is pickled.
+"""The script of an exported model, which MLflow runs to load it; nothing is unpickled.
 
-It needs ``bdl_pipe`` and the student artifact stored beside it, and nothing else of the project.
+It needs ``bdl_pipe`` and the artifact that lies beside it in the model's folder, and nothing else of the project.
 """
 
 import json
@@ -25,9 +25,10 @@ class FittedPosterior(PythonModel):
     """
 
     def load_context(self, context: PythonModelContext) -> None:
-        student = Path(context.artifacts["student"])
+        student, config = Path(context.artifacts["student"]), context.model_config
+        fit = student, config.get("split", 0), config.get("seed", 0)
         self.schema = json.loads((student / "schema.json").read_text())
-        self.fitted, self.rng = load_predictor(student), stored_address(student)
+        self.fitted, self.rng = load_predictor(*fit), stored_address(*fit)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Return a row of the predictive for each row or image of the input.

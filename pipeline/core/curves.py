@@ -1,0 +1,65 @@
+"""Curves: what a stage measures while it works, in ``.state/curves/<kind>/<key>.jsonl``.
+
+The stage's process appends a line at a time; the process that tracks stages reads them, while the stage works or
+later. No result depends on this file, and DVC does not know it.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import places, provenance
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values that a stage measured at one step.
+
+    Attributes:
+        time: seconds since 1970.
+    """
+
+    time: float
+    step: int
+    metrics: Mapping[str, float]
+
+
+class Curve:
+    """The file of one stage's run, which begins here: it replaces the file of the run before."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self._place = places.curve(kind, key)
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        self._place.write_text(_line({"started": time.time(), "commit": provenance.commit()}))
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Append values of a step."""
+        point = {"time": time.time(), "step": step, "metrics": {name: float(value) for name, value in values.items()}}
+        with self._place.open("a") as file:
+            file.write(_line(point))
+
+
+def read(place: Path, since: float = 0.0) -> list[Point]:
+    """Read the points that were measured after ``since``, in seconds since 1970."""
+    return [Point(**line) for line in _lines(place) if line.get("time", 0.0) > since]
+
+
+def begun(place: Path) -> Mapping[str, Any]:
+    """Return ``started`` (seconds since 1970) and ``commit`` of the stage's last run; {} if there is no file."""
+    return next(iter(_lines(place)), {})
+
+
+def _line(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts) + "\n"
+
+
+def _lines(place: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file; one that its writer has not ended is left out."""
+    try:
+        text = place.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
