@@ -1,4 +1,4 @@
-# make repro: everything, from a fresh machine to the report. make test: lint, types, imports, all tests.
+# make repro: everything, from a fresh machine to the report. The tests have three tiers: make check, test and soak.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 JOBS ?= 3
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
@@ -12,12 +12,15 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro test lint pytest ui docs bench clean distclean
+.PHONY: help install data repro check test soak lint quick pytest weather ui docs bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
-	@echo "make test      lint, types, import contract, all tests"
-	@echo "make lint      the same without the tests"
+	@echo "make check     after each edit, 90 s: lint, types, import contracts, the tests that need no process and no Ray"
+	@echo "make test      before a commit, 8 min: the same and the whole product at small size"
+	@echo "make soak      before a release, an hour: clusters, kills, S3, the schemas of Kubernetes"
+	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"
+	@echo "make lint      lint, types, import contracts alone"
 	@echo "make ui        the tracking page"
 	@echo "make docs      docs/ as a site"
 	@echo "make bench     speed and memory"
@@ -26,8 +29,8 @@ help:
 # Nothing is resolved: constraints.txt names all that is needed. uv unpacks it in a fifth of pip's time, from the places that
 # pip's own settings name; all versions are pinned, so the order of those places decides nothing. Where uv fails, WORKERS
 # pips take 60 packages at a time, the large ones of the list's end first; setuptools, which a new .venv has in another
-# version, is replaced when nobody looks. Where the list lacks one (another system, another Python), an ordinary install
-# adds it.
+# version, is replaced when nobody looks. Then the project itself is installed: uv checks in 0.1 s that the list was whole.
+# Where the list lacks a package (another system, another Python), an ordinary install adds it.
 # --no-compile: what is imported is compiled then (and kept, whatever the environment says about bytecode); to compile
 # all of it takes longer than to unpack it.
 UV := uv==0.13.9
@@ -44,8 +47,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  --index-strategy unsafe-best-match --python $(BIN)/python -r - || { echo "uv could not: pip does it"; \
 	  $(LIST) | grep -v '^setuptools=' | sort -r | xargs -P $(WORKERS) -n 60 $(PIP) --no-deps && \
 	  grep '^setuptools=' constraints.txt | xargs $(PIP) --no-deps; }
-	@$(PIP) --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m pipeline.installed 'bdl-pipe[$(EXTRAS)]' || $(PIP) -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/uv pip install --quiet --offline --no-cache --no-build-isolation --python $(BIN)/python -c constraints.txt \
+	  -e '.[$(EXTRAS)]' 2>/dev/null || $(PIP) --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 # Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.
@@ -58,6 +61,10 @@ data:
 	  { $$as apt-get update -qq >/dev/null 2>&1; $$as apt-get install -qq -y dataset-fashion-mnist >/dev/null 2>&1; } || \
 	  echo "that failed; by hand: apt-get update && apt-get install dataset-fashion-mnist"; }
 
+PYTEST := OMP_NUM_THREADS=1 python -m pytest
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SOAKS := kill_soak cluster_faults cluster_laptop
+
 repro: install data
 	@python -m pipeline repro -j $(JOBS)
 
@@ -67,12 +74,25 @@ lint: install
 	@mypy
 	@lint-imports
 
+check: install
+	@$(MAKE) --no-print-directory -j 2 lint quick
+
+quick: install
+	@$(PYTEST) $(PARALLEL) -m "not slow and not ray and not process and not soak" --ignore=tests/end_to_end
+
 test: install data
 	@python -m compileall -q -j 0 src pipeline stages  # once, not in each of the tests' copies
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: install data
-	@OMP_NUM_THREADS=1 python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	@$(PYTEST) $(PARALLEL) -m "not soak"
+
+soak: install data
+	@$(PYTEST) -m soak
+	@for file in $(SOAKS); do echo "== $$file"; OMP_NUM_THREADS=1 python -m benchmarks.$$file || exit 1; done
+
+weather: install data
+	@sh benchmarks/test_weather.sh
 
 ui: install
 	@python -m pipeline ui
@@ -82,9 +102,8 @@ docs: install
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 	@echo "site: $(CURDIR)/.state/site/index.html"
 
-SOAKS := $(addprefix benchmarks/,kill_soak.py cluster_faults.py cluster_laptop.py)
 bench: install data
-	@for file in $(filter-out $(SOAKS),$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
+	@for file in $(filter-out $(SOAKS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
 
 clean:
 	rm -rf work report .state mlruns .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -8,10 +8,11 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from bdl_pipe.data.fitdata import Examples, FitData  # noqa: E402
+from bdl_pipe.data.examples import Examples  # noqa: E402
+from bdl_pipe.data.fitdata import FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
 
-pytest_plugins = ["tests.leavings"]
+pytest_plugins = ["tests.leavings", "tests.tiers"]
 torch.set_num_threads(1)  # equal bits whatever the machine
 
 
@@ -55,17 +56,3 @@ def tiny_table() -> FitData:
 def tiny(tiny_images: FitData, tiny_table: FitData) -> dict[str, FitData]:
     """Task -> data."""
     return {"classification": tiny_images, "regression": tiny_table}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a fixture of their module run in one process, which makes it once, not one in each.
-
-    Slow ones begin first: they wait as much as they compute, and none is left to be waited for at the end.
-    """
-    for item in items:
-        if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
-            scopes = {d.scope for defs in item._fixtureinfo.name2fixturedefs.values() for d in defs}
-            if "module" in scopes:
-                item.add_marker(pytest.mark.xdist_group(item.module.__name__))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

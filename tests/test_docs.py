@@ -29,7 +29,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import machine
-from pipeline.core.params import typed
+from pipeline.core.load import typed
 
 from .cases import CONFIGS
 
@@ -98,6 +98,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     }
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "language", "text"), of("python"))
 def test_the_library_runs_without_the_pipeline(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
@@ -121,8 +123,7 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:3] == ["python", "-m", "pipeline"]:
-            args = cli.parser().parse_args(words[3:])
-            assert args.verb == words[3]
+            assert cli.parse(words[3:]).info_name in words[3:5]
             assert all((ROOT / word).is_file() for word in words if word.startswith("params/"))
         elif words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M)
@@ -201,6 +202,7 @@ def plugins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
 
 
+@pytest.mark.slow
 def test_every_plugin_is_read_with_its_params(plugins_here: None) -> None:
     assert plugin_files().keys() == plugin_params().keys()
     for name, shown in plugin_params().items():

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("body", "code"), [("open('left', 'w').close()", 1), ("pass", 0)])
 def test_what_a_test_leaves_fails_its_session(tmp_path: Path, body: str, code: int) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")

@@ -39,6 +39,7 @@ def test_type_checkers_see_the_same_names() -> None:
     assert {name for name in seen if name and not name.startswith("_")} == public.PLACES.keys()
 
 
+@pytest.mark.process
 def test_a_star_brings_every_name_and_the_package_alone_brings_no_torch() -> None:
     text = "import sys, bdl_pipe; bdl_pipe.__version__; dir(bdl_pipe); assert 'torch' not in sys.modules;"
     text += "assert 'numpy' not in sys.modules; from bdl_pipe import *; print(*dir())"

@@ -110,7 +110,7 @@ def read(path: Path) -> Machine:
     """
     if not path.exists():
         return Machine()
-    from .params import read_yaml
+    from .load import read_yaml
 
     raw = read_yaml(path)
     for key in raw:

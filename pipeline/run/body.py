@@ -11,7 +11,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import fresh
 from ..plan.code import BODIES, shipped

@@ -7,8 +7,10 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,15 +82,25 @@ def push() -> str | None:
 
 
 def require_remote() -> None:
-    """Raise UserError where DVC has no default remote, or cannot reach it."""
-    if find_spec("dvc") is None:
-        raise UserError("BDL_REMOTE=on: DVC is not installed")
-    words = _output("remote", "default")
-    if not words:
+    """Write a small file to DVC's default remote.
+
+    Raises:
+        UserError: there is no default remote, or it cannot be written.
+    """
+    name = _run("remote", "default").stdout.strip() if find_spec("dvc") else ""
+    if not name or " " in name:  # DVC says in words that there is none.
         raise UserError("BDL_REMOTE=on: DVC has no default remote (dvc remote default NAME)")
-    problem = _dvc("fetch", "--run-cache", "--quiet", _SOURCES, "--allow-missing")
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # Another project with the same configuration: this one is left alone.
+        (Path(folder) / ".dvc").mkdir()
+        for config in Path(".dvc").glob("config*"):
+            shutil.copy(config, Path(folder) / ".dvc")
+        (Path(folder) / "probe").write_text("bdl-pipe")
+        _dvc("config", "--local", "core.no_scm", "true", folder=folder)
+        problem = _dvc("add", "--to-remote", "probe", folder=folder)
     if problem is not None:
-        raise UserError(f"BDL_REMOTE=on: the DVC remote {words} does not answer: {problem}")
+        raise UserError(f"BDL_REMOTE=on: the DVC remote {name} cannot be written: {problem}")
 
 
 def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list[str]:
@@ -127,20 +139,18 @@ def _md5(path: Path) -> str | None:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.is_file() else None
 
 
-def _dvc(*words: str, environment: Mapping[str, str] | None = None) -> str | None:
+def _dvc(*words: str, folder: str = ".", environment: Mapping[str, str] | None = None) -> str | None:
     """Run a command of DVC, and return its complaint in one line, or None where it succeeded."""
-    done = _run(*words, environment=environment)
+    done = _run(*words, folder=folder, environment=environment)
     if done.returncode == 0:
         return None
-    said = " ".join((done.stderr or done.stdout).split())
-    return f"dvc {words[0]}: {said or f'exit code {done.returncode}'}"
+    lines = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    return f"dvc {words[0]}: {lines[0] if lines else f'exit code {done.returncode}'}"
 
 
-def _output(*words: str) -> str:
-    return _run(*words).stdout.strip()
-
-
-def _run(*words: str, environment: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def _run(
+    *words: str, folder: str = ".", environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
     variables = {**os.environ, "DVC_NO_ANALYTICS": "1", **(environment or {})}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)

@@ -17,7 +17,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
 from ..core import places, signals
-from ..core.params import Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import fresh
 from ..plan.plan import Plan, Stage, descendants

@@ -18,7 +18,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
     from bdl_pipe.errors import UserError
 
     from ..core import signals
-    from ..core.params import load
+    from ..core.load import load
     from ..core.settings import Settings
     from ..plan import plan, sources
     from . import body

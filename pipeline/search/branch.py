@@ -1,51 +1,41 @@
-"""What searches and studies share: which runs are made, on which rows of data, from what, and how one goes on.
+"""The part of the graph that a search or a study fits: which runs, on which rows of data, from which inputs.
 
-Every trial fits on the training rows alone, and so does what the method is made from: a teacher of a final
-fit has seen validation rows, so another one is made here, once.
+A trial fits on the training rows alone. Its inputs must not have seen validation rows either, and a final fit may have
+seen them. So the inputs are fitted here once more, on the training rows.
 """
 
 import itertools
-import json
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import nearest
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
-from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Method, fan_in
+from bdl_pipe.method import Kind, Method, fan_in
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
-from ..core.storage import Place
 from ..plan import sources
 from ..plan.plan import one
 from ..run import body
 from ..stages import fit
-from ..tracking import experiments, provenance, trials
+from ..tracking import provenance
+from ..work.base import Task
 from .trial import Chain, Upstream
-
-RECORD: Final = "search.json"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A run and all that it is made from, parted at the first run of the method that is searched.
+    """A run that predicts and everything it is made from, in two parts.
 
     Attributes:
-        upstream: runs that are made once before the trials, in order.
-        chain: runs that every trial makes: that one and what is made from it.
-        code: the hash of the code that all of them follow from.
+        upstream: the runs before the first run of the searched method, in order; they are fitted once.
+        chain: that run and all runs after it; every trial fits them.
+        code: the hash of the code of all these runs.
     """
 
     method: Method
@@ -65,24 +55,28 @@ class Branch:
         return self.chain.runs[-1]
 
     def facts(self) -> list[Any]:
-        """Collect what every trial's score depends on, apart from the searched numbers and the data."""
+        """List everything that a trial's score depends on, except the searched hyperparameters and the data."""
         runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
         return [runs, self.chain.seed, self.code]
 
-    @property
     def tags(self) -> dict[str, Any]:
-        """Collect the tags by which tracked runs are filtered."""
-        return {"method": self.method.name, "dataset": self.dataset}
+        """Return the tags of the search's tracked run."""
+        return {
+            "method": self.method.name,
+            "dataset": self.dataset,
+            "stage": self.chain.verb,
+            "seed": self.chain.seed,
+        }
 
 
 def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: str, settings: Settings) -> Branch:
-    """Find the runs that make ``key`` of ``runs``, or the first run on ``dataset`` that ``method`` is in.
+    """Find the runs that make the run ``key``, or the first run on ``dataset`` in which ``method`` takes part.
 
     Args:
-        verb: who asks; the seeds' addresses differ by it.
+        verb: ``tune`` or ``study``; random streams depend on it.
 
     Raises:
-        UserError: there is no such method, data set or run.
+        UserError: the method, the data set or the run does not exist.
     """
     methods = {run.method.name: run.method for run in params.runs.values()}
     if dataset not in params.datasets:
@@ -96,18 +90,29 @@ def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: 
             chain.append(run)
     upstream = tuple(run for run in lineage if run not in chain)
     if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
-        step = f"a search fits all on {dataset}; search on the first step, and set what is found for all"
+        step = f"a search fits all on {dataset}; search on the first step, and use the winner for all"
         raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
-    made = Chain(tuple(chain), method, params.seed, settings.threads, verb)
     code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
-    return Branch(methods[method], dataset, upstream, made, code)
+    parted = Chain(tuple(chain), method, params.seed, settings.threads, verb)
+    return Branch(methods[method], dataset, upstream, parted, code)
+
+
+def _lineage(params: Params, method: str, dataset: str, key: str | None) -> tuple[Run, ...]:
+    """List a run and everything it is made from; each run comes after its inputs."""
+    runs = [params.run("student", key)] if key else [r for r in params.of("student") if r.spec.dataset == dataset]
+    for run in runs:
+        lineage = params.lineage(run)
+        if run.spec.dataset == dataset and method in [r.method.name for r in lineage]:
+            return tuple(lineage)
+    where = f"run {key}" if key else f"any run on {dataset}"
+    raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
-    """Load split 0 with its validation rows apart; the data are prepared here unless they are up to date.
+    """Load split 0 with separate validation rows; the data set is prepared first if it is not up to date.
 
     Raises:
-        UserError: there are none, or the data cannot be prepared.
+        UserError: there are no validation rows, or the data set cannot be prepared.
     """
     from bdl_pipe.data import prepared
 
@@ -116,7 +121,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
     if params.datasets[branch.dataset].splits > 1:
-        also = "some of split 0's validation rows are test rows of others"
+        also = "some validation rows of split 0 are test rows of other splits"
         print(f"warning: {branch.dataset} has several splits: {also}")
     return data.on(settings.device)
 
@@ -126,145 +131,56 @@ def data_hash(branch: Branch) -> str:
     return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
-def begin(folder: Path, identity: str, name: str, resume: bool | None, away: Place | None = None) -> dict[str, Any]:
-    """Read the record of an unfinished search that is resumed; return {} for a new one.
-
-    Args:
-        resume: None: if there is one of this identity.
-        away: its place in storage that machines share, whose record is the one that holds.
-
-    Raises:
-        UserError: there is one and ``resume`` is not asked for, or the other way round, or it
-            was a search of something else.
-    """
-    if away is not None and (there := away.read(RECORD)):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / RECORD, json.dumps(there).encode())
-    record, unfinished = _record(folder), is_unfinished(folder)
-    resume = unfinished if resume is None else resume
-    places = str(folder) if away is None else f"{folder} and BDL_SEARCHES' {away.path}"
-    if not resume:
-        if unfinished:
-            raise UserError(f"{folder}: holds an unfinished search; go on with --resume, or remove {places}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        if away is not None:
-            away.clear()
-        return {}
-    if not unfinished:
-        elsewhere = "" if away is None else ", nor does BDL_SEARCHES, with these params, data and code"
-        raise UserError(f"{folder}: holds no unfinished search of {name}{elsewhere}; leave out --resume")
-    if record["identity"] != identity:
-        changed = "was a search with other params, data, grid, code or --samples"
-        raise UserError(f"{folder}: {changed}; remove the folder to start anew")
-    return record
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Tell whether a search was begun there and has not been finished."""
-    record = _record(folder)
-    return bool(record) and not record.get("finished")
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    place = folder / RECORD
-    found: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
-    return found
-
-
-def finish(folder: Path, identity: str, away: Place | None = None) -> None:
-    """Forget the record of a search that is finished."""
-    _write(folder, away, {"identity": identity, "finished": True})
-
-
-def _write(folder: Path, away: Place | None, record: Mapping[str, Any]) -> None:
-    write_bytes(folder / RECORD, json.dumps(record).encode())
-    if away is not None:
-        away.write(RECORD, record)
-
-
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
-    """Make what the chain is made from, fitted on training rows alone; it is kept, so that it is made once."""
-    from ..work.base import Task
+    """Fit the chain's inputs to the training rows; finished fits are kept, and reused by the next call."""
     from ..work.choose import choose
     from ..work.display import Display
     from ..work.store import Store
 
-    executor, made, verb = choose(settings), dict[tuple[str, str], list[State]](), branch.chain.verb
-    prepared = places.artifact("prepare", branch.dataset)
-    counts = _seeds_needed(branch)
+    executor, made = choose(settings), dict[tuple[str, str], list[State]]()
     for run in branch.upstream:
-        lineage = params.lineage(run)
-        above = [fit.facts(source, params) for source in lineage[:-1]]
-        code = [sources.fit_digest(source.method.name, params) for source in lineage]
-        about = {"for": verb, "made from": above, "code": code, **fit.facts(run, params)}
-        store = Store(places.checkpoints(verb, f"{run.kind}-{run.key}"), fit.identity(about, settings, [prepared]))
-        store.open()
-        sources = {kind: made[kind, key] for kind, key in run.sources.items()}
         shared: dict[str, Any] = {"data": data}
-        shared |= {f"{kind}-{i}": state for kind, states in sources.items() for i, state in enumerate(states)}
+        keys = dict[Kind, list[str]]()
+        for kind, key in run.sources.items():
+            named = {f"{kind}-{number}": state for number, state in enumerate(made[kind, key])}
+            shared |= named
+            keys[kind] = list(named)
         tasks = []
-        for number in range(counts[run.kind, run.key]):
+        for seed in range(_seeds_needed(branch, run)):
             inputs = {
-                kind: tuple(f"{kind}-{i}" for i in fan_in(run.stage.needs[kind], number, len(states)))
-                for kind, states in sources.items()
+                kind: tuple(names[number] for number in fan_in(run.stage.needs[kind], seed, len(names)))
+                for kind, names in keys.items()
             }
-            rng = Seed(params.seed).fold(verb, run.kind, run.key, 0, number)
+            rng = Seed(params.seed).fold(branch.chain.verb, run.kind, run.key, 0, seed)
             payload = fit.SeedTask(run.stage.fit_one, run.config, "data", inputs, rng)
-            tasks.append(Task(str(number), payload, ("data", *itertools.chain(*inputs.values()))))
+            tasks.append(Task(str(seed), payload, ("data", *itertools.chain(*inputs.values()))))
+        kept_in = places.checkpoints(branch.chain.verb, f"{run.kind}-{run.key}")
+        store = Store(kept_in, _identity(branch, run, params, settings))
+        store.open()
         with Display(f"{run.kind} {run.key}, on training rows alone") as display:
             done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
         made[run.kind, run.key] = [d.result for d in done]
     return made
 
 
-def _seeds_needed(branch: Branch) -> dict[tuple[str, str], int]:
-    """Count the seeds of each upstream run that a trial, which is of one seed, is made from."""
-    counts: dict[tuple[str, str], int] = {(run.kind, run.key): 1 for run in (*branch.upstream, *branch.chain.runs)}
-    for run in (*branch.chain.runs[::-1], *branch.upstream[::-1]):
-        for kind, key in run.sources.items():
-            if (source := next((r for r in branch.upstream if (r.kind, r.key) == (kind, key)), None)) is not None:
-                rule = run.stage.needs[kind]
-                most = source.spec.seeds if rule == "all" else counts[run.kind, run.key]
-                counts[kind, key] = min(source.spec.seeds, max(counts[kind, key], most))
-    return counts
+def _identity(branch: Branch, run: Run, params: Params, settings: Settings) -> str:
+    """Hash everything that an upstream fit depends on."""
+    *above, _ = lineage = params.lineage(run)
+    about = {
+        "for": branch.chain.verb,
+        "made from": [fit.facts(source, params) for source in above],
+        "code": [sources.fit_digest(source.method.name, params) for source in lineage],
+        **fit.facts(run, params),
+    }
+    return fit.identity(about, settings, [places.artifact("prepare", run.spec.dataset)])
 
 
-@contextmanager
-def tracked(
-    name: str,
-    tags: Mapping[str, Any],
-    begun: Mapping[str, Any],
-    folder: Path,
-    identity: str,
-    away: Place | None = None,
-) -> Iterator[None]:
-    """Open the search's own MLflow run, the same one after a resume; its id is kept beside the trials."""
-    outer = os.environ.get(experiments.PARENT)
-    run_id = experiments.start_parent(name, tags, begun.get("parent"))
-    commits = sorted({*begun.get("commits", ()), provenance.commit()})
-    _write(folder, away, {"identity": identity, "parent": run_id, "commits": commits})
-    status = "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        print(f"{name.split()[0]}: stopped; go on with --resume (trials in {folder})", file=sys.stderr)
-        raise
-    finally:
-        trials.end_all(run_id, status)
-        experiments.end_parent(run_id, status)
-        if outer:
-            os.environ[experiments.PARENT] = outer
-
-
-def _lineage(params: Params, method: str, dataset: str, key: str | None) -> tuple[Run, ...]:
-    """List all that a run is made from, and the run itself, each after what it is made from."""
-    runs = [params.run("student", key)] if key else [r for r in params.of("student") if r.spec.dataset == dataset]
-    for run in runs:
-        lineage = params.lineage(run)
-        if run.spec.dataset == dataset and method in [r.method.name for r in lineage]:
-            return tuple(lineage)
-    where = f"run {key}" if key else f"any run on {dataset}"
-    raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")
+def _seeds_needed(branch: Branch, run: Run) -> int:
+    """Count the seeds of an upstream run that one trial, which has one seed, is made from."""
+    counts = [1]
+    for other in (*branch.upstream, *branch.chain.runs):
+        if (run.kind, run.key) in other.sources.items():
+            needs_all = other.stage.needs[run.kind] == "all"
+            of_other = _seeds_needed(branch, other) if other in branch.upstream else 1
+            counts.append(run.spec.seeds if needs_all else min(run.spec.seeds, of_other))
+    return max(counts)

@@ -1,52 +1,70 @@
-"""One trial of a search: the method's chain on training rows, scored on validation rows.
+"""One trial: the runs from the searched method to the posterior, fitted on training rows, scored on validation rows.
 
-The chain is the runs from the first that the method makes to the one that predicts. The score is
-the mean −log p(y | x) of the validation rows, in the targets' own units. Where the first run's
-method can read a checkpoint as a result (``from_checkpoint``), the score of what it would be if it stopped
-there is reported at each quarter of its steps, so that a scheduler may give up; the last quarter is the finished chain.
+A search scores a trial by the mean −log p(y | x) of the validation rows, in the targets' own units. If the first run's
+method can read a checkpoint as a result (``from_checkpoint``), a search also scores the checkpoint at each quarter of
+that run's steps, so that a scheduler can stop a weak trial. The last quarter is the finished posterior. A study scores
+the finished posterior alone, by the metrics of ``evaluate``, and keeps a checkpoint at each quarter.
 """
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
-from bdl_pipe import config
-from bdl_pipe.artifacts import State
+from bdl_pipe import config, evaluation
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core.params import Run
-from ..work.hub import NullChannel
-from ..work.worker import TaskReport, keep_freed_memory
+from ..core.model import Run
+from ..work.worker import keep_freed_memory
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
-SECONDS: Final = "seconds"  # over all attempts, up to their last checkpoint
-DIVERGED: Final = 1e9  # the score of a trial whose loss is no longer a number; finite, for the scheduler's quantiles
-_CHECKPOINT: Final = "state"  # the file of a checkpoint
-Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> its states
+SEED: Final = "seed"
+DIVERGED: Final = 1e9  # A diverged trial's score is finite, because the scheduler compares scores.
+_CHECKPOINT: Final = "state"
+Sampled = Mapping[str, Any]  # dotted key of the method's config -> value; a study adds the seed
+Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> the states of its seeds
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has ended.
+
+    Attributes:
+        sampled: what it tried.
+        scores: its last scores; a trial of a study that diverged has none.
+        milestone: its last milestone.
+        seconds: its time, in earlier attempts up to their last checkpoint, too.
+    """
+
+    sampled: Sampled
+    scores: Mapping[str, float]
+    milestone: int = MILESTONES
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of runs, which every trial makes.
+    """The runs that every trial makes.
 
     Attributes:
-        runs: from the first of the searched method to the one that predicts; each makes one seed of split 0.
-        method: whose numbers are searched.
-        threads: of the trial's process.
-        verb: ``tune`` or ``study``; with ``repeat`` a part of the seeds' addresses.
+        runs: from the first run of the searched method to the run that predicts; each makes one seed of split 0.
+        method: the method whose hyperparameters are searched.
+        threads: the threads of a trial's process.
+        verb: ``tune`` or ``study``; the trials' random streams depend on it and on ``repeat``.
+        repeat: the number of the trial's seed.
     """
 
     runs: tuple[Run, ...]
@@ -56,30 +74,30 @@ class Chain:
     verb: str = "tune"
     repeat: int = 0
 
-    def configs(self, sampled: Mapping[str, Any]) -> list[Any]:
-        """Read each run's config, with the sampled numbers in those of the searched method."""
+    def configs(self, sampled: Sampled) -> list[Any]:
+        """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
         return [self._config(run, nested(sampled) if run.method.name == self.method else {}) for run in self.runs]
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
-        """Make the first run from the training rows and from what it is made from in ``upstream``."""
+        """Fit the first run to the training rows and to its inputs in ``upstream``."""
         first = self.runs[0]
         return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
-        """Go on from what the first run made to the fitted posterior."""
+        """Fit the other runs, and return the last one's posterior."""
         made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
-        for run, numbers in zip(self.runs[1:], configs[1:], strict=True):
-            made = run.stage.fit_one(data, inputs_of(run, states), numbers, rng=self.address(run), report=Silent())
+        for run, run_config in zip(self.runs[1:], configs[1:], strict=True):
+            made = run.stage.fit_one(data, inputs_of(run, states), run_config, rng=self.address(run), report=Silent())
             states[run.kind, run.key] = [made]
         return made
 
     def address(self, run: Run) -> Seed:
-        """Return a seed's address, the same in every trial: trials differ by their numbers alone."""
+        """Return a run's random stream, which is the same in every trial: only hyperparameters differ."""
         return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
     @property
     def predictions(self) -> Seed:
-        """Return the address of the run's predictions."""
+        """Return the random stream of the predictions."""
         return prediction_address(self.seed, self.runs[-1].key, 0, self.repeat)
 
     def _config(self, run: Run, overlay: Mapping[str, Any]) -> Any:
@@ -88,7 +106,7 @@ class Chain:
 
 
 def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
-    """Collect what the first seed of a run takes of what was made."""
+    """Select the inputs of a run's first seed."""
     inputs = dict[str, list[State]]()
     for kind, key in run.sources.items():
         states = made[kind, key]
@@ -96,38 +114,11 @@ def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
     return inputs
 
 
-class TuneChannel(NullChannel):
-    """A channel to Ray Tune, whose checkpoints are folders of its storage. ``scores`` go with the next one."""
-
-    scores: Mapping[str, float] = MappingProxyType({})
-
-    def save(self, task: str, blob: bytes) -> None:
-        from ray import tune
-
-        with tempfile.TemporaryDirectory(prefix="bdl-trial-") as folder:
-            (Path(folder) / _CHECKPOINT).write_bytes(blob)
-            # does not return where the scheduler gives up, or lets another trial go on in this one's place
-            tune.report(dict(self.scores), checkpoint=tune.Checkpoint.from_directory(folder))
-
-    def load(self, task: str) -> bytes | None:
-        from ray import tune
-
-        checkpoint = tune.get_checkpoint()
-        if checkpoint is None:
-            return None
-        with checkpoint.as_directory() as folder:
-            return (Path(folder) / _CHECKPOINT).read_bytes()
-
-
-class Milestones(TaskReport):
-    """A report to Ray Tune at each quarter of a run's steps, with a checkpoint."""
+class Milestones(Report):
+    """A report to Ray Tune at each quarter of a run's steps, with a checkpoint, from which the trial is resumed."""
 
     def __init__(self, score: Callable[[State], Mapping[str, float]] | None) -> None:
-        """Take the function ``score``, checkpoint -> what is reported of it; with None no checkpoint is kept."""
-        from ray import tune
-
-        self._tune = TuneChannel()
-        super().__init__(str(tune.get_context().get_trial_id()), self._tune, every=0.0, keeps=score is not None)
+        """Take the function that scores a checkpoint; None: no checkpoint is kept."""
         self._score = score
         self._at = self._reached = 0
 
@@ -135,48 +126,69 @@ class Milestones(TaskReport):
         self._at = step * MILESTONES // total
 
     def due(self) -> bool:
-        return super().due() and self._reached < self._at < MILESTONES
+        return self._score is not None and self._reached < self._at < MILESTONES
 
     def save(self, state: State) -> None:
-        assert self._score is not None
+        from ray import tune
+
+        if self._score is None:
+            return
         self._reached = self._at
-        self._tune.scores = {**self._score(state), TIME: self._reached}
-        super().save(State(state.tensors, {"state": state.config, TIME: self._reached}))
+        scores = {**self._score(state), TIME: self._reached}
+        kept = State(state.tensors, {"state": state.config, TIME: self._reached})
+        with tempfile.TemporaryDirectory(prefix="bdl-trial-") as folder:
+            (Path(folder) / _CHECKPOINT).write_bytes(to_bytes(kept))
+            # This call does not return if the scheduler stops the trial or replaces it by another.
+            tune.report(scores, checkpoint=tune.Checkpoint.from_directory(folder))
 
     def load(self) -> State | None:
-        stored = super().load()
-        if stored is None:
+        from ray import tune
+
+        checkpoint = None if self._score is None else tune.get_checkpoint()
+        if checkpoint is None:
             return None
-        self._reached = stored.config[TIME]
-        return State(stored.tensors, stored.config["state"])
+        with checkpoint.as_directory() as folder:
+            kept = from_bytes((Path(folder) / _CHECKPOINT).read_bytes(), _CHECKPOINT)
+        self._reached = kept.config[TIME]
+        return State(kept.tensors, kept.config["state"])
 
 
-def trial(sampled: Mapping[str, float], chain: Chain, data: FitData, upstream: Upstream) -> None:
-    """Fit and score one sample, as Ray Tune's trainable."""
+def trial(
+    sampled: Sampled, chain: Chain, data: FitData, upstream: Upstream, evaluate: EvaluateConfig | None = None
+) -> None:
+    """Fit and score one sample; this is Ray Tune's trainable.
+
+    A search (``evaluate`` is None) scores the sample by its NLL, and scores checkpoints if the method can. A study
+    scores it by the metrics of ``evaluate``; a fit that diverged has none.
+    """
     from ray import tune
 
     torch.set_num_threads(chain.threads)
     keep_freed_memory()
-    try:
-        configs = chain.configs({key: rounded(value) for key, value in sampled.items()})
-    except ConfigError as error:  # numbers of the space that cannot go together are a bad sample, not a failed search
-        print(error)
-        tune.report({METRIC: DIVERGED, TIME: MILESTONES})
-        return
-    first = chain.runs[0]
+    chain, first = replace(chain, repeat=sampled.get(SEED, 0)), chain.runs[0]
+    values = {key: rounded(value) if evaluate is None else value for key, value in sampled.items() if key != SEED}
 
-    def score(checkpoint: State) -> dict[str, float]:
+    def score(made: State) -> dict[str, float]:
+        fitted = chain.finish(made, data, configs, upstream)
+        if evaluate is None:
+            return {METRIC: validation_nll(fitted, data, chain.predictions)}
+        return validation_scores(fitted, data, evaluate, chain.predictions)
+
+    def score_checkpoint(checkpoint: State) -> dict[str, float]:
+        if evaluate is not None:
+            return {}
         assert first.stage.from_checkpoint is not None
-        inputs = inputs_of(first, upstream)
-        made = first.stage.from_checkpoint(checkpoint, data, inputs, configs[0], rng=chain.address(first))
-        return {METRIC: validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)}
+        above = inputs_of(first, upstream)
+        return score(first.stage.from_checkpoint(checkpoint, data, above, configs[0], rng=chain.address(first)))
 
+    is_kept = evaluate is not None or first.stage.from_checkpoint is not None
     try:
-        made = chain.make(data, upstream, configs, Milestones(score if first.stage.from_checkpoint else None))
-        nll = validation_nll(chain.finish(made, data, configs, upstream), data, chain.predictions)
-    except Diverged:
-        nll = DIVERGED
-    tune.report({METRIC: nll, TIME: MILESTONES})
+        configs = chain.configs(values)
+        scores = score(chain.make(data, upstream, configs, Milestones(score_checkpoint if is_kept else None)))
+    except (ConfigError, Diverged) as error:  # A space has no rules between its keys: a ConfigError is a bad sample.
+        print(error)
+        scores = {METRIC: DIVERGED} if evaluate is None else {}
+    tune.report({**scores, TIME: MILESTONES})
 
 
 def validation_nll(state: State, data: FitData, rng: Seed) -> float:
@@ -194,8 +206,20 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
     return min(nll, DIVERGED) if nll == nll else DIVERGED
 
 
+def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, rng: Seed) -> dict[str, float]:
+    """Compute the metrics of ``evaluate`` over the validation rows, in the targets' own units.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
+    without_joints = replace(evaluate, joint_pairs=0)
+    scored = evaluation.score_clean(fitted, data.validation, without_joints, rng, data.device)
+    return {name: value for name, (value, _) in scored.metrics.items()}
+
+
 def rounded(value: float) -> float:
-    """Round to four significant digits: what is tried is what is written; integers are kept."""
+    """Round to four significant digits, so that the overlay holds exactly what was tried; integers are kept."""
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 

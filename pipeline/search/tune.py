@@ -1,19 +1,13 @@
-"""A search: ``python -m pipeline tune METHOD --dataset D --samples N``; Ray Tune, ASHA and Optuna.
+"""``python -m pipeline tune METHOD --dataset D --samples N``: search a method's hyperparameters by Ray Tune.
 
-Over ``Method.search``, by the negative log-likelihood of *validation* rows: every trial fits on the
-training rows alone, and so does what the method is made from (a teacher of a final fit has seen
-validation rows, so another one is made here, once). The numbers in force are the first sample, so
-the winner is never worse than they are, on those rows. With ``--scheduler pbt`` the samples are a
-population, whose numbers change on the way; the best one's last numbers are then fitted from the
-start, and so are the numbers in force. The winner is written as an overlay on the rows that
-were searched, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml.
-
-A data set's split 0 is searched. Where there are several splits, its validation rows are test rows
-of others: a warning says so.
+The space is the method's ``search``, the score is the negative log-likelihood of *validation* rows. The hyperparameters
+in force are the first sample, so the winner is never worse than they are, on those rows. With ``--scheduler pbt`` the
+samples are a population, whose hyperparameters change while they train. The best one's last hyperparameters are then
+fitted from the start, and so are those in force. The winner is written as an overlay for the runs that were searched,
+``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches every method of
+a data set that declares a space, one after the other.
 """
 
-import argparse
-import dataclasses
 import datetime
 import math
 from collections.abc import Mapping, Sequence
@@ -22,76 +16,155 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
-from ..core import places
-from ..core.params import SECTIONS, Params, load
+from ..core import overlays
+from ..core.load import load
+from ..core.model import FIT_KINDS, SECTIONS, Params
 from ..core.settings import Settings
 from ..tracking import provenance
-from ..verbs import apply
-from . import ray_tune, turn
-from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
-from .storage import shared
-from .trial import DIVERGED, MILESTONES, nested, rounded
+from . import session
+from .branch import Branch, branch_of
+from .trial import DIVERGED, METRIC, MILESTONES, Ended, nested, rounded
 
 OVERLAYS: Final = Path("params/tuned")
+ALL: Final = "all"
+ASHA, PBT = "asha", "pbt"
+LEAST: Final = 4  # A population's worst quarter is replaced, so it has a quarter.
 
 
 @dataclass(frozen=True)
-class Search(Branch):
-    """A search: a branch, and the space of the numbers that are tried.
+class Search:
+    """A search of one method.
 
     Attributes:
         space: dotted key -> (low, high, scale).
-        present: the numbers in force.
+        present: the hyperparameters in force.
         scheduler: ``asha`` or ``pbt``.
     """
 
+    branch: Branch
     samples: int
     scheduler: str
     space: Mapping[str, tuple[float, float, str]]
     present: Mapping[str, float]
 
-    def identity(self, data: str) -> str:
-        """Hash everything that a trial's score depends on."""
-        return provenance.digest([*self.facts(), dict(self.space), self.samples, self.scheduler, data])
+    def facts(self) -> list[Any]:
+        """List what a trial's score depends on, besides the branch and the data."""
+        return [dict(self.space), self.samples, self.scheduler]
 
 
-def main(args: argparse.Namespace) -> int:
-    """Search, write the overlay, and with ``--apply`` merge it."""
-    settings = Settings.read()
-    params = load()
-    scheduler = vars(args).get("scheduler") or ray_tune.ASHA
-    if scheduler == ray_tune.PBT and vars(args).get("max_concurrent"):
-        raise UserError("--max-concurrent: is not for pbt, whose samples all live until the end, and take turns")
-    search = plan(params, args.method, args.dataset, args.samples, vars(args).get("run"), settings, scheduler)
-    settings = settings.of("tune", search.method.name)
-    data = load_data(search, params, settings)
-    folder = places.STATE / "tune" / search.name
-    identity = search.identity(data_hash(search))
-    away = shared(settings, search.name, identity)
-    at_once = vars(args).get("max_concurrent")
-    with turn.taken(folder, away):
-        begun = begin(folder, identity, search.name, args.resume, away)
-        tags = {**search.tags, "stage": "tune", "seed": search.chain.seed}
-        with ray_tune.ray_of(settings), tracked(f"tune {search.name}", tags, begun, folder, identity, away):
-            upstream = make_upstream(search, data, params, settings)
-            kept = ray_tune.Kept(folder, settings, away)
-            scores = ray_tune.search(search, data, upstream, kept, at_once)
-            population: Sequence[ray_tune.Score] = ()
-            if scheduler == ray_tune.PBT:
-                population, points = scores, finalists(search, scores)
-                scores = ray_tune.search(search, data, upstream, kept.below("finals"), at_once, points)
-        try:
-            path = conclude(search, scores, population)
-        finally:  # where all diverged, too: to go on would change nothing
-            finish(folder, identity, away)
-    if args.apply:
-        for line in apply.apply(path):
+def tune(
+    method: str,
+    *,
+    dataset: str,
+    samples: int,
+    scheduler: str | None = None,
+    run: str | None = None,
+    max_concurrent: int | None = None,
+    resume: bool = False,
+    apply: bool = False,
+) -> int:
+    """Search a method, or all methods of a data set; write the winners, and with ``apply`` merge them.
+
+    Args:
+        samples: the number of trials.
+        scheduler: ``asha`` (the default) or ``pbt``.
+        run: the run whose branch is searched; None: the first in which the method takes part.
+        max_concurrent: the largest number of trials at once.
+        resume: continue a search that was stopped.
+
+    Raises:
+        UserError: the arguments, params.yaml or the stopped search do not allow it.
+    """
+    scheduler = scheduler or ASHA
+    if scheduler == PBT and max_concurrent:
+        raise UserError("--max-concurrent: is not for pbt: Ray Tune lets its samples take turns")
+    if method == ALL and run is not None:
+        raise UserError("--run: is for the search of one method, not of all")
+    methods = searched(load(), dataset) if method == ALL else [method]
+    folders = {name: session.folder_of("tune", f"{name}-{dataset}", Settings.read()) for name in methods}
+    if method == ALL:
+        _check_all(folders, resume)
+    for number, (name, folder) in enumerate(folders.items(), start=1):
+        if method == ALL and folder.read().get("finished"):
+            continue
+        if method == ALL:
+            print(f"{name}: {number} of {len(methods)} searches on {dataset}")
+        settings, params = Settings.read(), load()
+        search = plan(params, name, dataset, samples, run, settings, scheduler)
+        goes_on = resume and (method != ALL or folder.is_unfinished())
+        path = search_one(search, params, settings.of("tune", name), max_concurrent, goes_on)
+        if not apply:
+            print(f"python -m pipeline apply {path}   # to use it")
+            continue
+        for line in overlays.apply(path):
             print(f"params.yaml: {line}")
-    else:
-        print(f"python -m pipeline apply {path}   # to use it")
     return 0
+
+
+def _check_all(folders: Mapping[str, session.Folder], resume: bool) -> None:
+    """Clear finished searches, which ``tune all`` begins again; with ``resume`` they stay, and are not repeated."""
+    stopped = [name for name, folder in folders.items() if folder.is_unfinished()]
+    if resume and not any(folder.read() for folder in folders.values()):
+        raise UserError("--resume: there is no stopped search of all methods; leave it out")
+    if not resume and stopped:
+        raise UserError(f"{folders[stopped[0]].address}: holds an unfinished search; continue with --resume")
+    if not resume:
+        for folder in folders.values():
+            folder.clear()
+
+
+def searched(params: Params, dataset: str) -> list[str]:
+    """List the methods of a data set's runs that declare a space; the inputs of others come first.
+
+    Raises:
+        UserError: the data set does not exist, or no method declares a space.
+    """
+    if dataset not in params.datasets:
+        raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
+    students = [run for run in params.of("student") if run.spec.dataset == dataset]
+    wanted = {(r.kind, r.key) for run in students for r in params.lineage(run)}
+    runs = [run for kind in FIT_KINDS for run in params.of(kind) if (run.kind, run.key) in wanted]
+    methods = list(dict.fromkeys(run.method.name for run in runs if run.method.search))
+    if not methods:
+        raise UserError(f"{dataset}: no method of its runs declares a space to search")
+    return methods
+
+
+def search_one(search: Search, params: Params, settings: Settings, at_once: int | None, resume: bool) -> Path:
+    """Search one method, and return the winner's overlay."""
+    branch = search.branch
+    with session.opened(branch.name, branch, search.facts(), params, settings, resume) as (folder, parts):
+        trials, population = _run(search, parts, folder, settings, at_once)
+        try:
+            return conclude(search, trials, population)
+        finally:  # A search whose samples all diverged is finished, too: to resume it would change nothing.
+            folder.finish()
+
+
+def _run(
+    search: Search, parts: Mapping[str, Any], folder: session.Folder, settings: Settings, at_once: int | None
+) -> tuple[Sequence[Ended], Sequence[Ended]]:
+    """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
+    from . import tuner
+
+    branch, space, present, seed = search.branch, search.space, search.present, search.branch.chain.seed
+    seen = tuner.Trials(branch.name, search.samples, branch.tags(), (METRIC,))
+    if search.scheduler == ASHA:
+        how = tuner.halving(space, present, search.samples, seed, at_once)
+        return tuner.run(seen, parts, *how, folder, settings), ()
+    how = tuner.population(space, present, search.samples, seed)
+    population = tuner.run(seen, parts, *how, folder, settings)
+    finals = [dict(trial.sampled) for trial in sorted(filter(_is_finished, population), key=_nll)[:1]]
+    if finals and tuner.is_inside(space, present):
+        finals.append(dict(present))
+    if not finals:
+        return (), population
+    seen = tuner.Trials(f"{branch.name}-finals", len(finals), branch.tags(), (METRIC,))
+    below = session.Folder(f"{folder.address}/finals")
+    return tuner.run(seen, parts, *tuner.points(finals, at_once), below, settings), population
 
 
 def plan(
@@ -101,95 +174,82 @@ def plan(
     samples: int,
     key: str | None,
     settings: Settings,
-    scheduler: str = ray_tune.ASHA,
+    scheduler: str = ASHA,
 ) -> Search:
-    """Find the runs that a search of ``method`` on ``dataset`` makes: of the run ``key``, or of the first it is in.
+    """Plan the search of ``method`` on ``dataset``, by the run ``key`` or by the first in which it takes part.
 
     Raises:
-        UserError: there is no such method, data set or run, or nothing to search, or nothing for a population.
+        UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
     methods = {run.method.name: run.method for run in params.runs.values()}
     if dataset in params.datasets and method in methods and not methods[method].search:
         known = ", ".join(sorted(name for name, m in methods.items() if m.search))
-        raise UserError(f"{method}: declares nothing to search (methods that do: {known or 'none'})")
+        raise UserError(f"{method}: declares no space to search (methods that do: {known or 'none'})")
     branch = branch_of(params, method, dataset, key, "tune", settings)
-    space = branch.method.search
-    searched = next(run for run in branch.chain.runs if run.method.name == method)
-    if scheduler == ray_tune.PBT:
-        if searched.stage.from_checkpoint is None:
-            raise UserError(f"{method}: cannot be judged before its end, so a population learns nothing: asha")
-        if samples < ray_tune.LEAST:
-            raise UserError(
-                f"--samples: must be >= {ray_tune.LEAST}, since a quarter goes on as another, got {samples}"
-            )
-    numbers = config.to_mapping(searched.config)
-    present = {key: _at(numbers, key, int if scale == "integer" else float) for key, (*_, scale) in space.items()}
-    fields = {f.name: getattr(branch, f.name) for f in dataclasses.fields(branch)}
-    return Search(**fields, samples=samples, scheduler=scheduler, space=space, present=present)
-
-
-def finalists(search: Search, population: Sequence[ray_tune.Score]) -> list[Mapping[str, float]]:
-    """Return the numbers in force and the last ones of a population's best, each of which is fitted from the start.
-
-    Raises:
-        UserError: no sample was finished.
-    """
-    best = min(_finished(search, population), key=lambda s: s.nll)
-    return [best.sampled, *([search.present] if ray_tune.is_inside(search) else [])]
-
-
-def conclude(search: Search, scores: Sequence[ray_tune.Score], population: Sequence[ray_tune.Score] = ()) -> Path:
-    """Write the winner's overlay, and say how it compares.
-
-    Args:
-        scores: of numbers that were the same from the start.
-        population: of numbers that changed on the way, from which those of ``scores`` come.
-
-    Raises:
-        UserError: no sample was finished.
-    """
-    finished = _finished(search, scores)
-    best = min(finished, key=lambda s: s.nll)
-    winner = {key: rounded(value) for key, value in best.sampled.items()}
-    today = datetime.datetime.now(datetime.UTC).date()
-    comments = [
-        f"python -m pipeline tune {search.method.name} --dataset {search.dataset} --samples {search.samples}"
-        + (f" --scheduler {search.scheduler}" if population else ""),
-        f"validation nll {best.nll:.5g}{_against(search, finished)}; {len(finished)} of {len(scores)} samples finished",
-        f"run {search.run.key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
-    ]
-    if population:
-        reached = min(s.nll for s in _finished(search, population))
-        comments.append(f"a population of {len(population)}, whose numbers changed on the way, reached {reached:.5g}")
-    path = OVERLAYS / f"{search.name}.yaml"
-    apply.write(path, overlay_of(search, winner), comments)
-    print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
-    return path
-
-
-def _finished(search: Search, scores: Sequence[ray_tune.Score]) -> list[ray_tune.Score]:
-    finished = [s for s in scores if s.milestone == MILESTONES and s.nll < DIVERGED]
-    if not finished:
-        raise UserError(f"{search.name}: none of {len(scores)} samples gave a finite likelihood")
-    return finished
-
-
-def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
-    """Write the searched runs' overrides: other runs and data sets keep their numbers."""
-    overlay: dict[str, Any] = {}
-    for run in search.chain.runs:
-        if run.method.name == search.method.name:
-            overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
-    return overlay
-
-
-def _against(search: Search, finished: Sequence[ray_tune.Score]) -> str:
-    present = [s.nll for s in finished if ray_tune.same(s.sampled, search.present)]
-    return f" (present numbers: {present[0]:.5g})" if present else ""
+    first, space = branch.chain.runs[0], branch.method.search
+    if scheduler == PBT and first.stage.from_checkpoint is None:
+        raise UserError(f"{method}: cannot be scored before its end, which pbt needs; use --scheduler asha")
+    if scheduler == PBT and samples < LEAST:
+        raise UserError(f"--samples: must be >= {LEAST} for pbt, which replaces the worst quarter, got {samples}")
+    known_values = config.to_mapping(first.config)
+    present = {key: _at(known_values, key, int if scale == "integer" else float) for key, (*_, scale) in space.items()}
+    return Search(branch, samples, scheduler, space, present)
 
 
 def _at(mapping: Mapping[str, Any], dotted: str, kind: type[float]) -> float:
     value: Any = mapping
     for key in dotted.split("."):
         value = value[key]
-    return math.nan if value is None else kind(value)  # null lies in no range
+    return math.nan if value is None else kind(value)  # A key without a value lies in no range.
+
+
+def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path:
+    """Write the winner's overlay, and print how it compares with the hyperparameters in force.
+
+    Args:
+        trials: trials whose hyperparameters stayed the same from their start.
+        population: trials whose hyperparameters changed; the first of ``trials`` continues the best of them.
+
+    Raises:
+        UserError: no trial finished.
+    """
+    from .tuner import same
+
+    branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
+    if not finished:
+        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
+    best = min(finished, key=_nll)
+    winner = {key: rounded(value) for key, value in best.sampled.items()}
+    present = [_nll(trial) for trial in finished if same(trial.sampled, search.present)]
+    against = f" (in force: {present[0]:.5g})" if present else ""
+    today = datetime.datetime.now(datetime.UTC).date()
+    by = f" --scheduler {search.scheduler}" if population else ""
+    comments = [
+        f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
+        f"validation nll {_nll(best):.5g}{against}; {len(finished)} of {len(trials)} samples finished",
+        f"run {branch.run.key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
+    ]
+    if population:
+        reached = min(map(_nll, filter(_is_finished, population)))
+        comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
+    path = OVERLAYS / f"{branch.name}.yaml"
+    overlays.write(path, overlay_of(search, winner), comments)
+    print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
+    return path
+
+
+def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
+    """Return overrides of the searched runs; other runs and data sets keep their hyperparameters."""
+    overlay: dict[str, Any] = {}
+    for run in search.branch.chain.runs:
+        if run.method.name == search.branch.method.name:
+            overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
+    return overlay
+
+
+def _is_finished(trial: Ended) -> bool:
+    return trial.milestone == MILESTONES and _nll(trial) < DIVERGED
+
+
+def _nll(trial: Ended) -> float:
+    return trial.scores[METRIC]

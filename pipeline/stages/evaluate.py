@@ -24,7 +24,7 @@ from bdl_pipe.registry import POSTERIORS, RECALIBRATION
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records, scores
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
 from ..plan.plan import Stage

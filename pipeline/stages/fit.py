@@ -24,7 +24,7 @@ from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.base import Done, Executor, Task, Where

@@ -1,7 +1,7 @@
-"""The stage ``inputs``: artifacts that are read together, under one name.
+"""The stage ``inputs``: it bundles artifacts that a run reads together under one name.
 
-DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a row has one ``input``, and several
-artifacts are one by this stage: its own artifact holds the hash of each, and nothing of them is copied.
+DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a run has one ``input``. The artifact of
+this stage holds the hash of each of several artifacts; their files are not copied.
 """
 
 import json
@@ -9,7 +9,7 @@ import json
 from bdl_pipe import artifacts
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.base import Executor

@@ -12,7 +12,7 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.base import Executor, Task

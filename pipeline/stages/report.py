@@ -11,7 +11,7 @@ from bdl_pipe.data.config import DatasetConfig
 
 from .. import report
 from ..core import places, records
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..tracking import provenance

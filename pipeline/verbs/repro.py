@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from .. import job
 from ..core import places
-from ..core.params import Params, load, unwatched
+from ..core.load import load, unwatched
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan, sources
 from ..plan.plan import Plan, Stage
@@ -97,9 +98,10 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
         terminal.show(headlines([run_info(run, params) for run in params.of("student")]), Console())
         return
     runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
-    fresh_runs = [stage.key for stage in runs if stage.name not in why]
+    fresh = {stage.key for stage in runs if stage.name not in why}
     missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
-    terminal.show_runs(fresh_runs, missing, params, Console())
+    infos = [run_info(run, params) for run in params.of("student") if run.key in fresh]
+    terminal.show_runs(infos, missing, Console())
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:

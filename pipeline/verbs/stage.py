@@ -2,7 +2,7 @@
 
 from bdl_pipe.errors import UserError
 
-from ..core.params import load
+from ..core.load import load
 from ..core.settings import Settings
 from ..plan import plan
 from ..run import body, pool

@@ -1,6 +1,6 @@
 """``python -m pipeline status``: which stages are out of date, and why; nothing is run."""
 
-from ..core.params import load
+from ..core.load import load
 from ..plan import plan
 from ..run import pool
 

@@ -1,17 +1,16 @@
 """A copy of the project with tiny data and methods, its whole graph run once."""
 
-import functools
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from tests.end_to_end import forked
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """
@@ -37,62 +36,6 @@ runs:
 evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
 report: {figures_dpi: 110}
 """
-
-
-FORKING = """
-import json, os, runpy, sys
-import numpy, pandas, pyarrow.parquet, scipy.optimize, torch, yaml
-for line in sys.stdin:
-    asked = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        os.chdir(asked["folder"])
-        os.environ.clear()
-        os.environ.update(asked["environment"])
-        for number, path in enumerate((os.devnull, *asked["output"])):
-            os.dup2(os.open(path, os.O_RDWR), number)
-        sys.path[:] = [asked["folder"], *os.environ["PYTHONPATH"].split(os.pathsep), *sys.path[1:]]
-        sys.argv[:] = ["", *asked["arguments"]]
-        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Forks:
-    """Commands as ``python -m`` runs them, in forks of a process that has imported the libraries and nothing of ours.
-
-    A command of the pipeline is two seconds of imports and a tenth of work; the tests of kills run it as users do.
-    """
-
-    def __init__(self) -> None:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", FORKING],
-            cwd="/",
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(
-        self, folder: Path, environment: Mapping[str, str], module: str, arguments: Sequence[str]
-    ) -> tuple[int, str, str]:
-        """The exit code, stdout and stderr."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as error:
-            asked = {"folder": str(folder), "environment": dict(environment), "module": module}
-            asked |= {"arguments": list(arguments), "output": [out.name, error.name]}
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-            code = self._process.stdout.readline()
-            assert code, "the process that commands are forks of has ended"
-            return int(code), out.read(), error.read()
-
-
-forks = functools.cache(Forks)
 
 
 class Project:
@@ -127,7 +70,7 @@ class Project:
         self, *command: str, env: Mapping[str, str] | None = None, code: int = 0
     ) -> "subprocess.CompletedProcess[str]":
         if command[:2] == (sys.executable, "-m") and command[2].partition(".")[0] in ("pipeline", "stages"):
-            returned, out, error = forks().run(self.folder, self.env | dict(env or {}), command[2], command[3:])
+            returned, out, error = forked.run(self.folder, self.env | dict(env or {}), command[2], command[3:])
         else:
             process = self.start(*command, env=env)
             out, error = process.communicate(timeout=500)

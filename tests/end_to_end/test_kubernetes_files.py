@@ -233,7 +233,7 @@ def test_the_entry_point_is_a_command_of_ours() -> None:
     assert words[:4] == ["PYTHONPATH=src", "python", "-m", "pipeline"]
     from pipeline import cli
 
-    assert cli.parser().parse_args(words[4:]).verb == "repro"
+    assert cli.parse(words[4:]).info_name == "repro"
     (volume,) = groups_of(job)[0]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 

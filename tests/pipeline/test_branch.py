@@ -1,4 +1,4 @@
-"""How a run and all that it is made from are parted for a search, where it is made from several rows."""
+"""Which runs a search fits once and which in every trial, for runs with several inputs."""
 
 import os
 from dataclasses import replace
@@ -12,7 +12,9 @@ import yaml
 from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline.core import params
+from pipeline.core.load import load as load_params
+from pipeline.core.load import typed
+from pipeline.core.model import Params, Run
 from pipeline.core.settings import Settings
 from pipeline.search import branch
 from pipeline.stages import prepare
@@ -36,15 +38,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(**methods: Any) -> params.Params:
-    return params.load(Path("params.yaml"), REGISTRY | methods)
+def load(**methods: Any) -> Params:
+    return load_params(Path("params.yaml"), REGISTRY | methods)
 
 
-def names(rows: tuple[params.Run, ...]) -> list[str]:
-    return [f"{row.kind}/{row.key}" for row in rows]
+def names(runs: tuple[Run, ...]) -> list[str]:
+    return [f"{run.kind}/{run.key}" for run in runs]
 
 
-def test_a_search_parts_the_rows_at_what_is_made_of_the_method(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chain_begins_at_the_first_run_of_the_method(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared)
     found = branch.branch_of(load(), "pair", "boston", "b-pair", "tune", SETTINGS)
     assert names(found.upstream) == ["trajectory/b-walk"]
@@ -54,34 +56,34 @@ def test_a_search_parts_the_rows_at_what_is_made_of_the_method(prepared: Path, m
     assert names(whole.chain.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
 
 
-def test_a_trial_gets_what_is_made_before_and_what_it_has_made(
+def test_a_trial_gets_the_upstream_fits_and_its_own(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run takes both trajectories, which are made once, and the trial's own coreset."""
+    """The run takes both trajectories, which are fitted once, and the trial's own coreset."""
     monkeypatch.chdir(prepared)
-    numbers = load()
-    found = branch.branch_of(numbers, "pair", "boston", "b-pair", "tune", SETTINGS)
-    data = branch.load_data(found, numbers, SETTINGS)
-    upstream = branch.make_upstream(found, data, numbers, SETTINGS)
-    ((row, trajectories),) = upstream.items()
-    assert row == ("trajectory", "b-walk") and len(trajectories) == 2
+    loaded = load()
+    found = branch.branch_of(loaded, "pair", "boston", "b-pair", "tune", SETTINGS)
+    data = branch.load_data(found, loaded, SETTINGS)
+    upstream = branch.make_upstream(found, data, loaded, SETTINGS)
+    ((run, trajectories),) = upstream.items()
+    assert run == ("trajectory", "b-walk") and len(trajectories) == 2
     configs = found.chain.configs({"steps": 3})
     coreset = found.chain.make(data, upstream, configs, Silent())
     made = found.chain.finish(coreset, data, configs, upstream)
     assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
     assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
-    again = [walk(data, {}, numbers.run("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(numbers)]
+    again = [walk(data, {}, loaded.run("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(loaded)]
     assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(again, trajectories, strict=True))
 
 
-def rngs(numbers: params.Params) -> list[Seed]:
-    return [Seed(numbers.seed).fold("tune", "trajectory", "b-walk", 0, member) for member in range(2)]
+def rngs(loaded: Params) -> list[Seed]:
+    return [Seed(loaded.seed).fold("tune", "trajectory", "b-walk", 0, seed) for seed in range(2)]
 
 
-def test_a_row_between_is_made_of_its_own_member(
+def test_each_seed_of_an_upstream_run_has_its_own_input(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ensemble of trajectories that go on from others has as many of both, each from its own."""
+    """A trajectory that continues from another one has as many seeds, each from the other's seed."""
     monkeypatch.chdir(prepared)
     stages = REGISTRY["walk"].stages | {
         "trajectory": StageSpec(walk, needs={"trajectory": "one_to_one"}, input_optional=True),
@@ -95,16 +97,16 @@ def test_a_row_between_is_made_of_its_own_member(
     raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"seeds": 1, "method": "all", "input": "trajectory/b-next"}}
     raw["methods"]["all"] = {"steps": 1}
     known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
-    numbers = params.typed(raw, known)
+    loaded = typed(raw, known)
     asked = ("all", "boston", None, "tune", SETTINGS)
-    found = branch.branch_of(numbers, *asked)
+    found = branch.branch_of(loaded, *asked)
     assert names(found.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
-    data = branch.load_data(found, numbers, SETTINGS)
-    upstream = branch.make_upstream(found, data, numbers, SETTINGS)
+    data = branch.load_data(found, loaded, SETTINGS)
+    upstream = branch.make_upstream(found, data, loaded, SETTINGS)
     assert [s.config["count"] for s in upstream["trajectory", "b-walk"]] == [0, 0]
     assert [s.config["count"] for s in upstream["trajectory", "b-next"]] == [1, 1]
-    raw["methods"]["walk"]["steps"] += 1  # of the first row alone; what is made from it is made anew, too
+    raw["methods"]["walk"]["steps"] += 1  # The first run changes; the run that is made from it is fitted again, too.
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
-    changed = params.typed(raw, known)
+    changed = typed(raw, known)
     branch.make_upstream(branch.branch_of(changed, *asked), data, changed, SETTINGS)
     assert (tmp_path / "steps").read_text().count("\n") == 2 * (6 + 4)

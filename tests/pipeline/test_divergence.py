@@ -9,10 +9,9 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
-from pipeline.core.params import Run, RunSpec
+from pipeline.core.model import Run, RunSpec
 from pipeline.run import body
 from pipeline.search import trial
-from pipeline.search.studies import POINT, SEED, point
 from tests.cases import CONFIGS
 
 EVALUATE = EvaluateConfig(calibration_bins=15, batch=1000, joint_pairs=0)
@@ -42,6 +41,7 @@ def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) ->
     return trial.Chain(tuple(rows), name, seed=0)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 def test_a_search_scores_what_diverged_and_goes_on(
     search: Any, tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch
@@ -60,12 +60,13 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({POINT: sample, SEED: 0}, chain, EVALUATE, tiny[task], {})
+        trial.trial({**sample, trial.SEED: 0}, chain, tiny[task], {}, EVALUATE)
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
-    assert {*first} == {trial.TIME, trial.SECONDS}
+    assert {*first} == {trial.TIME}
     assert "nll" in last
 
 
+@pytest.mark.ray
 def test_numbers_that_cannot_go_together_are_a_bad_sample(
     tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

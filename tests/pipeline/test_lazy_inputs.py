@@ -16,7 +16,8 @@ from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
-from pipeline.core import params, places
+from pipeline.core import places
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
 from pipeline.stages import prepare
@@ -34,7 +35,7 @@ EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB, 32 of them an expert
 WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
 from pipeline.stages import fit
@@ -42,7 +43,7 @@ from pipeline.work.choose import choose
 from tests.pipeline.fake_work import REGISTRY
 
 settings = Settings(executor="ray", tracking=False)
-loaded, executor = params.load(registry=REGISTRY), choose(settings)
+loaded, executor = load(registry=REGISTRY), choose(settings)
 
 def peak(kind, key):
     fit.run(one(kind, key, loaded), loaded, executor, settings)
@@ -70,7 +71,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        loaded, settings = params.load(registry=REGISTRY), Settings(tracking=False)
+        loaded, settings = load(registry=REGISTRY), Settings(tracking=False)
         prepare.run(one("prepare", "boston", loaded), loaded, Inline(settings), settings)
         with artifacts.publish(
             places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}

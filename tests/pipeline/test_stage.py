@@ -4,17 +4,16 @@ import dataclasses
 import errno
 import json
 import os
-import random
+import re
+import shutil
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -23,8 +22,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import StageSpec
 from bdl_pipe.seeds import Seed
-from pipeline.core import params, places, records
+from pipeline.core import places, records
+from pipeline.core.load import load as load_params
+from pipeline.core.model import Params
 from pipeline.core.settings import Settings
+from pipeline.plan import sources
+from pipeline.plan.plan import one
+from pipeline.run import body
 from pipeline.stages import fit as fit_stage
 from pipeline.stages import prepare
 from pipeline.tracking import experiments
@@ -35,6 +39,7 @@ from tests.pipeline.test_params import several
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
+STEPS = 5 * 2 * 2  # of the walk, in two splits of two seeds
 ROW = {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}
 
 
@@ -65,7 +70,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", load(), Inline(SETTINGS))
+        prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
     finally:
         os.chdir(before)
     return folder
@@ -77,12 +82,19 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch, silent: list[str]) ->
     return prepared
 
 
-def load() -> params.Params:
-    return params.load(Path("params.yaml"), REGISTRY)
+def load() -> Params:
+    return load_params(Path("params.yaml"), REGISTRY)
 
 
 def fit(kind: str, key: str) -> None:
-    fit_stage.fit(kind, key, load(), Inline(SETTINGS), SETTINGS)
+    loaded = load()
+    fit_stage.run(one(kind, key, loaded), loaded, Inline(SETTINGS), SETTINGS)
+
+
+def bring_up_to_date(kind: str, key: str) -> None:
+    """Run a stage as a command does, with the file of its identity."""
+    loaded = load()
+    body.ensure(one(kind, key, loaded), loaded, SETTINGS)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -232,108 +244,61 @@ def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> N
     place.write_text(kept)
 
 
-DRIVER = """
-import os, sys, traceback
-from contextlib import contextmanager
-from pathlib import Path
-from pipeline.core import params
-from pipeline.stages import fit as fit_stage
-from pipeline.tracking import experiments
-from pipeline.work.choose import choose
-from pipeline.core.settings import Settings
-from tests.pipeline.fake_work import REGISTRY
+POINTS = {  # what is about to be written when the process is killed, and for which time; steps that are done in all
+    "first checkpoint": ("checkpoints/trajectory/b-walk/.*/0-0.part", 1, STEPS + 1),
+    "second checkpoint": ("checkpoints/trajectory/b-walk/.*/0-0.part", 2, STEPS + 1),
+    "last checkpoint": ("checkpoints/trajectory/b-walk/.*/1-1.part", 5, STEPS + 1),
+    "a seed's result": ("checkpoints/trajectory/b-walk/.*/0-1.done", 1, STEPS),
+    "the artifact": ("work/trajectory/b-walk", 1, STEPS),
+    "between artifact and record": ("work/trajectory/b-walk.run.json", 1, STEPS),
+    "between record and identity": ("work/identity/trajectory/b-walk.json", 1, 2 * STEPS),
+}
 
-@contextmanager
-def stage_run(*args, **named):
-    yield experiments.StageRun()
 
-experiments.stage_run = stage_run
-for line in sys.stdin:
-    kind, log = line.rstrip("\\n").split(" ", 1)
-    pid = os.fork()
-    if pid == 0:
-        os.environ["WALK_LOG"], settings, code = log, Settings.read(), 1
+@pytest.mark.process
+@pytest.mark.parametrize("point", POINTS)
+def test_a_stage_that_is_killed_ends_with_the_same_bits(
+    there: Path, point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGKILL, as it is about to rename a file into its place; the same command then uses what was finished."""
+    pattern, time, steps = POINTS[point]
+    fit("trajectory", "b-walk")
+    place = places.artifact("trajectory", "b-walk")
+    undisturbed = files(place)
+    shutil.rmtree(place)
+    places.record("trajectory", "b-walk").unlink()
+    places.identity("trajectory", "b-walk").unlink(missing_ok=True)
+    monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
+    monkeypatch.setenv("BDL_CHECKPOINT_SECONDS", "0")
+    monkeypatch.setattr(sources, "fit_digest", lambda method, params: "of the walk")
+    kill_at(pattern, time, lambda: bring_up_to_date("trajectory", "b-walk"))
+    bring_up_to_date("trajectory", "b-walk")
+    assert files(place) == undisturbed and (tmp_path / "steps").read_text().count("\n") == steps
+    assert places.record("trajectory", "b-walk").exists() and places.identity("trajectory", "b-walk").exists()
+    assert not places.checkpoints("trajectory", "b-walk").exists() and not list(there.rglob("*.tmp"))
+
+
+def kill_at(pattern: str, time: int, work: Callable[[], None]) -> None:
+    """Do the work in a child that dies as it renames something to a path that matches for the ``time``-th time."""
+    count = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event == "os.rename" and re.search(f"{pattern}$", os.fsdecode(arguments[1])):
+            count += 1
+            if count == time:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
         try:
-            fit_stage.fit(kind, "b-walk", params.load(Path("params.yaml"), REGISTRY), choose(settings), settings)
-            code = 0
+            sys.addaudithook(watch)
+            work()
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(code)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Forks:
-    """Stages in processes of their own, forks of one that has imported everything, as the host's are."""
-
-    def __init__(self, folder: Path) -> None:
-        settings = {"BDL_EXECUTOR": "inline", "BDL_CHECKPOINT_SECONDS": "0", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER],
-            cwd=folder,
-            env={**os.environ, **settings},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, kind: str, log: Path | str = "") -> int:
-        """The process that fits; ``log``: the file of its steps."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{kind} {log}\n")
-        self._process.stdin.flush()
-        return self._said()
-
-    def wait(self) -> int:
-        """The exit code of what was started last."""
-        return self._said()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-
-    def _said(self) -> int:
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def forks(prepared: Path) -> Iterator[Forks]:
-    made = Forks(prepared)
-    yield made
-    made.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["trajectory", "teacher", "coreset"])
-def test_killed_at_random_points_ends_with_the_same_bits(there: Path, forks: Forks, kind: str, tmp_path: Path) -> None:
-    """kill -9 at four random moments of the work; the members' checkpoints and finished members are used."""
-    raw = yaml.safe_load(Path("params.yaml").read_text())
-    raw["methods"]["walk"] = {"steps": 60, "pause": 0.01}
-    Path("params.yaml").write_text(yaml.safe_dump(raw))
-    steps, log = 60 * 2 * 2, tmp_path / "log"
-    chance = random.Random(f"kill {kind}")
-    for target in sorted(chance.sample(range(1, steps - 1), 4)):
-        process = forks.start(kind, log)
-        deadline = time.monotonic() + 120
-        while not log.exists() or log.read_text().count("\n") < target:
-            assert psutil.pid_exists(process) and time.monotonic() < deadline
-            time.sleep(0.003)
-        os.kill(process, signal.SIGKILL)
-        assert forks.wait() == -signal.SIGKILL
-    forks.start(kind, log)
-    assert forks.wait() == 0
-    resumed = files(places.artifact(kind, "b-walk"))
-    done = log.read_text().count("\n")
-    assert steps <= done <= steps + 4, f"{done} steps were done: work was lost or never done"
-    assert not places.checkpoints(kind, "b-walk").exists()
-    forks.start(kind)
-    assert forks.wait() == 0
-    assert files(places.artifact(kind, "b-walk")) == resumed
-    assert not list(Path("work").rglob("*.tmp"))
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,22 +322,22 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("seeds", "tasks", "rows", "environment", "here"),
+    ("seeds", "tasks", "rows", "environment", "where"),
     [
-        (5, 1, fit_stage.FEW_ROWS, {}, True),
-        (0, 1, 100, {}, True),
-        (5, 2, 100, {}, None),
-        (0, 2, 100, {}, None),
-        (0, 2, 100, {"workers": 2}, False),
-        (0, 2, 100, {"address": "head:6379"}, False),
-        (0, 1, 100, {"workers": 2}, False),
-        (5, 1, 100, {"address": "head:6379"}, True),
-        (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, False),
-        (0, 1, 100, {"address": "head:6379"}, False),
+        (5, 1, fit_stage.FEW_ROWS, {}, "here"),
+        (0, 1, 100, {}, "here"),
+        (5, 2, 100, {}, "try"),
+        (0, 2, 100, {}, "try"),
+        (0, 2, 100, {"workers": 2}, "workers"),
+        (0, 2, 100, {"address": "head:6379"}, "workers"),
+        (0, 1, 100, {"workers": 2}, "workers"),
+        (5, 1, 100, {"address": "head:6379"}, "here"),
+        (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, "workers"),
+        (0, 1, 100, {"address": "head:6379"}, "workers"),
     ],
 )
 def test_a_worker_is_started_where_it_has_something_to_give(
-    seeds: int, tasks: int, rows: int, environment: dict[str, Any], here: bool | None
+    seeds: int, tasks: int, rows: int, environment: dict[str, Any], where: str
 ) -> None:
     """A group of ``seeds`` or a single one; one task or more; on this machine alone or on a cluster."""
 
@@ -386,17 +351,14 @@ def test_a_worker_is_started_where_it_has_something_to_give(
     payload = fit_stage.GroupTask(("0-0",) * seeds, (one,) * seeds, lambda *a, **k: []) if seeds else one
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
-    assert fit_stage._light(Run(), planned, {"data-0": Data()}, settings) is here  # type: ignore[arg-type]
+    assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None:
     """Another family's code leaves it in place; that of the method, a number or the device does not."""
-    from pipeline.plan import sources
-
-    ours = params.load(Path(__file__).parents[2] / "params.yaml")
-    runs = {key: ours.run("student", key) for key in ("boston-vbll", "boston-gp")}
-    codes = {key: fit_stage.code_of(run, ours) for key, run in runs.items()}
-    assert codes == {key: sources.fit_digest(run.method.name, ours) for key, run in runs.items()}
+    ours = load_params(Path(__file__).parents[2] / "params.yaml")
+    codes = {key: dict(one("student", key, ours).digests) for key in ("boston-vbll", "boston-gp")}
+    assert codes["boston-vbll"] == {"code.fit.vbll": sources.fit_digest("vbll", ours)}
     assert codes["boston-vbll"] != codes["boston-gp"]
     about = {"config": 1, "code": "a"}
     identities = [

@@ -1,56 +1,94 @@
-"""Studies: what is checked before anything runs, which rows are read, what is written, that a stopped one goes on."""
+"""Studies without Ray: what is checked before anything runs, which rows are read, and what is written."""
 
 import csv
-import json
-import math
 import re
 import shutil
-import sqlite3
-import subprocess
-import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-import study_cases
 import tune_cases
-from study_cases import HERE, PLAIN, SETTINGS, STUDY, planned, written_study
+import yaml
 
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
-from bdl_pipe.progress import Silent
 from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.search import branch, study
-from pipeline.search.studies import keys_of, numbers, point
+from pipeline.search.grid import keys_of, values_of, written
+from pipeline.search.study import estimate, of
+from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
+SETTINGS = Settings()
 INLINE = Settings(executor="inline")
+STUDY = {
+    "method": "shift",
+    "dataset": "toy",
+    "run": "toy-shift",
+    "overlay": {},
+    "grid": {"inner.shift+more": [-3.0, -2.25, 1.0], "log": ["", "log.txt"]},
+    "seeds": 2,
+    "names": {"inner.shift+more": "shift"},
+    "metrics": ["nll", "rmse"],
+    "figure": [{"x": "inner.shift+more", "lines": "log"}, {"x": "log", "at": {"inner.shift+more": 1}}],
+}
+PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of a grid with one axis
 BASE = {"inner.shift+more": -3.0, "log": ""}
 
 
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    return study_cases.project(tmp_path, monkeypatch)
+made, toy = tune_cases.made, tune_cases.toy
 
 
-def scores_of(asked, at, seed=0):
-    """What a trial reports, without Ray."""
-    from dataclasses import replace
+def file_of(folder, **changes):
+    """Write the study's file, with other sections."""
+    path = folder / "params/study/fake-shift.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (only, *_) = changes.get("grid") or ["none"]
+    path.write_text(yaml.safe_dump({**STUDY, **changes}, allow_unicode=True).replace("'*'", only))
+    return path
 
+
+def planned(folder, **changes):
+    return study.plan(file_of(folder, **changes), SETTINGS)
+
+
+def fits_of(asked, score=lambda point, seed: {"nll": 1.0, "rmse": 2.0}):
+    seeds = range(asked.config.seeds)
+    return [
+        Ended({**values_of(point), "seed": seed}, score(point, seed), seconds=0.5)
+        for point in asked.config.points()
+        for seed in seeds
+    ]
+
+
+def reports_of(asked, *samples, monkeypatch):
+    """Run trials without Ray, and return what each reports at its end."""
+    from ray import tune
+
+    reported = []
+    monkeypatch.setattr(tune, "report", lambda scores, checkpoint=None: reported.append(scores))
+    monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     with places.rooted(places.WORK / "study" / asked.name):
-        data = branch.load_data(asked, asked.params, INLINE)
-        states = branch.make_upstream(asked, data, asked.params, INLINE)
-        chain = replace(asked.chain, repeat=seed)
-        configs = chain.configs(numbers(at))
-        made = chain.make(data, states, configs, Silent())
-    return point.validation_scores(made, data, asked.params.evaluate, chain), data
+        data = branch.load_data(asked.branch, asked.params, INLINE)
+        states = branch.make_upstream(asked.branch, data, asked.params, INLINE)
+    for sample in samples:
+        trial(sample, asked.branch.chain, data, states, asked.params.evaluate)
+    return [scores for scores in reported if scores[TIME] == MILESTONES], data
+
+
+def sample_of(shift, log="", seed=0):
+    return {"inner.shift": shift, "inner.more": shift, "log": log, "seed": seed}
 
 
 def test_an_axis_may_set_several_keys():
     assert keys_of("weights.rows+cols") == ("weights.rows", "weights.cols")
     assert keys_of("weights.rows + training.batch") == ("weights.rows", "training.batch")
     assert keys_of("draws+validation_draws") == ("draws", "validation_draws")
-    assert numbers({"a.b+c": 2, "d": None}) == {"a.b": 2, "a.c": 2, "d": None}
+    assert values_of({"a.b+c": 2, "d": None}) == {"a.b": 2, "a.c": 2, "d": None}
+    assert [written(v) for v in (None, True, 0.03, 1e-5, 16, "a")] == ["null", "true", "0.03", "1e-05", "16", "a"]
 
 
 def test_every_point_is_tried_with_every_seed(toy):
@@ -58,9 +96,10 @@ def test_every_point_is_tried_with_every_seed(toy):
     assert [list(p.values()) for p in asked.config.points()] == [
         [shift, log] for shift in (-3.0, -2.25, 1.0) for log in ("", "log.txt")
     ]
-    assert [r.key for r in asked.upstream] == ["toy-level"]
-    assert asked.name == "fake-shift"
-    assert asked.stem == Path("results/fake/shift")
+    samples = asked.config.samples()
+    assert samples[:2] == [sample_of(-3.0), sample_of(-3.0, seed=1)] and len(samples) == 12
+    fits = [Ended(sample, {}) for sample in reversed(samples)]
+    assert of(fits, {"inner.shift+more": 1.0, "log": "log.txt"}) == [fits[1], fits[0]]
 
 
 def test_about_a_base_one_axis_differs_at_a_time(toy):
@@ -69,9 +108,6 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
     assert points == [(-2.25, ""), (-3.0, ""), (1.0, ""), (-2.25, "log.txt")]
     assert [p["inner.shift+more"] for p in asked.config.departures("inner.shift+more")] == [-3.0, -2.25, 1.0]
     assert asked.config.held(asked.config.figure[0]) == {"log": ""}
-    called = [asked.config.called({"point": point, "seed": 1}) for point in asked.config.points()]
-    assert called[:2] == [{"seed": 1}, {"shift": -3.0, "seed": 1}]
-    assert asked.identity("data") != planned(toy).identity("data")
 
 
 @pytest.mark.parametrize(
@@ -112,142 +148,117 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(toy, changes, said, capsys, monkeypatch):
-    monkeypatch.setattr(study, "load_data", lambda *_: pytest.fail("something ran"))
-    assert cli.main(["study", str(written_study(toy, **changes))]) == 2
+    monkeypatch.setattr(study.session, "opened", lambda *_: pytest.fail("something ran"))
+    assert cli.main(["study", str(file_of(toy, **changes))]) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (toy / "results").exists()
 
 
 def test_the_file_is_called_after_its_family(toy):
-    path = written_study(toy).rename(toy / "study.yaml")
     with pytest.raises(UserError, match="<family>-<name>"):
-        study.plan(path, SETTINGS)
+        study.plan(file_of(toy).rename(toy / "study.yaml"), SETTINGS)
 
 
 def test_the_overlay_counts_and_params_yaml_stays(toy):
     before = (toy / "params.yaml").read_text()
     asked = planned(toy, overlay={"methods": {"level": {"add": 9.0}}})
-    assert asked.upstream[0].config.add == 9.0
+    assert asked.branch.upstream[0].config.add == 9.0
     assert (toy / "params.yaml").read_text() == before
+    assert asked.branch.facts() != planned(toy).branch.facts()
 
 
-def test_the_scores_are_those_of_the_validation_rows_in_closed_form(toy):
-    scores, data = scores_of(planned(toy), {"inner.shift+more": -2.25, "log": ""})
+def test_the_scores_are_those_of_the_validation_rows_in_closed_form(toy, monkeypatch):
+    """Each seed has its own random stream, and a fit that diverges is a trial without scores."""
+    samples = [sample_of(-2.25), sample_of(-2.25, "log.txt", 1), sample_of(tune_cases.NAN_ABOVE + 1)]
+    (first, second, diverged), data = reports_of(planned(toy), *samples, monkeypatch=monkeypatch)
     mean = data.train.targets.mean() + 4 + 0.5 - 4.5  # the teachers' levels, and the shift twice
 
     def closed(targets):
         errors = (targets - mean) ** 2
-        return {"nll": 0.5 * errors.mean() + 0.5 * math.log(2 * math.pi), "rmse": math.sqrt(errors.mean())}
+        return {"nll": 0.5 * errors.mean() + 0.5 * np.log(2 * np.pi), "rmse": np.sqrt(errors.mean())}
 
     right, wrong = closed(data.validation.targets), closed(data.train.targets)
-    assert {k: scores[k] for k in right} == pytest.approx(right, rel=1e-4)
-    assert {k: scores[k] for k in right} != pytest.approx(wrong, rel=1e-4)
+    assert {k: first[k] for k in right} == pytest.approx(right, rel=1e-4)
+    assert {k: first[k] for k in right} != pytest.approx(wrong, rel=1e-4)
+    assert (toy / "log.txt").read_text().split()[2] == "1"
+    assert second.keys() == first.keys()
+    assert diverged == {TIME: MILESTONES}
 
 
 def test_test_rows_are_never_read(toy, monkeypatch):
-    asked, at = planned(toy), {"inner.shift+more": 1.0, "log": ""}
-    scores, _ = scores_of(asked, at)
+    asked = planned(toy)
+    scores, _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)  # it would be prepared again
-    arrow = next(holdout.rglob("test.arrow"))
-    arrow.write_bytes(b"not rows")
+    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)  # It would be prepared again.
+    next(holdout.rglob("test.arrow")).write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")
-    assert scores_of(asked, at)[0] == scores
-    with pytest.raises((ArtifactError, UserError)):  # whoever reads them would know
+    assert reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)[0] == scores
+    with pytest.raises((ArtifactError, UserError)):  # A process that reads them fails.
         prepared.load_holdout(holdout, 0)
-    validation = next((toy / "work/study/fake-shift/prepare/toy").rglob("train.arrow"))
-    validation.write_bytes(b"not rows")
+    next((toy / "work/study/fake-shift/prepare/toy").rglob("train.arrow")).write_bytes(b"not rows")
     with pytest.raises((ArtifactError, UserError)):
-        scores_of(asked, at)
+        reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
 
 
-def test_seeds_have_addresses_of_their_own(toy):
-    asked = planned(toy)
-    for seed in (0, 1):
-        scores_of(asked, {"inner.shift+more": 1.0, "log": "log.txt"}, seed)
-    assert [line.split()[2] for line in (toy / "log.txt").read_text().splitlines()] == ["0", "1"]
+def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
+    asked, order, real = planned(toy), [], study.write_bytes
+    monkeypatch.setattr(study, "write_bytes", lambda path, blob: (order.append(path.name), real(path, blob)))
 
+    def score(point, seed):
+        shift = point["inner.shift+more"]
+        return {} if (shift, seed) == (1.0, 1) else {"nll": shift + seed, "rmse": shift**2, "crps": 0.1}
 
-def test_a_fit_that_diverges_is_a_trial_without_scores(toy, monkeypatch):
-    from ray import tune
-
-    asked, told = planned(toy), []
-    with places.rooted(places.WORK / "study" / asked.name):
-        data = branch.load_data(asked, asked.params, INLINE)
-        states = branch.make_upstream(asked, data, asked.params, INLINE)
-    monkeypatch.setattr(tune, "report", lambda scores, checkpoint=None: told.append(scores))
-    for shift in (1.0, tune_cases.NAN_ABOVE + 1):
-        sampled = {"point": {"inner.shift+more": shift, "log": ""}, "seed": 0}
-        point.trial(sampled, asked.chain, asked.params.evaluate, data, states)
-    whole, diverged = [each for each in told if each["milestone"] == 4]
-    assert {"nll", "rmse"} <= set(whole)
-    assert set(diverged) == {"milestone", "seconds"}
-
-
-def test_a_study_of_other_numbers_is_not_gone_on_with(toy):
-    asked = planned(toy)
-    known = asked.identity("data")
-    assert known == planned(toy).identity("data")
-    others = [{"seeds": 3}, {"grid": {"inner.shift+more": [-3.0, 1.0], "log": [""]}, "figure": STUDY["figure"][:1]}]
-    others += [{"overlay": {"evaluate": {"batch": 7}}}, {"overlay": {"seed": 4}}]
-    assert known not in [planned(toy, **changes).identity("data") for changes in others]
-    assert known != asked.identity("other data")
-    folder = toy / "s"
-    branch.begin(folder, known, asked.name, resume=False)
-    (folder / branch.RECORD).write_text(json.dumps({"identity": known, "parent": "p"}))
-    with pytest.raises(UserError, match="other params, data, grid"):
-        branch.begin(folder, asked.identity("other data"), asked.name, resume=True)
-
-
-@pytest.mark.slow
-def test_a_study_that_is_interrupted_goes_on_and_is_written(toy):
-    """Both runs in processes of their own: Ray's workers must import the methods as users' do."""
-    log, crash = toy / "starts.txt", toy / "crash"
-    overlay = {"methods": {"shift": {"crash": str(crash), "log": str(log)}}}
-    grid = {"inner.shift+more": [-3.0, -2.25, 1.0]}
-    file = written_study(toy, overlay=overlay, grid=grid, figure=[{"x": "inner.shift+more"}])
-    code = (
-        "import os, sys, tune_cases, bdl_pipe.registry; from pathlib import Path;"
-        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline import cli;"
-        "'--resume' in sys.argv or Path('crash').write_text(str(os.getpid()));"
-        "sys.exit(cli.main(sys.argv[1:]))"
-    )
-
-    def go(*more):
-        command = [sys.executable, "-c", code, "study", str(file.relative_to(toy)), "--max-concurrent", "1", *more]
-        root = HERE.parents[1]
-        found = ":".join(map(str, (HERE, root, root / "src")))
-        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": found, "HOME": str(toy), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=toy, env=env, capture_output=True, text=True, timeout=250)
-
-    first = go()
-    assert "go on with --resume" in first.stderr, first.stderr[-3000:]
-    assert first.returncode == 130
-    assert not (toy / "results").exists()
-    crash.unlink()
-    second = go("--resume")
-    assert second.returncode == 0, second.stderr[-3000:]
-    starts = [line.split() for line in log.read_text().splitlines()]
-    assert int(starts[0][1]) == 0
-    assert max(int(start) for _, start, _ in starts) >= tune_cases.STEPS // 4  # from a checkpoint
-    rows = list(csv.DictReader((toy / "results/fake/shift.csv").open()))
-    assert [(float(r["inner.shift+more"]), int(r["seed"])) for r in rows] == [
-        (s, k) for s in (-3.0, -2.25, 1.0) for k in (0, 1)
+    fits = fits_of(asked, score)
+    shuffled = [fits[i] for i in np.random.default_rng(0).permutation(len(fits))]
+    paths = study.write(asked, shuffled, {"commit": "abc"})
+    assert order == ["shift.csv", "shift.svg", "shift.md"]
+    rows = list(csv.DictReader(paths[0].open()))
+    assert [(float(r["inner.shift+more"]), r["log"], int(r["seed"])) for r in rows] == [
+        (fit.sampled["inner.shift"], fit.sampled["log"], fit.sampled["seed"]) for fit in fits
     ]
-    nll = {float(r["inner.shift+more"]): float(r["nll"]) for r in rows}
-    assert min(nll, key=nll.get) == -2.25  # 4.5 + twice the shift is 0
-    page = (toy / "results/fake/shift.md").read_text()
-    assert "| fits | 6 |" in page
-    assert json.loads((toy / ".state/study/fake-shift/search.json").read_text())["finished"]
-    with sqlite3.connect(toy / "mlruns/mlflow.db") as store:
-        parents = store.execute("select run_uuid from tags where key='stage' and value='study'").fetchall()
-        children = store.execute(
-            "select t.value, r.status from runs r join tags t on r.run_uuid = t.run_uuid"
-            " where t.key = 'mlflow.parentRunId' and r.lifecycle_stage = 'active'"
-        ).fetchall()
-        keys = store.execute("select distinct key from params").fetchall()
-        logged = store.execute("select distinct key from metrics").fetchall()
-    assert len(parents) == 1  # the resumed study is the same run
-    assert children == [(parents[0][0], "FINISHED")] * 6  # and so are its trials
-    assert {("inner.shift",), ("inner.more",), ("seed",)} <= set(keys)
-    assert {("validation/nll",), ("validation/rmse",)} <= set(logged)
+    assert [r["nll"] for r in rows[:2]] == ["-3.0", "-2.0"]
+    assert rows[-1]["nll"] == ""  # It diverged.
+    page = paths[2].read_text()
+    assert "![shift](shift.svg)" in page
+    assert "| -3 |  | 2 | 9.000 ± 0.000 | -2.500 ± 0.500 |" in page  # The standard error of -3 and -2 is 1/2.
+    assert "| 1 |  | 1 of 2 | 1.000 | 1.000 |" in page
+    assert "| commit | abc |" in page
+    ET.fromstring(paths[1].read_text())
+
+
+def test_the_figure_is_a_function_of_the_fits(toy):
+    asked = planned(toy)
+    fits = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] + seed, "rmse": 1.0})
+    other = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] + 2 * seed, "rmse": 1.0})
+    drawn = study.draw("fake-shift", asked.config, fits)
+    assert drawn == study.draw("fake-shift", asked.config, fits)
+    assert drawn != study.draw("fake-shift", asked.config, other)
+    assert study.draw("fake-shift", asked.config, [replace(fit, scores={}) for fit in fits])
+
+
+def test_about_a_base_each_axis_has_a_table(toy):
+    asked = planned(toy, base=BASE, figure=[{"x": "inner.shift+more"}, {"x": "log"}])
+    fits = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] - 5 * len(point["log"]), "rmse": 1.0})
+    page = study.page("shift", asked.config, asked.task, fits, "shift.svg", {})
+    shift, log = page.split("| shift | fits |")[1].split("| log | fits |")
+    assert "Each table departs from this point in one hyperparameter alone: shift -3, log ." in page
+    assert [line.split("|")[1].strip() for line in shift.splitlines()[2:5]] == ["-3", "-2.25", "1"]
+    assert "| log.txt | 2 | 1.000 ± 0.000 | -38.000 ± 0.000 |" in log
+    assert study.draw("fake-shift", asked.config, fits)
+
+
+def test_the_spread_is_over_seeds_that_did_not_diverge():
+    fits = [Ended({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
+    found = estimate(study._scores(of(fits, {"a": 1}), "nll"))
+    assert found is not None and (found.mean, found.error, found.n) == (2.0, 1.0, 2)
+    assert study._scores(fits[2:], "nll") == []
+    assert study._scores([Ended({}, {"accuracy": 0.5})], "accuracy") == [50.0]
+
+
+def test_the_shipped_studies_are_whole(monkeypatch):
+    """Every point is a config of its method, and the figure can be drawn."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    planned = [study.plan(path, SETTINGS) for path in sorted(Path("params/study").glob("*.yaml"))]
+    asked = planned[0]
+    fits = fits_of(asked, lambda point, seed: dict.fromkeys(("accuracy", "nll", "brier", "ece"), 0.5))
+    assert b"<svg" in study.draw(asked.name, asked.config, fits)

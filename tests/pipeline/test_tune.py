@@ -1,12 +1,9 @@
-"""Searches: what is scored, on which rows, what is written, and that an interrupted one goes on."""
+"""Searches without Ray: what is searched and scored, what is written, and which search is resumed by whom."""
 
-import argparse
-import json
 import math
-import sqlite3
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,233 +13,305 @@ import yaml
 
 import bdl_pipe.registry
 from bdl_pipe.data import prepared
-from bdl_pipe.errors import UserError
+from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from pipeline.core import params
+from pipeline import cli
+from pipeline.core import places
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.core.storage import Place
-from pipeline.search import branch, ray_tune, trial, tune
+from pipeline.search import branch, session, trial, tune
+from pipeline.search.session import Folder
+from pipeline.search.trial import Ended
+from pipeline.search.tuner import Halving, _domains
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = Settings()
-HERE = Path(__file__).parent
+INLINE = Settings(executor="inline")
 
 
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """A prepared project whose registry holds the known methods, here and in Ray's workers."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bdl_pipe.registry, "METHODS", tune_cases.REGISTRY)
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    tune_cases.project(tmp_path)
-    return tmp_path
+made, toy = tune_cases.made, tune_cases.toy
 
 
-def search_of(samples=4):
-    return tune.plan(params.load(), "shift", "toy", samples, None, SETTINGS)
+def search_of(samples=4, scheduler=tune.ASHA):
+    return tune.plan(load(), "shift", "toy", samples, None, SETTINGS, scheduler)
 
 
 def gaussian_nll(targets, mean):
     return float(np.mean(0.5 * (targets - mean) ** 2 + 0.5 * math.log(2 * math.pi)))
 
 
-def test_the_chain_begins_with_the_searched_method_and_its_teacher_is_made_before(toy):
-    search = search_of()
-    assert [r.key for r in search.upstream] == ["toy-level"]
-    assert [r.key for r in search.chain.runs] == ["toy-shift"]
-    assert search.present == {"inner.shift": 6.0}
-
-
 def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
-    search, loaded = search_of(), params.load()
-    data = branch.load_data(search, loaded, SETTINGS)
-    inline = Settings(executor="inline")
-    ((row, states),) = branch.make_upstream(search, data, loaded, inline).items()
-    assert row == ("teacher", "toy-level")
-    assert len(states) == 2  # all members: the student takes all
+    search, loaded = search_of(), load()
+    assert [r.key for r in search.branch.upstream] == ["toy-level"]
+    assert [r.key for r in search.branch.chain.runs] == ["toy-shift"]
+    assert search.present == {"inner.shift": tune_cases.IN_FORCE}
+    data = branch.load_data(search.branch, loaded, SETTINGS)
+    ((run, states),) = branch.make_upstream(search.branch, data, loaded, INLINE).items()
+    assert run == ("teacher", "toy-level")
+    assert len(states) == 2  # The student takes all.
     final = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
-    for member, state in enumerate(states):
+    for seed, state in enumerate(states):
         assert state.config["rows"] == len(data.train) < len(final.train)
-        assert float(state.tensors["mean"]) == pytest.approx(data.train.targets.mean() + 4 + member, rel=1e-6)
-
-
-def test_a_chain_that_is_made_from_data_alone_needs_nothing_before(toy):
-    search, loaded = replace(search_of(), upstream=()), params.load()
-    data = branch.load_data(search, loaded, SETTINGS)
-    assert branch.make_upstream(search, data, loaded, Settings(executor="inline")) == {}
+        assert float(state.tensors["mean"]) == pytest.approx(data.train.targets.mean() + 4 + seed, rel=1e-6)
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
-    search, loaded = search_of(), params.load()
-    data = branch.load_data(search, loaded, SETTINGS)
-    states = branch.make_upstream(search, data, loaded, Settings(executor="inline"))["teacher", "toy-level"]
-    chain = search.chain
+    chain, loaded = search_of().branch.chain, load()
+    data = branch.load_data(search_of().branch, loaded, SETTINGS)
+    states = branch.make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
     (config,) = chain.configs({"inner.shift": 1.5})
-    made = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
+    fitted = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
-    nll = trial.validation_nll(made, data, chain.predictions)
+    nll = trial.validation_nll(fitted, data, chain.predictions)
     assert nll == pytest.approx(gaussian_nll(data.validation.targets, mean), rel=1e-4)
     assert nll != pytest.approx(gaussian_nll(data.train.targets, mean), rel=1e-4)
 
 
-def test_sampled_numbers_reach_the_searched_method_alone():
+def test_sampled_values_are_nested_and_rounded_as_they_are_written():
     assert trial.nested({"a.b": 1.0, "a.c": 2.0, "d": 3.0}) == {"a": {"b": 1.0, "c": 2.0}, "d": 3.0}
     assert trial.rounded(0.00123456) == 0.001235
+    assert trial.rounded(12345) == 12345 and type(trial.rounded(3)) is int
 
 
-def test_an_integer_is_searched_over_integers_up_to_its_ends(toy):
-    search = replace(search_of(), space={"inner.shift": (2, 4, "integer")}, present={"inner.shift": 3})
-    space, how = ray_tune._space(search, None)
-    tried = {space["inner.shift"].sample() for _ in range(100)}
-    assert tried == {2, 3, 4}  # one is missing with probability 8e-13
-    assert trial.rounded(12345) == 12345
-    assert type(trial.rounded(3)) is int
-    assert how.search_alg._points_to_evaluate == [{"inner.shift": 3}]
+def test_an_integer_is_searched_over_integers_up_to_its_ends():
+    domain = _domains({"inner.shift": (2, 4, "integer")})["inner.shift"]
+    assert {domain.sample() for _ in range(100)} == {2, 3, 4}  # One is missing with probability 8e-13.
 
 
-def test_numbers_in_force_are_fitted_to_their_end_however_they_begin():
-    """The last to report at the first milestone, and the worst, which ASHA by itself gives up."""
+def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
+    """They report last at the first milestone and are the worst, so that plain ASHA stops them."""
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import ASHAScheduler
 
-    def decided(scheduler):
+    numbers = {"time_attr": "milestone", "max_t": 4, "grace_period": 1, "reduction_factor": 2}
+
+    def decisions(scheduler):
         scheduler.set_search_properties("nll", "min")
         trials = [Trial("none", stub=True, config={"inner.shift": float(at)}) for at in (1, 2, 6)]
-        said = []
+        made = []
         for worse, each in enumerate(trials):
             scheduler.on_trial_add(None, each)
-            said.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
-        return said
+            made.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
+        return made
 
-    asha = ASHAScheduler(time_attr="milestone", max_t=4, grace_period=1, reduction_factor=2)
-    assert decided(asha) == ["CONTINUE", "STOP", "STOP"]
-    assert decided(ray_tune._halving({"inner.shift": 6.0})) == ["CONTINUE", "STOP", "CONTINUE"]
+    assert decisions(ASHAScheduler(**numbers)) == ["CONTINUE", "STOP", "STOP"]
+    assert decisions(Halving({"inner.shift": 6.0}, **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]
 
 
 @pytest.mark.parametrize(
-    ("method", "dataset", "run", "said"),
+    ("asked", "said"),
     [
-        ("level", "toy", None, "declares nothing to search.*shift"),
-        ("shfit", "toy", None, "did you mean shift"),
-        ("shift", "tay", None, "did you mean toy"),
-        ("shift", "toy", "toy-x", "is not a run"),
+        (("level", "--dataset", "toy"), r"level: declares no space.*shift"),
+        (("shfit", "--dataset", "toy"), "did you mean shift"),
+        (("shift", "--dataset", "tay"), "did you mean toy"),
+        (("shift", "--dataset", "toy", "--run", "toy-x"), "is not a run"),
+        (("shift", "--dataset", "toy", "--scheduler", "pbt"), "--samples: must be >= 4 for pbt"),
+        (("shift", "--dataset", "toy", "--scheduler", "pbt", "--max-concurrent", "1"), "is not for pbt"),
+        (("all", "--dataset", "toy", "--run", "toy-shift"), "--run: is for the search of one method"),
+        (("all", "--dataset", "tay"), "did you mean toy"),
+        (("shift", "--dataset", "toy", "--resume"), "holds no unfinished search; leave out --resume"),
+        (("all", "--dataset", "toy", "--resume"), "there is no stopped search of all methods"),
     ],
 )
-def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
-    with pytest.raises(UserError, match=said):
-        tune.plan(params.load(), method, dataset, 2, run, SETTINGS)
+def test_what_cannot_be_searched_is_one_line(toy, asked, said, capsys, monkeypatch):
+    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)
+    assert cli.main(["tune", *asked, "--samples", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tune: ") and error.count("\n") == 1
+    assert pytest.raises(UserError, match=said).matches(UserError(error))
 
 
-def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
-    path = toy / "params.yaml"
-    path.write_text(path.read_text().replace("validation: 0.25", "validation: 0"))
-    from pipeline.stages import prepare
-    from pipeline.work.inline import Inline
+def test_a_method_that_cannot_be_scored_before_its_end_has_no_population(toy, monkeypatch):
+    from dataclasses import replace
 
-    prepare.prepare_dataset("toy", params.load(), Inline(SETTINGS))
+    stage = replace(tune_cases.SHIFT.stages["student"], from_checkpoint=None)
+    blind = {**tune_cases.REGISTRY, "shift": replace(tune_cases.SHIFT, stages={"student": stage})}
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", blind)
+    with pytest.raises(UserError, match="cannot be scored before its end"):
+        search_of(scheduler=tune.PBT)
+
+
+def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch):
+    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)
+    whole = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
+    monkeypatch.setattr(prepared, "load_fit", lambda *_, **__: whole)
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
-        branch.load_data(search_of(), params.load(), SETTINGS)
+        branch.load_data(search_of().branch, load(), SETTINGS)
 
 
-def test_a_fresh_search_does_not_throw_away_an_unfinished_one(toy):
-    search, folder = search_of(), toy / "s"
-    assert branch.begin(folder, "a", search.name, resume=False) == {}
+def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
+    folder = Folder(str(tmp_path / "a folder" / "s"))
+    assert session.begin(folder, "a", resume=False) == {}
     with pytest.raises(UserError, match="leave out --resume"):
-        branch.begin(folder, "a", search.name, resume=True)
-    (folder / "search.json").write_text(json.dumps({"identity": "a", "parent": "p"}))
-    assert branch.begin(folder, "a", search.name, resume=True)["parent"] == "p"
-    with pytest.raises(UserError, match="--resume, or remove"):
-        branch.begin(folder, "a", search.name, resume=False)
-    with pytest.raises(UserError, match="other params"):
-        branch.begin(folder, "b", search.name, resume=True)
-    away = Place(None, str(toy / "away"))
-    with pytest.raises(UserError, match=rf"or remove .*s and BDL_SEARCHES' {toy}/away"):
-        branch.begin(folder, "a", search.name, resume=False, away=away)
-    (folder / "search.json").write_text(json.dumps({"identity": "a", "finished": True}))
-    assert branch.begin(folder, "a", search.name, resume=False) == {}
+        session.begin(folder, "a", resume=True)
+    folder.write(identity="a", parent="p")
+    assert session.begin(folder, "a", resume=True)["parent"] == "p"
+    with pytest.raises(UserError, match="continue with --resume, or remove it"):
+        session.begin(folder, "a", resume=False)
+    with pytest.raises(UserError, match="params, data, grid, code, --samples or --scheduler differ"):
+        session.begin(folder, "b", resume=True)
+    folder.finish()
+    assert folder.read() == {"identity": "a", "parent": "p", "finished": True}
+    (tmp_path / "a folder" / "s" / "trials").mkdir()
+    assert session.begin(folder, "a", resume=False) == {}
+    assert list((tmp_path / "a folder" / "s").iterdir()) == []
 
 
-def test_a_search_by_other_code_is_another_search(toy, monkeypatch):
-    before = search_of().identity("data")
-    assert before == search_of().identity("data")
-    real = branch.fit.code_of
-    monkeypatch.setattr(
-        branch.fit, "code_of", lambda run, params: real(run, params) + ("edited" if run.key == "toy-level" else "")
-    )
-    assert search_of().identity("data") != before
-
-
-def test_the_winner_is_the_best_that_was_finished(toy, capsys):
-    scores = [
-        ray_tune.Score({"inner.shift": 6.0}, 9.0, trial.MILESTONES),
-        ray_tune.Score({"inner.shift": -4.0}, 1.25, trial.MILESTONES),
-        ray_tune.Score({"inner.shift": -3.0}, 0.5, trial.MILESTONES - 1),  # stopped early
-        ray_tune.Score({"inner.shift": 1.0}, trial.DIVERGED, trial.MILESTONES),
-    ]
-    text = tune.conclude(search_of(), scores).read_text()
-    assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}
-    assert "validation nll 1.25 (present numbers: 9); 2 of 4 samples finished" in text
-    with pytest.raises(UserError, match="none of 1 samples"):
-        tune.conclude(search_of(), scores[3:])
-
-
-@pytest.mark.slow
-def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
-    """Both runs in processes of their own: Ray's workers must import the methods as users' do.
-
-    In the first, the first sample fails and the second is interrupted; the other one ends both.
-    """
-    log, crash = toy / "starts.txt", toy / "crash"
-    path = toy / "params.yaml"
-    extra = f"crash: {crash}, fault: {crash}, log: {log}, inner: {{shift: 6.0}}"
-    path.write_text(path.read_text().replace("inner: {shift: 6.0}", extra))
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+    """The first process takes the lock and waits for this test, which kills it."""
     code = (
-        "import sys, argparse, tune_cases, bdl_pipe.registry; from pathlib import Path;"
-        "bdl_pipe.registry.METHODS = tune_cases.REGISTRY; from pipeline.search import ray_tune, tune;"
-        "ray_tune._RETRIES = 0;"
-        "import os; sys.argv[1] == 'r' or Path('crash').write_text(str(os.getpid()));"
-        "tune.main(argparse.Namespace(method='shift', dataset='toy', samples=3, resume=sys.argv[1]=='r',"
-        " apply=True, max_concurrent=1))"
+        "import sys; from pathlib import Path; from pipeline.search import session;"
+        "held = session._locked(Path(sys.argv[1]), session.Folder('x')); held.__enter__();"
+        "print('held', flush=True); sys.stdin.read()"
     )
-
-    def go(mode):
-        command = [sys.executable, "-c", code, mode]
-        root = HERE.parents[1]
-        places = ":".join(map(str, (HERE, root, root / "src")))
-        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": places, "HOME": str(toy), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=toy, env=env, capture_output=True, text=True, timeout=200)
-
-    first = go("n")
-    assert "1 trials failed (go on with --resume): RuntimeError: a fault" in first.stderr
-    assert not (toy / "params/tuned").exists()
-    crash.unlink()
-    before = path.read_text()
-    second = go("r")
-    assert second.returncode == 0, second.stderr[-3000:]
-    starts = [float(line.split()[1]) for line in log.read_text().splitlines()]
-    assert starts[0] == 0
-    assert max(starts) >= tune_cases.STEPS // 4  # from a checkpoint, not from the beginning
-    overlay = yaml.safe_load((toy / "params/tuned/shift-toy.yaml").read_text())
-    best = overlay["runs"]["toy-shift"]["override"]["inner"]["shift"]
-    shifts = {float(line.split()[0]) for line in log.read_text().splitlines()}
-    assert len(shifts) == 3
-    assert 6.0 in shifts  # the numbers in force are the first sample
-    assert best == min(shifts, key=lambda s: abs(4.5 + s))  # the means differ from the rows' by 4.5 + shift
-    after = params.load(path).run("student", "toy-shift").config
-    assert after.inner.shift == best
-    kept = [line for line in before.splitlines() if "toy-shift:" not in line]
-    assert kept == [line for line in path.read_text().splitlines() if "toy-shift:" not in line]
-    with sqlite3.connect(toy / "mlruns/mlflow.db") as store:
-        parents = store.execute("select run_uuid from tags where key='stage' and value='tune'").fetchall()
-        children = store.execute(
-            "select t.value, r.status from runs r join tags t on r.run_uuid = t.run_uuid"
-            " where t.key = 'mlflow.parentRunId' and r.lifecycle_stage = 'active'"
-        ).fetchall()
-    assert len(parents) == 1  # the resumed search is the same run
-    assert children == [(parents[0][0], "FINISHED")] * 3  # and so are its trials
+    lock, pipe = tmp_path / "s.lock", subprocess.PIPE
+    command = [sys.executable, "-c", code, str(lock)]
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=path) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=r"^x: another process holds .*s\.lock: one process at a time"):
+            session._locked(lock, Folder("x")).__enter__()
+        first.kill()
+        first.wait()
+        with session._locked(lock, Folder("x")):
+            pass
 
 
-def test_main_takes_what_the_command_line_gives(toy):
-    with pytest.raises(UserError, match="declares nothing"):
-        tune.main(argparse.Namespace(method="level", dataset="toy", samples=2, resume=False, apply=False))
+def test_a_search_by_other_code_or_other_hyperparameters_is_another_search(toy, monkeypatch):
+    def identity():
+        return [search_of().branch.facts(), search_of().facts()]
+
+    before, real = identity(), branch.fit.code_of
+    assert before == identity()
+    edited = lambda run, params: real(run, params) + ("edited" if run.key == "toy-level" else "")  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(branch.fit, "code_of", edited)
+        assert identity() != before
+    text = (toy / "params.yaml").read_text()
+    (toy / "params.yaml").write_text(text.replace("add: 4.0", "add: 5.0"))
+    assert identity() != before
+
+
+def ended(shift, nll, milestone=trial.MILESTONES):
+    return Ended({"inner.shift": shift}, {"nll": nll}, milestone)
+
+
+def test_the_winner_is_the_best_finished_sample(toy):
+    stopped_early = ended(-3.0, 0.5, trial.MILESTONES - 1)
+    trials = [ended(6.0, 9.0), ended(-4.0, 1.25), stopped_early, ended(1.0, trial.DIVERGED)]
+    text = tune.conclude(search_of(), trials).read_text()
+    assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}
+    assert "validation nll 1.25 (in force: 9); 2 of 4 samples finished" in text
+    with pytest.raises(UserError, match="no sample of 4 gave a finite likelihood"):
+        tune.conclude(search_of(), trials[2:])
+
+
+def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy, monkeypatch):
+    """So a population whose changing hyperparameters did well makes nothing worse."""
+    from pipeline.search import tuner
+
+    calls = []
+
+    def run(trials, parts, space, how, folder, settings):
+        calls.append((trials.name, trials.count, folder.address, how.search_alg._points_to_evaluate))
+        scores = (2.0, 1.0, 3.0, trial.DIVERGED) if len(calls) == 1 else (8.0, 7.0)
+        return [ended(float(at) if len(calls) == 1 else (1.0, 6.0)[at], nll) for at, nll in enumerate(scores)]
+
+    monkeypatch.setattr(tuner, "run", run)
+    trials, population = tune._run(search_of(scheduler=tune.PBT), {}, Folder("s"), SETTINGS, None)
+    assert calls == [
+        ("shift-toy", 4, "s", [{"inner.shift": 6.0}]),
+        ("shift-toy-finals", 2, "s/finals", [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
+    ]
+    text = tune.conclude(search_of(scheduler=tune.PBT), trials, population).read_text()
+    assert yaml.safe_load(text)["runs"]["toy-shift"]["override"] == {"inner": {"shift": 6.0}}
+    assert "validation nll 7 (in force: 7); 2 of 2 samples finished" in text
+    assert "a population of 4 with changing hyperparameters reached 1" in text
+
+
+def test_a_cluster_of_several_machines_needs_storage_that_all_reach(monkeypatch):
+    import ray
+
+    nodes = [{"NodeManagerAddress": f"10.0.0.{at}", "Alive": at != 3} for at in (1, 1, 2, 3)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    with pytest.raises(UserError, match=r"BDL_SEARCHES: must be .*RAY_ADDRESS has 2 machines"):
+        session.require_shared(Settings(address="10.0.0.1:6379"))
+    session.require_shared(Settings(address="10.0.0.1:6379", searches="s3://bucket/searches"))
+    monkeypatch.setattr(ray, "nodes", lambda: nodes[:2])
+    session.require_shared(Settings(address="10.0.0.1:6379"))
+
+
+def test_a_search_as_a_job_of_its_own_is_one_line(toy, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    assert cli.main(["tune", "shift", "--dataset", "toy", "--samples", "2"]) == 2
+    assert "RAY_ADDRESS=http://head:8265: must be host:port for tune; send the whole" in capsys.readouterr().err
+
+
+def test_storage_that_cannot_be_used_is_one_line(tmp_path):
+    for value, rule in (
+        ("searches", "must be s3://bucket/path, or a folder from / on that is there, got 'searches'"),
+        (str(tmp_path / "none"), "or a folder from / on that is there"),
+        ("s3://user:pass@bucket/x", "must hold no credential"),
+        ("gs://bucket/x", "must be s3://bucket/path"),
+    ):
+        with pytest.raises(ConfigError, match=rule) as caught:
+            Settings.read({"BDL_SEARCHES": value})
+        assert "pass" not in str(caught.value)
+    shared = Settings.read({"BDL_SEARCHES": f"{tmp_path}/"})
+    assert session.folder_of("tune", "shift-toy", shared).address == f"{tmp_path}/tune/shift-toy"
+
+
+class TestAll:
+    """``tune all``: which methods, in what order, and what a resumed one repeats."""
+
+    @pytest.fixture
+    def made(self, tmp_path, monkeypatch):
+        """What was searched; the method ``vbll`` is stopped while ``tmp_path/stop`` exists."""
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(ROOT / "params.yaml", "params.yaml")
+        made = []
+
+        def search_one(search, params, settings, at_once, resume):
+            folder = session.folder_of("tune", search.branch.name, settings)
+            made.append((search.branch.method.name, search.samples, resume))
+            folder.write(identity="x")
+            if search.branch.method.name == "vbll" and (tmp_path / "stop").exists():
+                raise KeyboardInterrupt
+            folder.finish()
+            return Path("overlay.yaml")
+
+        monkeypatch.setattr(tune, "search_one", search_one)
+        monkeypatch.setattr(tune.overlays, "apply", lambda path: [f"merged {path}"])
+        return made
+
+    def go(self, *more):
+        return cli.main(["tune", "all", "--dataset", "boston", "--samples", "4", "--apply", *more])
+
+    def test_every_method_with_a_space_is_searched_once_and_inputs_come_first(self, made, capsys):
+        assert self.go() == 0
+        methods = [method for method, *_ in made]
+        runs = [run for run in load().runs.values() if run.spec.dataset == "boston"]
+        assert set(methods) == {run.method.name for run in runs if METHODS[run.method.name].search}
+        assert len(methods) == len(set(methods)) > 5
+        assert methods[:2] == ["sgd", "sgld"], "posteriors are made from these"
+        assert {made_one[1:] for made_one in made} == {(4, False)}
+        assert capsys.readouterr().out.count("merged overlay.yaml") == len(methods)
+
+    def test_a_stopped_one_continues_with_what_is_left(self, made, tmp_path, capsys):
+        (tmp_path / "stop").touch()
+        assert self.go() == 130
+        before = {method for method, *_ in made} - {"vbll"}
+        assert self.go() == 2
+        assert "vbll-boston: holds an unfinished search; continue with --resume" in capsys.readouterr().err
+        (tmp_path / "stop").unlink()
+        made.clear()
+        assert self.go("--resume") == 0
+        assert made[0] == ("vbll", 4, True), "the stopped one is resumed, the others begin"
+        assert not any(resumed for _, _, resumed in made[1:])
+        assert not {method for method, *_ in made} & before
+        made.clear()
+        assert self.go() == 0, "finished searches are begun again"
+        assert not any(resumed for _, _, resumed in made) and len(made) > len(before)
+        assert places.STATE.exists()

@@ -4,16 +4,17 @@ The teacher's member i is the mean of the training targets plus i; the student a
 means and moves there by ``shift``/8 a step, so that a checkpoint is a worse student.
 """
 
-import os
-import signal
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 
+import bdl_pipe.registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
@@ -24,6 +25,7 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 STEPS = 8
+IN_FORCE = 6.0
 NAN_ABOVE = 50.0  # a shift at which the fit "diverges"
 
 
@@ -44,13 +46,13 @@ class InnerConfig:
 
 @dataclass(frozen=True)
 class ShiftConfig:
-    """``crash``: a file with the driver's pid; while it is there, that is interrupted after half of the steps.
+    """``hold``: a file; while it is there, fits of the hyperparameters in force wait after half of their steps.
 
-    ``fault``: a file; while it is there, a fit of the numbers in force fails.
+    ``fault``: a file; while it is there, these fits fail.
     """
 
     inner: InnerConfig
-    crash: str = ""
+    hold: str = ""
     fault: str = ""
     log: str = ""
 
@@ -68,16 +70,23 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
     if config.log:
         with open(config.log, "a") as log:
             log.write(f"{config.inner.shift} {start} {rng.address[-1]}\n")
-    if config.fault and Path(config.fault).exists() and config.inner.shift == 6.0:
+    if config.fault and Path(config.fault).exists() and config.inner.shift == IN_FORCE:
         raise RuntimeError("a fault")
     for step in range(start, STEPS):
         report(step + 1, STEPS)
         if report.due():
             report.save(State({}, {"step": step + 1}))
-        if config.crash and Path(config.crash).exists() and step + 1 == STEPS // 2:
-            os.kill(int(Path(config.crash).read_text()), signal.SIGINT)
-            time.sleep(60)
+        if config.hold and config.inner.shift == IN_FORCE and step + 1 == STEPS // 2:
+            wait_while(Path(config.hold))
     return _fitted(data, inputs, config.inner.shift + config.inner.more)
+
+
+def wait_while(path: Path) -> None:
+    """Say that the work waits, and wait until the test removes ``path``."""
+    if path.exists():
+        path.with_name(f"{path.name}.waits").touch()
+    while path.exists():
+        time.sleep(0.01)
 
 
 def peek(checkpoint: State, data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed) -> State:
@@ -140,8 +149,8 @@ report:
 
 
 def project(folder: Path, **shift: str) -> None:
-    """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
-    from pipeline.core import params
+    """Write params.yaml and the data set, and prepare it; ``shift``: further keys of that method."""
+    from pipeline.core.load import load
     from pipeline.core.settings import Settings
     from pipeline.stages import prepare
     from pipeline.work.inline import Inline
@@ -150,6 +159,27 @@ def project(folder: Path, **shift: str) -> None:
     x = rng.normal(size=80)
     rows = "\n".join(f"{a:.6f},{b:.6f}" for a, b in zip(x, 30 + 2 * x + rng.normal(size=80), strict=True))
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
-    section = yaml.safe_dump({"inner": {"shift": 6.0}, **shift}, default_flow_style=True, width=4096).strip()
+    section = yaml.safe_dump({"inner": {"shift": IN_FORCE}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
-    prepare.prepare_dataset("toy", params.load(), Inline(Settings()))
+    prepare.prepare_dataset("toy", load(), Inline(Settings()))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A prepared project, which each test copies."""
+    folder = tmp_path_factory.mktemp("toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(bdl_pipe.registry, "METHODS", REGISTRY)
+        project(folder)
+    return folder
+
+
+@pytest.fixture
+def toy(made, tmp_path, monkeypatch):
+    """A project of a test's own."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bdl_pipe.registry, "METHODS", REGISTRY)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path

@@ -1,0 +1,232 @@
+"""Tables of papers, from data to ours beside the paper: params files, shrunk, on small files of the real format."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from bdl_pipe.data import corrupt, prepared
+from bdl_pipe.data.catalog import CATALOG
+from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
+from bdl_pipe.data.sources.uci import UCI_SIZES
+from pipeline import cli, papers
+from pipeline.core import scores
+from pipeline.core.load import read_yaml
+from pipeline.core.scores import Quantity
+from pipeline.tracking import experiments
+from tests.data import archives as made
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+KINDS = ("fog", "gaussian_blur")  # of corruptions, in place of 19
+CORRUPTED = 3  # images under each corruption
+VBLL = {"depth": 10, "widen": 1, "epochs": 1, "batch": 16, "seeds": 1, "validation": 10, "features": 16, "draws": 2}
+FEW = {"rows": 4, "cols": 4, "members": 2, "start": 0, "end": 1, "corrupted_images": CORRUPTED}
+AVERAGED = {"epochs": 2, "snapshots": 2, "every": 1, "count": 2, "rank": 2, "steps": 4, "burn_in": 2, "rows": 4}
+VBPC = {"ipc": 1, "width": 8, "epochs": 3, "snapshots": 3, "start_epochs": 1, "ahead": 2, "batch": 8, "steps": 2}
+VBPC |= {"draws": 2, "chains": 2, "networks": 2, "burn_in": 1, "every": 1, "rows": 4, "seeds": 1, "validation": 10}
+VBPC |= {"corrupted_images": CORRUPTED, "blocks": 2, "iterations": 2}
+UCI = {"epochs": 1, "patience": 10, "extra_epochs": 2, "snapshots": 3, "count": 3, "rank": 2, "dimension": 2}
+UCI |= {"draws": 2, "burn_in": 1, "every": 1, "steps": 2, "batch": 2_000, "validation_draws": 1, "splits": 1}
+UNITS = {1000: 4, 500: 3, 50: 4, 2: 2}  # of hidden layers of the UCI tables
+CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have no small form
+DENSITIES = {Quantity("auroc", "ood", "svhn", score=s) for s in ("max_prob", "feature_density", "refit_density")}
+FILES: dict[str, tuple[dict[str, int], list[int], str, set[Quantity]]] = {
+    # params file -> its small numbers, its tables in the order of asking; a run and what its scores have
+    "vbll-table1": (VBLL, [1], "cifar10-g_vbll", DENSITIES),
+    "vbll-table4": (VBLL, [4], "cifar100-g_vbll", DENSITIES),
+    "inducing-table2": (
+        VBLL | FEW,
+        [2, 3, 11, 12, 13, 14, 5, 6, 7, 8, 15, 16, 17, 18],
+        "cifar100-ensemble_u-128",
+        {Quantity("aupr_in", "ood", "cifar10", score="max_prob"), Quantity("ece", "corrupted", "fog", 5)},
+    ),
+    "ciber-table3": (
+        VBLL | AVERAGED,
+        [7, 3, 8, 9, 4, 10],
+        "cifar10-preresnet-ciber",
+        {Quantity("nll"), Quantity("ece", "transfer", "stl10")},
+    ),
+}
+PART = {"ciber": "CIFAR10"}  # of its tables; its runs of CIFAR-100 take minutes, of curvature of 100 outputs
+NOT_RUN = {"SGLD (PreResNet-164)", "SGLD (WideResNet)"}  # a chain has no batch norm
+
+
+def shrunk(value: Any, small: dict[str, int], key: str = "") -> Any:
+    """Replace numbers whose key says how small, networks that have no small form, and whitening."""
+    if isinstance(value, dict):
+        if value.get("name") == "resnet" and "width" not in small:
+            return CONVNET | {"norm": "batch"}
+        if value.get("name") == "vgg":
+            return CONVNET | {"norm": value["norm"], "dropout": value["dropout"]}
+        if value.get("name") == "preresnet":
+            return value | {"depth": 11}
+        return {k: shrunk(v, small, k) for k, v in value.items()} | ({"whiten": False} if "whiten" in value else {})
+    if key == "hidden":
+        return [UNITS[width] for width in value]
+    if isinstance(value, list):
+        return [shrunk(part, small, key) for part in value]
+    return small[key] if key in small and type(value) is int else value
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project, small archives and releases of corrupted images, no tracking."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "_stopped", True)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
+    for name in ("cifar10", "cifar100", "svhn", "stl10"):
+        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
+    monkeypatch.setattr(corrupt, "NAMES", KINDS)
+    for name in ("cifar10", "cifar100"):
+        folder = tmp_path / "data" / f"{name}_corrupted"
+        folder.mkdir()
+        for i, kind in enumerate(KINDS):
+            np.save(folder / f"{kind}.npy", made.images(5 * CORRUPTED, (32, 32, 3), i))
+    (tmp_path / "params/paper").mkdir(parents=True)
+    return tmp_path
+
+
+def write(project: Path, name: str, raw: Any) -> None:
+    (project / f"params/paper/{name}.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+
+
+def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
+    """Put a shrunk params file of the project's into ``project``, and return it."""
+    raw = shrunk(read_yaml(ROOT / f"params/paper/{name}.yaml"), small)
+    write(project, name, raw)
+    return raw
+
+
+def run(table: str, capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
+    """Run a table, and return the stages that were done."""
+    assert cli.main(["paper", table, "--executor", "inline", *words]) == 0, capsys.readouterr().err
+    return {line for line in capsys.readouterr().out.splitlines() if line.endswith(": done")}
+
+
+def shown(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with open(path, newline="") as file:
+        return {(row["method"], row["metric"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_image_tables(name: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small, numbers, scored, expected = FILES[name]
+    paper = name.partition("-")[0]
+    part = ["--dataset", PART[paper]] if paper in PART else []
+    raw = small_file(project, name, small)
+    done = set[str]()
+    for number in numbers:
+        more = run(f"{paper}:table{number}", capsys, *part)
+        assert not done & more, "made twice"
+        done |= more
+        known = papers.load(f"{paper}:table{number}")
+        for dataset, figures in known.figures.items():
+            if part and dataset != PART[paper]:
+                continue
+            stem = project / f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}"
+            text = stem.with_suffix(".md").read_text()
+            assert text.count("not run") == len(NOT_RUN & {*figures}) and (paper == "vbll" or "nan" not in text)
+            cells = shown(stem.with_suffix(".csv"))
+            added = {method for method, _ in cells} - {*figures}
+            assert bool(added) == (paper == "ciber") and {*figures} <= {method for method, _ in cells}
+            assert all(row["ours"] for (method, _), row in cells.items() if row["paper"] and method not in NOT_RUN)
+    keys = [key for key in raw["runs"] if not part or key.startswith("cifar10-")]
+    assert {f"evaluate@{key}: done" for key in keys} <= done
+    stored = scores.read(project / f"work/paper/{name}/evaluate/{scored}/scores.parquet")
+    assert expected <= {*scores.RunScores(stored).quantities}
+
+
+def made_up(source: dict[str, Any]) -> None:
+    """Write a file of the set's rows and columns where the source looks for it."""
+    rows, features = UCI_SIZES[source["set"]]
+    random = np.random.default_rng(rows)
+    inputs = random.normal(size=(rows, features)).astype(np.float32)
+    targets = 40 * (inputs[:, :1] + 0.5 * random.normal(size=(rows, 1)))
+    path = Path(source["path"])
+    path.parent.mkdir(exist_ok=True)
+    names = [*(source.get("features") or [f"c{i}" for i in range(features)]), *(source.get("target") or ["y"])]
+    if path.suffix == ".txt":  # the set as it is published: another target follows
+        np.savetxt(path, np.hstack([inputs, targets, targets]), fmt="%.4g")
+    else:
+        columns = np.hstack([inputs, targets]).round(3).T
+        pa.csv.write_csv(pa.table(dict(zip(names, columns, strict=True))), path)
+
+
+@pytest.mark.parametrize(("number", "dataset"), [(2, "Skillcraft"), (1, "Naval")])
+def test_a_uci_set_runs_as_soon_as_its_file_is_there(
+    number: int, dataset: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few rows: an exact integral for each of a thousand test rows takes long. Table 2 is in normalised units."""
+    raw = small_file(project, f"ciber-table{number}", UCI)
+    table, second = papers.load(f"ciber:table{number}"), number + 4  # the table of RMSE
+    key = table.names.datasets[dataset]
+    monkeypatch.setitem(UCI_SIZES, key, (60, UCI_SIZES[key][1]))
+    assert cli.main(["paper", str(table), "--dataset", dataset, "--executor", "inline"]) == 2
+    assert "is missing" in capsys.readouterr().err
+    made_up(raw["datasets"][key]["source"])
+    run(str(table), capsys, "--dataset", dataset)
+    found = shown(project / f"results/collapsed/table{number}-{key}.csv")
+    built = {method for method in table.figures[dataset] if table.names.methods[method].method is not None}
+    more = {"swa", "kfac_laplace"} | ({"dropout"} if number == 2 else set())  # not in the paper's table
+    assert {method for method, _ in found} == {*table.figures[dataset]} | more
+    assert {method for (method, _), row in found.items() if row["ours"]} == built | more
+    assert cli.main(["paper", f"ciber:table{second}", "--dataset", dataset, "--executor", "inline"]) == 0
+    assert "nothing to run" in capsys.readouterr().err
+    assert float(shown(project / f"results/collapsed/table{second}-{key}.csv")["SWAG", "rmse"]["ours"]) > 0
+    if number == 2:  # log p(z) of z = (y − m)/s is log p(y) + log s, with the s of the training rows
+        work = project / "work/paper/ciber-table2"
+        stored = pq.read_table(work / f"evaluate/{key}-deterministic/scores.parquet").to_pylist()
+        (own,) = [row["value"] for row in stored if (row["set"], row["metric"]) == ("test", "log_likelihood")]
+        spread = math.log(np.std(prepared.load_fit(work / f"prepare/{key}", 0, final=True).train.targets))
+        assert abs(spread) > 1
+        assert float(found["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(own + spread, abs=1e-5)
+
+
+def test_class_after_class(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two methods after two steps of VBPC's table 9: the second step's coreset has the rows of the first, too."""
+    raw = small_file(project, "vbpc-table9", VBPC)
+    for dataset in raw["datasets"].values():
+        dataset["validation"] = 0  # most classes have one row
+    write(project, "vbpc-table9", raw)
+    run("vbpc:table9", capsys, "--dataset", "CIFAR100 (40 classes)", "--method", "BPC-CD (ipc 20),VBPC (ipc 20)")
+    cells = shown(project / "results/vbpc/table9-cifar100-40-classes.csv")
+    ours = {method: float(row["ours"]) for (method, _), row in cells.items() if row["ours"]}
+    assert ours.keys() == {"BPC-CD (ipc 20)", "VBPC (ipc 20)"} and all(0 <= percent <= 100 for percent in ours.values())
+    for method in ("bpc_cd", "vbpc"):
+        place = project / f"work/paper/vbpc-table9/coreset/cifar100-40-classes-{method}/0-0.safetensors"
+        assert len(load_file(place)["labels"]) == 40  # one row a class
+
+
+def test_coresets_under_other_networks_corruptions_and_ood(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A coreset of each of two methods of CIFAR-10 is made once, and used by four tables."""
+    raw = small_file(project, "vbpc-table1", VBPC)
+    for section in ("datasets", "trajectories", "coresets", "runs"):  # test_params_files.py checks the others
+        raw[section] = {key: value for key, value in raw[section].items() if key.partition("-")[0] == "cifar10"}
+    write(project, "vbpc-table1", raw)
+    done = set[str]()
+    for number, methods in (
+        (4, ["BPC-CD (VGG11-GN)", "VBPC (AlexNet-NN)", "BPC-CD (Conv-BN)"]),
+        (2, ["AVBPC (ipc 10)"]),
+        (3, ["BPC-CD (ipc 10)"]),
+        (10, ["BPC-CD (ipc 10)"]),
+    ):
+        more = run(f"vbpc:table{number}", capsys, "--dataset", "CIFAR10", "--method", ",".join(methods))
+        assert not done & more and bool(more) == (number in (2, 4)), "made twice"
+        done |= more
+        cells = shown(project / f"results/vbpc/table{number}-cifar10.csv")
+        for method in methods:
+            ours = {metric for (name, metric), row in cells.items() if name == method and row["ours"]}
+            wanted = {m for m in papers.load(f"vbpc:table{number}").metrics("CIFAR10") if "TinyImageNet" not in m}
+            assert ours == wanted
+    assert {line for line in done if line.startswith("coreset@")} == {
+        f"coreset@cifar10-{method}-ipc10: done" for method in ("bpc_cd", "vbpc")
+    }

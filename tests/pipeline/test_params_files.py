@@ -1,0 +1,141 @@
+"""Every file of params/ is valid, and means what it meant: a digest of all that it resolves to.
+
+The digests are in params_files.json beside this file. Where a file is changed on purpose, write them again with
+``python -m tests.pipeline.test_params_files``; git then shows which files mean something else.
+"""
+
+import hashlib
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bdl_pipe import config
+from bdl_pipe.training.loop import learning_rate
+from bdl_pipe.training.snapshots import SnapshotPolicy
+from pipeline import papers
+from pipeline.core.load import read_yaml, typed
+from pipeline.core.model import Params
+
+ROOT: Final = Path(__file__).parents[2]
+DIGESTS: Final = Path(__file__).with_name("params_files.json")
+FILES: Final = ["params.yaml", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "params").rglob("*.yaml"))]
+PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
+
+
+def load(name: str) -> Params:
+    """Check a file, on top of params.yaml where it is an overlay or has one."""
+    raw = read_yaml(ROOT / name)
+    if name.startswith("params/") and not name.startswith("params/paper/"):
+        overlay = raw["overlay"] if name.startswith("params/study/") else raw
+        raw = config.merge(read_yaml(ROOT / "params.yaml"), overlay)
+    return typed(raw)
+
+
+def digest(name: str) -> str:
+    """Return a digest of every data set and of every run with its inputs and its whole config."""
+    found = load(name)
+    content: dict[str, Any] = {"seed": found.seed, "evaluate": config.to_mapping(found.evaluate)}
+    content |= {f"datasets.{key}": config.to_mapping(dataset) for key, dataset in found.datasets.items()}
+    for (kind, key), run in found.runs.items():
+        about = [run.spec.dataset, run.method.name, run.spec.setting, run.spec.seeds, dict(run.sources)]
+        content[f"{kind}.{key}"] = [*about, config.to_mapping(run.config)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def digest_of_figures(name: str) -> str:
+    """Return a digest of what was read off the printed tables of a paper."""
+    return hashlib.sha256((papers.HERE / name).read_bytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_valid_and_means_what_it_meant(name: str) -> None:
+    assert digest(name) == json.loads(DIGESTS.read_text())[name]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_figures_of_a_paper_are_those_that_were_read_off(name: str) -> None:
+    assert digest_of_figures(name) == json.loads(DIGESTS.read_text())[name]
+
+
+def test_a_digest_depends_on_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {**read_yaml(ROOT / "params.yaml")}
+    monkeypatch.setitem(globals(), "read_yaml", lambda path: raw)
+    before = digest("params.yaml")
+    key = next(iter(raw["trajectories"]))
+    raw["trajectories"] = raw["trajectories"] | {key: raw["trajectories"][key] | {"override": {"epochs": 77}}}
+    assert digest("params.yaml") != before
+
+
+def test_rates_and_snapshots_of_maddox() -> None:
+    """Maddox et al. 2019 as published: when the rate falls, and which epochs SWA and SWAG average over."""
+    own = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
+    ends = {"vgg": (0.01, 0.01), "preresnet": (0.01, 0.05), "wrn": (0.05, 0.05)}  # of SWA on CIFAR-10, CIFAR-100
+    for run in load("params/paper/ciber-table3.yaml").of("trajectory"):
+        dataset, network, kind = run.key.split("-")
+        optimiser = run.config.optimiser
+        assert (optimiser.lr, optimiser.weight_decay) == own[network]
+        start, ratio = (161, ends[network][dataset == "cifar100"] / optimiser.lr) if kind == "swa" else (300, 0.01)
+        for epoch in range(300):
+            t = epoch / start
+            factor = 1.0 if t <= 0.5 else 1 - (1 - ratio) * (t - 0.5) / 0.4 if t <= 0.9 else ratio
+            assert learning_rate(optimiser, 390 * epoch, 390 * 300) == pytest.approx(optimiser.lr * factor, rel=1e-5)
+        keep = SnapshotPolicy(run.config.snapshots, run.config.every, 0, run.config.moments)
+        swa = kind == "swa"
+        assert [e for e in range(1, 301) if keep.snapshot(300 - e)] == ([*range(165, 301, 5)] if swa else [300])
+        assert [e for e in range(1, 301) if keep.counts(300 - e)] == ([*range(162, 301)] if swa else [])
+
+
+def test_steps_of_the_chains_of_maddox() -> None:
+    """The rate of WideResNet on the mean loss, 38.0348 (13928.7 + t)^-.55; noise of 5e-4 times its root."""
+    target = load("params/paper/ciber-table3.yaml").run("teacher", "cifar10-vgg-sgld").config.target
+    drift = 50_000 / (2 * target.temperature)  # the rate of a step size
+    assert target.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)
+    assert target.step_size.at(39_000) * drift == pytest.approx(0.1, rel=0.05)
+    assert target.step_size.at(0) == pytest.approx(5e-4**2 * 0.2, rel=0.01)
+    assert target.prior_precision / 50_000 == pytest.approx(5e-4)
+
+
+def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:
+    """Ritter et al. 2021, appendices J.2 and K: 50,000 rows in batches of 100; a setting says what is left, in %."""
+    found = load("params/paper/inducing-table2.yaml")
+    for (kind, key), run in found.runs.items():
+        how = run.config if kind == "trajectory" else getattr(run.config, "training", None)
+        if how is None:
+            continue
+        steps, rate = 500 * how.epochs, how.optimiser.lr
+        rates = [learning_rate(how.optimiser, 500 * epoch, steps) / rate for epoch in range(how.epochs)]
+        falls = [epoch for epoch in range(1, how.epochs) if rates[epoch] < rates[epoch - 1]]
+        wide, name = key.startswith("cifar100"), run.method.name
+        if "student" in run.sources:
+            source = found.run("student", run.sources["student"])
+            left = re.fullmatch(r"(.+) \((.+)%\)", run.spec.setting)
+            assert left is not None and left[1] == source.spec.setting and (rate, falls) == (1e-4, [])
+            assert Fraction(str(run.config.prune)) == 1 - Fraction(left[2]) / 100
+        elif name == "sgd":
+            assert (rate, falls) == ((0.1, [60, 120, 160]) if wide else (3e-4, []))
+        else:
+            assert (rate, falls) == ((1e-3, [200]) if name.endswith("_u") or wide else (3e-4, []))
+
+
+@pytest.mark.slow
+def test_steps_of_the_pseudo_coresets_of_lee() -> None:
+    """A step of ½·step_size on the sum over rows is one of .01 on their mean; a coreset of VBPC and its run agree."""
+    for name, rows in (("params/paper/vbpc-table1.yaml", None), ("params/paper/vbpc-table9.yaml", 400)):
+        found = load(name)
+        for coreset in found.of("coreset"):
+            classes = 100 if coreset.spec.dataset == "cifar100" else 10
+            if coreset.method.name == "bpc_cd":
+                count = rows or coreset.config.ipc * classes
+                assert coreset.config.step_size / 2 * count == pytest.approx(0.01)
+        for run in found.of("student"):
+            if run.method.name == "vbpc":
+                assert run.config == found.run("coreset", run.sources["coreset"]).config
+
+
+if __name__ == "__main__":
+    found = {name: digest(name) for name in FILES} | {name: digest_of_figures(name) for name in PRINTED}
+    DIGESTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,55 @@
+"""The order of files, signals that a shell has switched off, and the marks that ``make check`` needs."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[1]
+INTERRUPTED = """
+import signal, subprocess, sys
+def test_interrupted():
+    child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
+    child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    assert child.wait() == -signal.SIGINT
+"""
+
+
+def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Run the tests of ``folder`` in a process that starts with SIGINT ignored, as a background job may."""
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "tests.tiers", f"--rootdir={folder}", *options]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+
+
+def test_ctrl_c_reaches_a_child_though_the_session_began_without_it(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(INTERRUPTED)
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("options", "order"), [((), "first second"), (("--reverse-files",), "second first")])
+def test_files_run_in_reverse_where_asked(tmp_path: Path, options: tuple[str, ...], order: str) -> None:
+    for number, name in enumerate(("first", "second")):
+        (tmp_path / f"test_{number}.py").write_text(f"def test_{name}():\n    print('{name}')\n")
+    assert " ".join(run(tmp_path, "-sq", *options).stdout.replace(".", "").split()).startswith(order)
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("-m", "not process"), 1)])
+def test_a_process_without_a_mark_fails_in_the_tier_without_processes(
+    tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "test_one.py").write_text("import subprocess\ndef test_one():\n    subprocess.run(['true'])\n")
+    done = run(tmp_path, *options)
+    assert done.returncode == code and ("starts true: mark it `process`" in done.stdout) == bool(code)
