@@ -14,13 +14,10 @@ RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
 
 
 def make_hub(store: Store | None) -> Any:
-    """Start the hub as an actor on the node of this process.
-
-    Ray repeats a call whose connection was cut; all methods may be called twice.
-    """
+    """Start the hub as an actor on the node of this process."""
     import ray
 
-    return ray.remote(Hub).options(**on_this_node(), max_task_retries=-1).remote(store)
+    return ray.remote(Hub).options(**on_this_node()).remote(store)
 
 
 def on_this_node() -> dict[str, Any]:
@@ -113,14 +110,22 @@ class ActorChannel:
         if self._shared:
             save_part(self._shared, task, blob)
         else:
-            get(self._hub.save.remote(task, blob))
+            ask(self._hub.save, task, blob)
 
     def load(self, task: str) -> bytes | None:
         shared = load_part(self._shared, task) if self._shared else None
-        return get(self._hub.load.remote(task)) if shared is None else shared
+        return ask(self._hub.load, task) if shared is None else shared
 
     def finish(self, task: str, blob: bytes) -> None:
-        get(self._hub.finish.remote(task, blob))
+        ask(self._hub.finish, task, blob)
+
+
+def ask(method: Any, *arguments: Any) -> Any:
+    """Call a method of the hub from a worker. Ray repeats the call if a cut network interrupts it.
+
+    The driver must not ask so: without a head Ray would repeat the call for ever.
+    """
+    return get(method.options(max_task_retries=-1).remote(*arguments))
 
 
 def get(ref: Any) -> Any:

@@ -7,7 +7,7 @@ from bdl_pipe import plugins
 from bdl_pipe.artifacts import State, StoredTensors
 from bdl_pipe.files import FileBytes, Source
 
-from .hub import get
+from .hub import ask
 
 
 def with_plugins(value: Any) -> Any:
@@ -44,7 +44,7 @@ class HubFile:
     def read(self, start: int, count: int) -> bytes:
         if self.file.is_here():
             return self.file.read(start, count)
-        return get(self.hub.read.remote(self.file, start, count))
+        return ask(self.hub.read, self.file, start, count)
 
 
 def through_hub(value: Any, hub: Any) -> Any:

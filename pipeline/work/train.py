@@ -14,7 +14,7 @@ from bdl_pipe.errors import UserError
 
 from ..core.settings import Settings
 from .base import Done, Task, Work
-from .hub import RETRIES
+from .hub import RETRIES, ask
 from .sending import with_plugins
 
 _TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hung peer is an error
@@ -49,7 +49,7 @@ def group(
             torch_config=TorchConfig("nccl" if settings.device == "cuda" else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
         trainer.fit()
-    outcome: Done | Exception = ray.get(hub.get_result.remote(task.name))
+    outcome: Done | Exception = ask(hub.get_result, task.name)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -72,9 +72,9 @@ def _loop(
         try:
             done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
         except UserError as error:  # every rank raises it, and a retry would raise it again
-            ray.get(hub.put_result.remote(task.name, error))
+            ask(hub.put_result, task.name, error)
             return
         if first:
-            ray.get(hub.put_result.remote(task.name, done))
+            ask(hub.put_result, task.name, done)
 
     return run
