@@ -214,8 +214,9 @@ def test_a_population_is_never_worse_than_what_is_in_force(toy, trials):
     assert "a population of 4 with changing hyperparameters reached" in text
 
 
-def test_a_study_whose_trials_failed_is_resumed_and_written(toy, trials, capsys):
+def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
     """One of two points fails while the file ``fault`` exists; the other one is not fitted again."""
+    monkeypatch.setattr(tuner, "_RETRIES", 0)
     (toy / "fault").touch()
     path = toy / "params/study/fake-shift.yaml"
     path.parent.mkdir(parents=True)
@@ -246,10 +247,13 @@ def test_a_study_whose_trials_failed_is_resumed_and_written(toy, trials, capsys)
 
 @pytest.mark.soak
 def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factory, monkeypatch):
-    """The first process is killed; the second project has nothing but the bucket."""
+    """The first process is stopped; the second project has nothing but the bucket."""
+    import logging
+
     import boto3
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It writes a line for each request.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -260,22 +264,33 @@ def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factor
         client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
         client.create_bucket(Bucket="searches")
         (toy / "hold").touch()
-        code = CODE.replace("sys.argv.pop(1)", "sys.argv.pop(1) and ''")
-        command = ["x", "tune", "shift", "--dataset", "toy", "--samples", "3", "--max-concurrent", "1"]
+        command = [
+            sys.executable,
+            "-c",
+            CODE,
+            "ignored",
+            "tune",
+            "shift",
+            "--dataset",
+            "toy",
+            "--samples",
+            "3",
+            "--max-concurrent",
+            "1",
+        ]
         path = ":".join(map(str, (HERE, ROOT, ROOT / "src")))
-        with subprocess.Popen([sys.executable, "-c", code, *command], env={**os.environ, "PYTHONPATH": path}) as first:
+        env = {**os.environ, "PYTHONPATH": path}
+        with subprocess.Popen(command, env=env) as first:
             while not (toy / "hold.waits").exists():
                 assert first.poll() is None
                 time.sleep(0.02)
-            first.kill()
+            first.terminate()
+        assert first.returncode == 130
         (toy / "hold").unlink()
         second = tmp_path_factory.mktemp("second")
         shutil.copytree(made, second, dirs_exist_ok=True)
         shutil.copy(toy / "params.yaml", second)
-        command = [*command, "--resume"]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *command], cwd=second, env={**os.environ, "PYTHONPATH": path}, timeout=300
-        )
+        done = subprocess.run([*command, "--resume"], cwd=second, env=env, timeout=300)
         assert done.returncode == 0
         assert starts(toy)[1] == (tune_cases.IN_FORCE, tune_cases.STEPS // 2, 0), "from the checkpoint in the bucket"
         assert (second / "params/tuned/shift-toy.yaml").exists()
