@@ -37,7 +37,7 @@ from pipeline.work.base import Task
 from pipeline.work.cluster import Cluster, connected
 from pipeline.work.display import Display
 from pipeline.work.hub import ActorChannel, make_hub
-from pipeline.work.sealed import sealed
+from pipeline.work.sending import with_plugins
 from pipeline.work.store import Store
 
 OUT: Final = Path("results/scale")
@@ -238,7 +238,7 @@ def _first_step() -> dict[str, float]:
 def _bytes() -> dict[str, int]:
     """Bytes of a trivial task and of its result, beside what it is about."""
     task = Task("0-0", 0)
-    return {"task": len(pickle.dumps(sealed(task))), "result": len(to_bytes(nothing(None, {}, None)))}  # type: ignore[arg-type]
+    return {"task": len(pickle.dumps(with_plugins(task))), "result": len(to_bytes(nothing(None, {}, None)))}  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

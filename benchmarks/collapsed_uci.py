@@ -25,7 +25,7 @@ from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.collapsed.regression import CiberLastConfig, CiberLastPosterior
 from bdl_pipe.config import read
 from bdl_pipe.data import prepared
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Continuous, Gaussian

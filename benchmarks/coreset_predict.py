@@ -25,7 +25,8 @@ from torch import Tensor
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.networks import ConvNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec

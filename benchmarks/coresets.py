@@ -41,10 +41,12 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.bpc import surrogates
 from bdl_pipe.coresets.bpc.inner import unrolled
-from bdl_pipe.coresets.shared.flat_network import FlatNetwork, mean_log_likelihood
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.coresets.shared.likelihood import mean_log_likelihood
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.networks import ConvNetConfig, Network
+from bdl_pipe.networks.flat import FlatNetwork
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
@@ -229,17 +231,25 @@ def _place(function: tuple[str, int, str]) -> str:
 # (b) ours over loops
 
 
+def spec(options: argparse.Namespace) -> NetworkSpec:
+    """The network of all rows of the table."""
+    return NetworkSpec(ConvNetConfig(**network(options.width)), (1, SIDE, SIDE), CLASSES, "categorical")
+
+
 def problem(ipc: int, options: argparse.Namespace) -> tuple[FlatNetwork, Tensor, Tensor]:
     """A network as a function of its weights, and a coreset's images and classes."""
-    spec = NetworkSpec(ConvNetConfig(**network(options.width)), (1, SIDE, SIDE), CLASSES, "categorical")
     images = torch.randn(CLASSES * ipc, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     classes = torch.arange(CLASSES).repeat_interleave(ipc)
-    return FlatNetwork(spec, options.device, "network"), images.to(options.device), classes.to(options.device)
+    return (
+        FlatNetwork(spec(options).build(Seed(0)).to(options.device)),
+        images.to(options.device),
+        classes.to(options.device),
+    )
 
 
 def weights_near(flat: FlatNetwork, count: int) -> Tensor:
     """Fresh weights with noise of standard deviation .01, [count, weight], on the CPU."""
-    fresh = flat.flat(flat.spec.build(Seed(0)).state_dict())
+    fresh = flat.flat(flat.network.state_dict()).cpu()
     return fresh + 0.01 * torch.randn(count, flat.size, generator=torch.Generator().manual_seed(1))
 
 
@@ -285,7 +295,7 @@ def unfolded(flat: FlatNetwork, skeleton: Network) -> Outputs:
 def draws(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[str, Form]:
     """The gradient [row, ...] of forward KL's surrogate in the coreset's images."""
     flat, images, classes = problem(ipc, options)
-    skeleton = flat.spec.build(Seed(0)).to(options.device)
+    skeleton = spec(options).build(Seed(0)).to(options.device)
     weights = weights_near(flat, 2 * options.draws).to(options.device, dtype)
     pixels, count = images.to(dtype).requires_grad_(), options.draws
 
@@ -312,7 +322,7 @@ def draws(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[str
 def chains(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[str, Form]:
     """The weights of all chains after a step of SGHMC; without noise, so that the forms can agree."""
     flat, images, classes = problem(ipc, options)
-    skeleton = flat.spec.build(Seed(0)).to(options.device)
+    skeleton = spec(options).build(Seed(0)).to(options.device)
     start, pixels = weights_near(flat, options.chains).to(options.device, dtype), images.to(dtype)
 
     def run(outputs: Outputs, weights: Tensor) -> Tensor:
@@ -337,11 +347,11 @@ def chains(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[st
 def prediction(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[str, Form]:
     """The log-probabilities [draw, row, class] of 100 rows under the draws of all chains; the coreset is not seen."""
     flat, _, _ = problem(ipc, options)
-    skeleton = flat.spec.build(Seed(0)).to(options.device)
+    skeleton = spec(options).build(Seed(0)).to(options.device)
     weights = weights_near(flat, options.chains * options.kept).to(options.device, dtype)
     generator = torch.Generator().manual_seed(2)
     rows = torch.randn(PREDICTED, 1, SIDE, SIDE, generator=generator).to(options.device, dtype)
-    posterior = NetworkDraws(flat.spec, flat.named(weights))
+    posterior = NetworkDraws(spec(options), flat.named(weights))
 
     def log_probs(outputs: Outputs) -> Tensor:
         with torch.no_grad():
@@ -400,8 +410,8 @@ def seconds_of(form: Form, device: str) -> float:
 @torch.no_grad()
 def forward_operations(rows: int, options: argparse.Namespace) -> int:
     """Return the floating-point operations of convolutions and head for so many pairs of a network and a row."""
-    flat, images, _ = problem(1, options)
-    skeleton = flat.spec.build(Seed(0)).to(options.device)
+    _, images, _ = problem(1, options)
+    skeleton = spec(options).build(Seed(0)).to(options.device)
     with FlopCounterMode(display=False) as counter:
         skeleton(images[:1])
     return rows * int(counter.get_total_flops())

@@ -21,6 +21,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from safetensors import safe_open
 from scipy.stats import wasserstein_distance
 from torch import Tensor
@@ -119,12 +120,10 @@ def draw(reference: Reference, shown: dict[str, np.ndarray], path: Path) -> None
 
     ``shown``: by title, draws of f [draw, x], NUTS's first; its mean and band are drawn into every other panel, too.
     """
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = math.ceil((len(shown) + 1) / 2)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = pyplot.subplots(2, columns, figsize=(2.9 * columns, 5.9), layout="constrained")
+        figure = Figure(figsize=(2.9 * columns, 5.9), layout="constrained")
+        axes = figure.subplots(2, columns)
         spread, panels = axes[1, 0], [*axes[0], *axes[1, 1:]]
         for axis, (name, draws) in zip(panels, shown.items(), strict=False):
             _panel(axis, reference, name, draws)
@@ -136,7 +135,6 @@ def draw(reference: Reference, shown: dict[str, np.ndarray], path: Path) -> None
         handles, labels = (panels[1] if len(shown) > 1 else panels[0]).get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path, dpi=110)
-        pyplot.close(figure)
 
 
 def _panel(axis: Any, reference: Reference, name: str, draws: np.ndarray) -> None:

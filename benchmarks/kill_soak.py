@@ -1,7 +1,7 @@
 """A soak: kills at random moments of the graph, and what is left of it: ``python -m benchmarks.kill_soak --kills 100``.
 
 In a fresh copy of the project the graph is run by ``python -m pipeline repro`` and, one time in four, by ``dvc repro``,
-and at random moments a process of it is ended by SIGKILL: the driver, DVC, the host that stages are forked from, a
+and at random moments a process of it is ended by SIGKILL: the driver, DVC, the process that stages are forked from, a
 stage, a worker, the raylet, the GCS. After each kill the same command is given again, and nothing else is done. At the
 end there must be no result that was finished and then lost or made again, the bits of an undisturbed run, and no
 process that outlived its run.
@@ -31,7 +31,7 @@ KINDS: Final = ("prepare", "holdout", "trajectory", "teacher", "coreset", "stude
 VICTIMS: Final[Mapping[str, Callable[[list[str]], bool]]] = {
     "driver": lambda words: "pipeline" in words and "repro" in words,
     "dvc": lambda words: any(Path(word).name == "dvc" for word in words[:3]),
-    "host": lambda words: "pipeline.run.host" in words,
+    "forks": lambda words: any("multiprocessing.forkserver" in word for word in words),
     "worker": lambda words: words[0].startswith("ray::") if words else False,
     "raylet": lambda words: bool(words) and Path(words[0]).name == "raylet",
     "gcs": lambda words: bool(words) and Path(words[0]).name == "gcs_server",
@@ -127,7 +127,7 @@ class Soak:
         self._count += 1
         by_dvc = self._count % 4 == 0 if by_dvc is None else by_dvc
         command = [sys.executable, "-m", *(("dvc", "repro") if by_dvc else ("pipeline", "repro"))]
-        if by_dvc and not self._readable():  # a plain dvc cannot mend its own record
+        if by_dvc and not self._readable():  # DVC refuses a dvc.lock that a kill has cut
             command = [sys.executable, "-m", "pipeline", "repro"]
         log = open(self.folder / "soak.log", "ab")  # noqa: SIM115
         return subprocess.Popen(
@@ -154,9 +154,9 @@ class Soak:
                 continue
             kind = next((name for name, is_one in VICTIMS.items() if is_one(words)), "other")
             there.setdefault(kind, []).append(other)
-        hosts = {p.pid: p for p in there.pop("host", [])}  # a stage is a fork of the host, under the same name
-        for pid, other in hosts.items():
-            there.setdefault("stage" if _parent(other) in hosts else "host", []).append(hosts[pid])
+        forks = {p.pid: p for p in there.pop("forks", [])}  # a stage is a fork of this process, under the same name
+        for pid, other in forks.items():
+            there.setdefault("stage" if _parent(other) in forks else "forkserver", []).append(forks[pid])
         there.pop("other", None)
         if not there:
             return None

@@ -5,6 +5,7 @@ processes: behind a network interface of its own, with the project's folder, its
 files out of sight.
 """
 
+import itertools
 import os
 import shutil
 import site
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ _ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _START_SECONDS: Final = 90
 _END_SECONDS: Final = 10.0
 _TRIES: Final = 3
+_NUMBERS: Final = itertools.count()
 _NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
 _TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes at a task of ours, or at a trial
 
@@ -51,7 +53,7 @@ class _Place:
 
 
 class Cluster:
-    """A head on this machine, whose address is ``address``, and a node that joins it, is cut off, and is killed."""
+    """A head on this machine, at ``address``, and a second node that joins it, is cut off, and is killed."""
 
     def __init__(
         self,
@@ -72,7 +74,9 @@ class Cluster:
             head: further options of the head.
             temporary: the folder of the head's files, with a short path, for sockets; default: one is made.
         """
-        self._stack, self._name, self._logs, self._health = stack, f"bdl{os.getpid()}", logs, dict(health)
+        self._stack, self._logs, self._health = stack, logs, dict(health)
+        self._number = next(_NUMBERS)  # the kernel removes a network some time after it is deleted
+        self._name = f"bdl{os.getpid()}n{self._number}"
         if temporary is None:
             temporary = Path(tempfile.mkdtemp(prefix="bdl-"))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -86,16 +90,12 @@ class Cluster:
             ["ip", "netns", "exec", self._name, "unshare", *_ALONE],
             [*sources, *map(str, hidden), str(temporary), "/dev/shm"],
         )
-        with socket.socket() as free:
-            free.bind((self._ours, 0))
-            port = free.getsockname()[1]
-        self.address = f"{self._ours}:{port}"
-        self._head_options = ["--head", f"--port={port}", f"--temp-dir={temporary}", "--include-dashboard=false", *head]
+        self._head_options = [f"--temp-dir={temporary}", "--include-dashboard=false", *head]
         self.start_head()
 
     def start_head(self) -> None:
-        """Start the head, or another one at its address."""
-        self._head = self._start("head", self._head_place, *self._head_options)
+        """Start the head, or another one."""
+        self._head = self._start("head", self._head_place, self._head_words)
 
     def kill_head(self) -> None:
         """End the head with its raylet, its objects and its workers."""
@@ -112,18 +112,18 @@ class Cluster:
 
     def join(self) -> None:
         """Start the second node."""
-        self._node = self._start("node", self._node_place, f"--address={self.address}")
+        self._node = self._start("node", self._node_place, lambda: [f"--address={self.address}"])
 
     def kill(self) -> None:
-        """End the second node, which has no time to say goodbye."""
+        """Kill the second node."""
         stop(self._node)
 
     def works(self) -> bool:
-        """Say whether the second node is at a task or a trial."""
+        """Return whether the second node runs a task or a trial."""
         return bool(self.workers())
 
     def workers(self) -> list[psutil.Process]:
-        """List the second node's processes that are at a task or a trial."""
+        """List the second node's processes that run a task or a trial."""
         return self._processes(_TASKS)
 
     def raylet(self) -> psutil.Process:
@@ -132,7 +132,7 @@ class Cluster:
         return raylet
 
     def cut(self) -> None:
-        """Let no packet pass between the two nodes, and tell neither: each sends to an address that nobody has."""
+        """Let no packet pass between the two nodes: each sends to an Ethernet address that no interface has."""
         _ip(f"neigh replace {self._its} lladdr {_NOBODY} dev {self._name}a nud permanent")
         _ip(f"-n {self._name} neigh replace {self._ours} lladdr {_NOBODY} dev {self._name}b nud permanent")
 
@@ -140,29 +140,6 @@ class Cluster:
         """Let packets pass again."""
         _ip(f"neigh del {self._its} dev {self._name}a")
         _ip(f"-n {self._name} neigh del {self._ours} dev {self._name}b")
-
-    @property
-    def head(self) -> tuple[str, int]:
-        """Return the head's host and port."""
-        host, _, port = self.address.rpartition(":")
-        return host, int(port)
-
-    def there(self, *command: str) -> list[str]:
-        """Return the command that runs another one in the second node's network, and in no other namespace of its."""
-        return ["ip", "netns", "exec", self._name, *command]
-
-    def allow_only(self, port: int) -> None:
-        """Let the second node's network reach no port of the head's but one."""
-        _ip(f"-n {self._name} rule add pref 100 ipproto tcp dport {port} lookup main")
-        _ip(f"-n {self._name} rule add pref 200 unreachable")
-
-    def unplug(self) -> None:
-        """Pull the cable out of the second node's network."""
-        _ip(f"-n {self._name} link set {self._name}b down")
-
-    def plug(self) -> None:
-        """Put the cable back in."""
-        _ip(f"-n {self._name} link set {self._name}b up")
 
     def _end_left(self) -> None:
         for process in self._left:
@@ -181,7 +158,7 @@ class Cluster:
 
     def _network(self) -> tuple[str, str]:
         """Lay a cable, and return the addresses of its ends: ours, and that in the second node's namespace."""
-        name, number = self._name, os.getpid() % 16384 * 4
+        name, number = self._name, (os.getpid() + self._number) % 16384 * 4
         ours, its = (f"198.18.{number // 256}.{number % 256 + end}" for end in (1, 2))
         _ip(f"netns add {name}")
         self._stack.callback(_ip, f"netns delete {name}")  # and the cable
@@ -192,16 +169,23 @@ class Cluster:
             _ip(f"-n {name} {command}")
         return ours, its
 
-    def _start(self, name: str, place: _Place, *options: str) -> "subprocess.Popen[bytes]":
-        """Start a node of one core at a place where our packages are not found."""
+    def _head_words(self) -> list[str]:
+        """Return the options of a head at a free port: one that was killed may still hold its own."""
+        with socket.socket() as free:
+            free.bind((self._ours, 0))
+            self.address = f"{self._ours}:{free.getsockname()[1]}"
+        return ["--head", f"--port={self.address.rpartition(':')[2]}", *self._head_options]
+
+    def _start(self, name: str, place: _Place, options: Callable[[], list[str]]) -> "subprocess.Popen[bytes]":
+        """Start a node of one core at a place where our packages are not found; ``options`` are made for each try."""
         lines = [f"mount -t tmpfs none {path}" for path in place.hidden]
         lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
         lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
-        command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}", *options]
+        command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}"]
         for _ in range(_TRIES - 1):  # on a busy machine it may take longer than Ray allows
             with suppress(TimeoutError):
-                return self._started(name, command)
-        return self._started(name, command)
+                return self._started(name, [*command, *options()])
+        return self._started(name, [*command, *options()])
 
     def _started(self, name: str, command: list[str]) -> "subprocess.Popen[bytes]":
         """Start a node by ``command``, and wait until it runs."""
@@ -223,12 +207,12 @@ class Cluster:
 
 
 def available() -> bool:
-    """Say whether this machine can have such a cluster."""
+    """Return whether this machine can have such a cluster."""
     return not missing()
 
 
 def missing() -> str:
-    """Say what this machine lacks for such a cluster, and what to do, in a line; empty: nothing."""
+    """Return one line with what this machine lacks for such a cluster, and the cure; empty: nothing is missing."""
     if sys.platform != "linux":
         return "this needs the namespaces of Linux: run it on a Linux machine"
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):

@@ -30,7 +30,8 @@ import yaml
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of

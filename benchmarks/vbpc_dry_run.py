@@ -30,7 +30,8 @@ from bdl_pipe.coresets.shared.descent import CoresetDescent
 from bdl_pipe.coresets.shared.init import balanced
 from bdl_pipe.coresets.vbpc.distil import DatasetLoss
 from bdl_pipe.coresets.vbpc.method import VBPC
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import loop

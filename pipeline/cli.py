@@ -1,138 +1,319 @@
 """The command line: ``python -m pipeline VERB``; ``--help`` lists the verbs.
 
-A user's mistake is one line on stderr and exit code 2. Nothing is imported before it is needed.
+A user's mistake is one line on stderr and exit code 2. Each verb imports its module inside its function, so that a
+command imports only what it needs.
 """
 
-import argparse
 import importlib
+import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
+
+import click
 
 from bdl_pipe.errors import UserError
 
-MODULES: Final = {  # a verb's module, where it is not in verbs
-    "tune": "search.every",
-    "study": "search.study",
-    "paper": "papers.run",
-    "add": "add.verb",
-    "export": "export.export",
-    "predict": "export.predict",
-    "run": "verbs.run_stage",
-    "upgrade": "upgrade",
-}
+from .verbs.options import COUNT, EXECUTOR, JOBS, PAPER, PATH, RESUME, SEED, SHARE, SPLIT, TO, TRIALS, ListsCommand
+
+PROGRAM: Final = "python -m pipeline"
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, and hand over to the module of the verb: its ``main(args)`` returns an exit code or None."""
-    args = parser().parse_args(argv)
+    """Run the verb that the arguments name, and return the exit code: 2 for a user's mistake, 130 for Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell without job control starts background processes with SIGINT ignored, but SIGINT must end them, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = next(iter(words), PROGRAM)
     try:
-        return importlib.import_module(f"pipeline.{MODULES.get(args.verb, f'verbs.{args.verb}')}").main(args) or 0
+        with verbs.make_context(PROGRAM, words) as context:
+            return verbs.invoke(context) or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else PROGRAM
+        print(f"{verb}: {error.format_message()}\nTry: {command} --help", file=sys.stderr)
+        return 2
     except UserError as error:
-        print(f"{args.verb}: {error}", file=sys.stderr)
+        print(f"{verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{args.verb}: interrupted", file=sys.stderr)
+        print(f"{verb}: interrupted", file=sys.stderr)
         return 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
-    top = argparse.ArgumentParser(prog="python -m pipeline", description="Run, search, predict.")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("check", help="read all of params.yaml, and say ok or what is wrong")
-    repro = verbs.add_parser("repro", help="run every stage whose result is out of date, several at once")
-    repro.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once (default 3)")
-    repro.add_argument("targets", nargs="*", metavar="STAGE", help="only these and what they need, as in dvc.yaml")
-    attach = verbs.add_parser("attach", help="find the jobs that a command has left on a cluster, and go on with them")
-    attach.add_argument("-j", "--jobs", type=_positive, default=3, metavar="N", help="stages at once, at least")
-    status = verbs.add_parser("status", help="which stages are out of date, and why")
-    status.add_argument("--all", action="store_true", help="list the others, too")
-    run = verbs.add_parser("run", help="run one stage (or all) here, without DVC")
-    run.add_argument("stage", choices=(*STAGES, "all"))
-    run.add_argument("key", nargs="?", help="a run of the stage's section, or a data set")
-    run.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
-    add = verbs.add_parser("add", help="look at a file of yours, and add it with a run of each method")
-    add.add_argument("path", type=Path, metavar="FILE", help="CSV, Parquet, .npz or a folder of images")
-    add.add_argument("--target", nargs="+", metavar="COLUMN", help="of a table: what is predicted")
-    add.add_argument("--task", choices=("classification", "regression"), help="default: by the target")
-    add.add_argument("--methods", nargs="+", metavar="METHOD", help="only these; default: all that fit")
-    add.add_argument("--leave-out", nargs="+", default=[], metavar="COLUMN", help="columns that are no features")
-    add.add_argument("--size", type=_positive, metavar="PIXELS", help="a side that images of a folder are brought to")
-    add.add_argument("--skip-broken", action="store_true", help="leave out files that are no readable images")
-    add.add_argument("--splits", type=_positive, metavar="N", help="default: by the number of rows")
-    add.add_argument("--minutes", type=_positive, default=10, metavar="M", help="about how long it may take (10)")
-    add.add_argument("--log", action=argparse.BooleanOptionalAction, help="fit logarithms of the targets, or not")
-    add.add_argument("--name", help="of the data set in params.yaml; default: the file's")
-    add.add_argument(
-        "--calibration", type=_share, default=0, metavar="SHARE", help="of the training rows, to recalibrate on (0)"
-    )
-    add.add_argument("--tune", type=_positive, metavar="N", help="then search every method, with N trials each")
-    add.add_argument("--dry-run", action="store_true", help="say what would be added, and write nothing")
-    remove = verbs.add_parser("remove", help="take a data set and all runs on it out of params.yaml")
-    remove.add_argument("name", help="a key of datasets")
-    paper = verbs.add_parser("paper", help="run a paper's table under its protocol, and print ours beside the paper's")
-    paper.add_argument("table", metavar="PAPER:TABLE", help="such as vbll:table2; its numbers: params/paper/")
-    paper.add_argument("--dataset", metavar="A,B", help="only these; default: all that the params file has")
-    paper.add_argument("--method", metavar="X,Y", help="run only these (the paper's names or ours)")
-    paper.add_argument("--splits", type=_positive, metavar="N", help="of each data set, in place of the file's number")
-    paper.add_argument("--executor", choices=("inline", "ray"), help="default: BDL_EXECUTOR, or ray")
-    tune = verbs.add_parser("tune", help="search a method's declared space on validation data")
-    tune.add_argument("method", help="a key of methods, or all of the data set's, one after the other")
-    tune.add_argument("--dataset", required=True)
-    tune.add_argument("--samples", type=_positive, required=True, metavar="N", help="trials")
-    tune.add_argument(
-        "--scheduler",
-        choices=("asha", "pbt"),
-        help="asha (default): weak trials end; pbt: they go on as strong ones do",
-    )
-    tune.add_argument("--run", help="the run whose branch is searched; default: the first of this method")
-    tune.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
-    tune.add_argument("--resume", action="store_true", help="go on with a search that was stopped")
-    tune.add_argument("--apply", action="store_true", help="merge the winner into params.yaml")
-    study = verbs.add_parser("study", help="fit every point of a grid, and plot validation scores against each axis")
-    study.add_argument("file", type=Path, metavar="FILE.yaml", help="such as params/study/inducing-figure4.yaml")
-    study.add_argument("--max-concurrent", type=_positive, metavar="N", help="trials at once")
-    study.add_argument("--resume", action="store_true", help="go on with a study that was stopped")
-    predict = verbs.add_parser("predict", help="predict new rows with a fitted posterior")
-    predict.add_argument("run", help="a key of runs")
-    predict.add_argument("--input", required=True, type=Path, metavar="FILE")
-    predict.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
-    predict.add_argument("--split", type=int, default=0, help="of a data set with several splits")
-    predict.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
-    predict.add_argument("--level", type=float, metavar="P", help="of conformal sets or intervals (0.9)")
-    predict.add_argument(
-        "--paper", metavar="PAPER:TABLE", help="a run of this paper's table, in place of params.yaml's"
-    )
-    export = verbs.add_parser("export", help="write a coreset as a folder that others can use without this project")
-    export.add_argument("what", choices=("coreset",))
-    export.add_argument("run", help="a key of coresets, or of runs that are made from one")
-    export.add_argument("--to", required=True, type=Path, metavar="DIR", help="new or empty")
-    export.add_argument("--split", type=int, default=0, help="of a data set with several splits")
-    export.add_argument("--seed", type=int, default=0, help="of a run with several seeds")
-    apply = verbs.add_parser("apply", help="merge an overlay of params/ into params.yaml, comments kept")
-    apply.add_argument("overlay", type=Path, metavar="FILE.yaml")
-    upgrade = verbs.add_parser(
-        "upgrade", help="give old keys and values of params files their present names; nothing else changes"
-    )
-    upgrade.add_argument("files", nargs="*", type=Path, metavar="FILE.yaml", help="default: params.yaml")
-    ui = verbs.add_parser("ui", help="the tracking page, on this project's store")
-    ui.add_argument("--host", default="127.0.0.1")
-    ui.add_argument("--port", type=_positive, default=5000)
-    return top
+def parse(argv: Sequence[str]) -> click.Context:
+    """Parse arguments without running the verb, and return the verb's context.
+
+    Raises:
+        click.UsageError: the arguments are wrong.
+    """
+    command: click.Command = verbs
+    context, name, words = None, PROGRAM, list(argv)
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context, info_name=name)
+        found, subcommand, words = command.resolve_command(context, words)
+        assert found is not None and subcommand is not None
+        name, command = found, subcommand
+    return command.make_context(name, words, parent=context)
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be in [0, 1), got {text}")
-    return value
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def verbs() -> None:
+    """Run, search, predict."""
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
-    return value
+@verbs.command
+def check() -> None:
+    """Read all of params.yaml, and say ok or what is wrong."""
+    from .verbs.check import check
+
+    check()
+
+
+@verbs.command
+@JOBS
+@click.argument("targets", nargs=-1, metavar="[STAGE]...")
+def repro(jobs: int, targets: tuple[str, ...]) -> int:
+    """Run every stage whose result is out of date, several at once.
+
+    STAGE: only these stages and what they need, named as in dvc.yaml.
+    """
+    from .verbs.repro import repro
+
+    return repro(targets, jobs)
+
+
+@verbs.command
+def attach() -> int:
+    """Find the job that a command has left on a cluster, and follow it to its end."""
+    from .verbs.job import attach
+
+    return attach()
+
+
+@verbs.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True)
+def job(command: tuple[str, ...]) -> int:
+    """Run a command of the project as one Ray job: job -- COMMAND...
+
+    RAY_ADDRESS=http://host:8265 names the cluster.
+    """
+    from .verbs.job import send
+
+    return send(command)
+
+
+@verbs.command
+@click.option("--all", "all_stages", is_flag=True, help="List the others, too.")
+def status(all_stages: bool) -> None:
+    """Say which stages are out of date, and why."""
+    from .verbs.status import status
+
+    status(all_stages)
+
+
+@verbs.command
+@click.argument("stage", type=click.Choice((*STAGES, "all")), metavar="STAGE")
+@click.argument("key", required=False)
+@EXECUTOR
+def run(stage: str, key: str | None, executor: str | None) -> int:
+    """Run one stage (or all) here, without DVC.
+
+    STAGE: prepare, trajectory, teacher, coreset, student, evaluate, report or all. KEY: a run or a data set.
+    """
+    from .verbs.stage import run_stage
+
+    return run_stage(stage, key, executor)
+
+
+@verbs.command(cls=ListsCommand)
+@click.argument("path", type=PATH, metavar="FILE")
+@click.option("--target", multiple=True, metavar="COLUMN...", help="Columns of a table that are predicted.")
+@click.option("--task", type=click.Choice(("classification", "regression")), help="Default: by the target.")
+@click.option("--methods", multiple=True, metavar="METHOD...", help="Only these; default: all that fit.")
+@click.option("--leave-out", multiple=True, metavar="COLUMN...", help="Columns that are no features.")
+@click.option("--size", type=COUNT, metavar="PIXELS", help="A side that images of a folder are brought to.")
+@click.option("--skip-broken", is_flag=True, help="Leave out files that are no readable images.")
+@click.option("--splits", type=COUNT, metavar="N", help="Default: by the number of rows.")
+@click.option("--minutes", type=COUNT, default=10, metavar="M", help="About how long it may take (10).")
+@click.option("--log/--no-log", default=None, help="Fit logarithms of the targets, or not.")
+@click.option("--name", help="The data set's key in params.yaml; default: the file's name.")
+@click.option("--calibration", type=SHARE, default=0, metavar="SHARE", help="Share of rows to recalibrate on (0).")
+@click.option("--tune", "samples", type=COUNT, metavar="N", help="Then search every method, with N trials each.")
+@click.option("--dry-run", is_flag=True, help="Say what would be added, and write nothing.")
+def add(
+    path: Path,
+    target: tuple[str, ...],
+    task: Literal["classification", "regression"] | None,
+    methods: tuple[str, ...],
+    leave_out: tuple[str, ...],
+    size: int | None,
+    skip_broken: bool,
+    splits: int | None,
+    minutes: int,
+    log: bool | None,
+    name: str | None,
+    calibration: float,
+    samples: int | None,
+    dry_run: bool,
+) -> int:
+    """Look at a file of yours, and add it with a run of each method.
+
+    FILE: CSV, Parquet, .npz or a folder of images.
+    """
+    from .add.command import Request, add
+
+    features = (path, target, task, methods, leave_out, size, skip_broken)
+    dataset = add(Request(*features, splits, minutes, log, name, calibration), dry_run)
+    if samples is None or dry_run:
+        return 0
+    options: dict[str, Any] = {"dataset": dataset, "samples": samples, "scheduler": "asha", "run": None}
+    options |= {"max_concurrent": None, "resume": False, "apply": True}
+    return _old("search.every", method="all", **options)  # merge: search's tune("all", dataset=dataset, ...)
+
+
+@verbs.command
+@click.argument("name")
+def remove(name: str) -> None:
+    """Take a data set and all runs on it out of params.yaml.
+
+    NAME: a key of datasets.
+    """
+    from .verbs.change import remove
+
+    remove(name)
+
+
+@verbs.command
+@click.argument("table", metavar="PAPER:TABLE")
+@click.option("--dataset", metavar="A,B", help="Only these; default: all that the params file has.")
+@click.option("--method", metavar="X,Y", help="Run only these (the paper's names or ours).")
+@click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
+@EXECUTOR
+def paper(table: str, dataset: str | None, method: str | None, splits: int | None, executor: str | None) -> int:
+    """Run a paper's table under its protocol, and print ours beside the paper's.
+
+    PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/.
+    """
+    from .papers.run import paper
+
+    return paper(table, dataset, method, splits, executor)
+
+
+@verbs.command
+@click.argument("method")
+@click.option("--dataset", required=True)
+@click.option("--samples", type=COUNT, required=True, metavar="N", help="Trials.")
+@click.option("--scheduler", type=click.Choice(("asha", "pbt")), default="asha", help="Default: asha.")
+@click.option("--run", help="The run whose branch is searched; default: the first of this method.")
+@TRIALS
+@RESUME
+@click.option("--apply", is_flag=True, help="Merge the winner into params.yaml.")
+def tune(
+    method: str,
+    dataset: str,
+    samples: int,
+    scheduler: str,
+    run: str | None,
+    max_concurrent: int | None,
+    resume: bool,
+    apply: bool,
+) -> int:
+    """Search a method's declared space on validation data.
+
+    METHOD: a key of methods, or all: the data set's methods, one after the other. asha ends weak trials; with pbt they
+    go on as strong ones do.
+    """
+    options: dict[str, Any] = {"run": run, "max_concurrent": max_concurrent, "resume": resume, "apply": apply}
+    options |= {"dataset": dataset, "samples": samples, "scheduler": scheduler}
+    return _old("search.every", method=method, **options)  # merge: search's tune(method, dataset=dataset, ...)
+
+
+@verbs.command
+@click.argument("file", type=PATH, metavar="FILE.yaml")
+@TRIALS
+@RESUME
+def study(file: Path, max_concurrent: int | None, resume: bool) -> int:
+    """Fit every point of a grid, and plot validation scores against each axis.
+
+    FILE.yaml: such as params/study/inducing-figure4.yaml.
+    """
+    return _old("search.study", file=file, max_concurrent=max_concurrent, resume=resume)  # merge: search's study(...)
+
+
+@verbs.command
+@click.argument("run")
+@click.option("--input", "source", required=True, type=PATH, metavar="FILE")
+@click.option("--output", required=True, type=PATH, metavar="FILE.parquet")
+@SPLIT
+@SEED
+@click.option("--level", type=float, metavar="P", help="Level of conformal sets or intervals (0.9).")
+@PAPER
+def predict(run: str, source: Path, output: Path, split: int, seed: int, level: float | None, paper: str | None) -> int:
+    """Predict new rows with a fitted posterior.
+
+    RUN: a key of runs.
+    """
+    options: dict[str, Any] = {"split": split, "seed": seed, "level": level, "paper": paper}
+    return _old("export.predict", run=run, input=source, output=output, **options)  # merge: export's predict(...)
+
+
+@verbs.group(no_args_is_help=False)
+def export() -> None:
+    """Write a coreset or a model as a folder that others can use without this project."""
+
+
+@export.command("coreset")
+@click.argument("run")
+@TO
+@SPLIT
+@SEED
+def export_coreset(run: str, to: Path, split: int, seed: int) -> int:
+    """Write a coreset.
+
+    RUN: a key of coresets, or of runs that are made from one.
+    """
+    return _old("export.export", what="coreset", run=run, to=to, split=split, seed=seed)  # merge: export_coreset(...)
+
+
+@export.command("model")
+@click.argument("run")
+@TO
+@SPLIT
+@SEED
+@PAPER
+def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -> None:
+    """Write a fitted posterior.
+
+    RUN: a key of runs.
+    """
+    from .export.model import export  # merge: this module comes with the branch `track`
+
+    export(run, to, split, seed, paper)
+
+
+@verbs.command
+@click.argument("overlay", type=PATH, metavar="FILE.yaml")
+def apply(overlay: Path) -> None:
+    """Merge an overlay of params/ into params.yaml, comments kept."""
+    from .verbs.change import apply
+
+    apply(overlay)
+
+
+@verbs.command
+@click.option("--host", default="127.0.0.1", help="Default: 127.0.0.1.")
+@click.option("--port", type=COUNT, default=5000, help="Default: 5000.")
+def ui(host: str, port: int) -> int:
+    """Serve the tracking page, on this project's store."""
+    return _old("verbs.ui", host=host, port=port)  # merge: verbs.ui.ui(host, port)
+
+
+def _old(module: str, **arguments: Any) -> int:
+    """Call the ``main`` of a verb that still takes a Namespace; the comment at each call names its successor."""
+    return importlib.import_module(f"pipeline.{module}").main(Namespace(**arguments)) or 0

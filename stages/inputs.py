@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.run import client
+from pipeline.run import shell
 
 if __name__ == "__main__":
-    sys.exit(client.main("inputs", sys.argv[1:]))
+    sys.exit(shell.main("inputs", sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.run import client
+from pipeline.run import shell
 
 if __name__ == "__main__":
-    sys.exit(client.main("teacher", sys.argv[1:]))
+    sys.exit(shell.main("teacher", sys.argv[1:]))

@@ -8,7 +8,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from bdl_pipe.data.fitdata import Examples, FitData  # noqa: E402
+from bdl_pipe.data.examples import Examples  # noqa: E402
+from bdl_pipe.data.fitdata import FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
 
 pytest_plugins = ["tests.leavings", "tests.tiers"]

@@ -11,9 +11,9 @@ import sklearn.metrics
 import torch
 from torch import Tensor
 
-from bdl_pipe import config, evaluation
+from bdl_pipe import config, evaluation, metrics
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
@@ -99,6 +99,7 @@ def test_classes_on_test_rows() -> None:
         names - {"joint_nll", "joint_gap"}, 61
     )
     assert result.metrics["joint_nll"][1] == 500
+    assert list(result.metrics) == [name for name in metrics.METRICS if name in names]
 
 
 def test_the_tables_hold_what_the_metrics_are_made_of() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bdl_pipe import recalibration, summary
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean

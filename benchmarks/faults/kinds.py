@@ -89,7 +89,7 @@ def kill_gcs(scene: Scene) -> None:
 
 
 def restart(scene: Scene) -> None:
-    """Start the cluster again, at the same address."""
+    """Start the cluster again; the next command has its address."""
     scene.cluster.kill()
     scene.cluster.kill_head()
     scene.cluster.start_head()
@@ -176,7 +176,7 @@ def another_driver(scene: Scene) -> None:
     scene.start()
 
 
-_GONE: Final = "start it again, and the same command goes on from the last checkpoints"
+_GONE: Final = "start it again, and the same command continues from the last checkpoints"
 STORE: Final = (f"--object-store-memory={STORE_BYTES}",)
 FAULTS: Final = (
     Fault("store", "another program fills the object store", fill_store, at_start=True, head=STORE),
@@ -206,7 +206,7 @@ FAULTS: Final = (
     Fault("worker", "SIGKILL of a worker at its task", kill_worker),
     Fault("raylet", "SIGKILL of the second node's raylet", kill_raylet),
     Fault("node", "the second node is gone, with its objects", kill_node),
-    Fault("head", "the head is gone", kill_head, True, _GONE, restart, "the cluster is started again at its address"),
+    Fault("head", "the head is gone", kill_head, True, _GONE, restart, "the cluster is started again"),
     Fault(
         "gcs",
         "the head is gone, but for the node that the command was given on",
@@ -214,7 +214,7 @@ FAULTS: Final = (
         True,
         _GONE,
         restart,
-        "the cluster is started again at its address",
+        "the cluster is started again",
     ),
     Fault("driver", "SIGKILL of the command", kill_driver, True),
     Fault("partition-30", "no packet passes between the nodes for 30 s", partition(30)),

@@ -22,7 +22,8 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
-from pipeline.core import params
+from pipeline.core.load import load
+from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.search import branch
 from pipeline.search.trial import Chain, Upstream, inputs_of
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
-    read, settings = params.load(), Settings.read()
+    read, settings = load(), Settings.read()
     asked = [prepared(key, read, settings) for key in chosen.runs]
     with ProcessPoolExecutor(chosen.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         rows = list(pool.map(measured, chosen.runs, *zip(*asked, strict=True)))
@@ -52,7 +53,7 @@ def main() -> None:
     print(text[-1])
 
 
-def prepared(key: str, read: params.Params, settings: Settings) -> tuple[Chain, FitData, Upstream]:
+def prepared(key: str, read: Params, settings: Settings) -> tuple[Chain, FitData, Upstream]:
     """Make what the coreset of a run is made from, on training rows alone."""
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name

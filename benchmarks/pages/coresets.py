@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bdl_pipe import artifacts
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.report import CoresetInfo, columns, cross, images, tables
@@ -34,7 +34,7 @@ BIG = 3  # pixels of a pixel
 
 def main() -> None:
     """Write the page from what lies in this folder."""
-    read = params.load()
+    read = load()
     runs, coresets = report.infos(read)
     table = tables.gather(runs)
     crosses = [found for dataset in table.datasets() if (found := cross.of(table, dataset)) is not None]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from bdl_pipe.data import prepared
 from pipeline.core import places
-from pipeline.core.params import load
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.stages import report
 

@@ -21,8 +21,8 @@ from bdl_pipe.artifacts import State
 from benchmarks.simulation.model import Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
 from benchmarks.simulation.workloads import ROOT
+from pipeline.core.load import read_yaml, typed
 from pipeline.core.machine import Needs
-from pipeline.core.params import read_yaml, typed
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
 from pipeline.work.base import Task

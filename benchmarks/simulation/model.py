@@ -97,7 +97,7 @@ class Cluster:
     checkpoints: str = "driver"
     data: str = "wire"
     preempted: float = 0.0
-    noticed: float = 75.0  # docs/faults.md: a minute for Ray, and fifteen seconds for us
+    noticed: float = 75.0  # docs/internals/faults.md: a minute for Ray, and fifteen seconds for us
     at_once: int = 0
 
 

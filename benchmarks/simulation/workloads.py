@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.simulation.model import HOUR, Stage
-from pipeline.core.params import FIT_KINDS, read_yaml, typed
+from pipeline.core.load import read_yaml, typed
+from pipeline.core.model import FIT_KINDS
 from pipeline.plan.plan import plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""``machine.yaml``: what the tasks of this machine's commands take of a cluster's nodes. It is never hashed.
+"""``machine.yaml``: the resources of tasks on a cluster's nodes. It never makes a result stale.
 
     resources:
       default: {gpus: 0.25}                       # four small tasks on a GPU
@@ -6,7 +6,7 @@
       student.ciber: {gpus: 0, cpus: 2}           # a method in a stage kind
       evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources of the cluster's own names, as ray start has them
 
-The most specific entry that has a number decides it. The file lies beside ``params.yaml``, or where BDL_MACHINE says.
+The most specific entry with a value for a key decides. The file lies beside ``params.yaml``, or at BDL_MACHINE.
 """
 
 import math
@@ -28,12 +28,12 @@ _GB: Final = 10**9
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task takes of the node that it runs on.
+    """The resources that a task takes of its node.
 
     Attributes:
-        gpus: a share of one, or a whole number.
-        memory_gb: 10⁹ bytes, which Ray counts and does not enforce; 0: whatever it needs.
-        others: of resources that the cluster has under names of its own.
+        gpus: a share of a GPU, or a whole number.
+        memory_gb: units of 10⁹ bytes, which Ray counts and does not enforce; 0: not counted.
+        others: amounts of resources with names that the cluster defines.
     """
 
     cpus: float = 1.0
@@ -43,7 +43,7 @@ class Needs:
 
     @property
     def counted(self) -> dict[str, float]:
-        """Return the amounts by Ray's names, where they are not 0."""
+        """Return the amounts that are not 0, by Ray's names."""
         amounts = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * _GB, **dict(self.others)}
         return {name: amount for name, amount in amounts.items() if amount}
 
@@ -58,17 +58,17 @@ class Needs:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Write amounts by Ray's names as a person reads them."""
+    """Word amounts by Ray's names for a reader."""
     each = [f"{v / _GB:g} GB memory" if k == "memory" else f"{v:g} {k}" for k, v in amounts.items()]
     return f"{', '.join(each[:-1])} and {each[-1]}" if len(each) > 1 else each[0]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The file as it was read; without one nothing is said of any task.
+    """The entries of the file; without a file there are none.
 
     Attributes:
-        entries: name -> the numbers that it gives.
+        entries: name -> amounts by key.
     """
 
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
@@ -76,21 +76,21 @@ class Machine:
     def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
         return type(self), ({name: dict(numbers) for name, numbers in self.entries.items()},)
 
-    def says(self, kind: str, method: str) -> dict[str, Any]:
-        """Return what it gives for the tasks of a method in a stage kind."""
-        said: dict[str, Any] = {}
+    def amounts(self, kind: str, method: str) -> dict[str, Any]:
+        """Return the amounts for the tasks of a method in a stage kind, by key."""
+        amounts: dict[str, Any] = {}
         for name in (_DEFAULT, kind, f"{kind}.{method}"):
-            said |= self.entries.get(name, {})
-        return said
+            amounts |= self.entries.get(name, {})
+        return amounts
 
     def needs(self, kind: str, method: str, usual: Needs) -> Needs:
-        """Return what such a task takes: ``usual``, but for the numbers that the file gives."""
-        said = self.says(kind, method)
-        others = tuple(sorted(said.pop("resources", {}).items())) or usual.others
-        return replace(usual, **said, others=others)
+        """Return the resources of such a task: ``usual``, with the amounts of the file in place of its own."""
+        amounts = self.amounts(kind, method)
+        others = tuple(sorted(amounts.pop("resources", {}).items())) or usual.others
+        return replace(usual, **amounts, others=others)
 
     def check_methods(self, known: Iterable[str]) -> None:
-        """Refuse an entry of a method that is not known.
+        """Refuse an entry for an unknown method.
 
         Raises:
             ConfigError: naming the entry.
@@ -99,18 +99,18 @@ class Machine:
         for name in self.entries:
             _, dot, method = name.partition(".")
             if dot and method not in known:
-                raise ConfigError(f"machine.yaml: resources.{name}", f"is of no method{nearest(method, known)}")
+                raise ConfigError(f"machine.yaml: resources.{name}", f"names no method{nearest(method, known)}")
 
 
 def read(path: Path) -> Machine:
-    """Read the file; where there is none it says nothing.
+    """Read the file; a missing file has no entries.
 
     Raises:
         ConfigError: a key is unknown, or a number breaks its rule.
     """
     if not path.exists():
         return Machine()
-    from .params import read_yaml
+    from .load import read_yaml
 
     raw = read_yaml(path)
     for key in raw:
@@ -142,9 +142,9 @@ def _entry(where: str, name: str, said: Any) -> dict[str, Any]:
 
 
 def _amount(where: str, value: Any) -> float:
-    """Read an amount by Ray's rule: of what is more than one, there are no parts."""
+    """Read an amount by Ray's rule: more than one must be a whole number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
         raise ConfigError(where, "must be a number >= 0", value)
     if value > 1 and not float(value).is_integer() and not where.endswith("memory_gb"):
-        raise ConfigError(where, "must be a whole number where it is more than 1", value)
+        raise ConfigError(where, "must be a whole number if it is more than 1", value)
     return float(value)

@@ -15,7 +15,7 @@ from bdl_pipe.method import Kind, fan_in
 
 from ..tracking import provenance
 from . import places
-from .params import Run
+from .model import Run
 from .settings import Settings
 
 

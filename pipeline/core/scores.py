@@ -1,5 +1,13 @@
-"""The stored scores of a run, ``scores.parquet``: one figure a row, and a column for each thing that it depends on."""
+"""The stored scores of a run, ``scores.parquet``, and the mean of a score with its standard error.
 
+The table has one figure a row, and a column for each thing that the figure depends on.
+
+The report, the papers' tables and the studies share this one mean and error. Independent are the data splits of a run
+that has several splits, else its seeds: seeds of one split share their training and test rows, so they are averaged
+first. The error is s / sqrt(n) over those n averages, s with n - 1 in the denominator.
+"""
+
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +20,8 @@ import pyarrow.parquet as pq
 from bdl_pipe.errors import ArtifactError
 
 Set = Literal["test", "corrupted", "ood", "transfer", "cost"]
-VERSION: Final = b"2"  # of the columns
-DEFAULT_SCORE: Final = "max_prob"  # metrics by it are called by their own name alone
+VERSION: Final = b"2"  # A file with other columns has another version.
+DEFAULT_SCORE: Final = "max_prob"  # The name of a metric by this score omits the score.
 SCHEMA: Final = pa.schema(
     [
         ("dataset", pa.string()),
@@ -32,7 +40,7 @@ SCHEMA: Final = pa.schema(
     metadata={"version": VERSION},
 )
 COLUMNS: Final = tuple(SCHEMA.names)
-KEYS: Final = COLUMNS[:-2]  # no two rows agree in all of them
+KEYS: Final = COLUMNS[:-2]  # No two rows agree in all of these columns.
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,10 @@ class Quantity:
 
     Attributes:
         metric: accuracy, nll, auroc, fit_seconds, …
-        set: the test rows, corrupted rows, another data set without or with labels of ours; or the cost of it all.
-        name: the corruption, or the other data set; None for the test rows and the cost, elsewhere: of all.
-        severity: of the corruption; None elsewhere, and among corruptions: of all.
-        score: by what the unfamiliar is told: max_prob, mutual_information, …; None for other metrics.
+        set: the test rows, corrupted rows, another data set without or with our labels; or the cost of the run.
+        name: the corruption, or the other data set. None on test rows and for a cost; else None stands for all names.
+        severity: the corruption's severity. None on other sets; on corrupted rows None stands for all severities.
+        score: the score of how unfamiliar a row is: max_prob, mutual_information, …; None for other metrics.
     """
 
     metric: str
@@ -65,7 +73,7 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """Return the metric's name, with that of its score unless it is the usual one: ``auroc_mutual_information``."""
+        """Return the metric's name and, if it is not the default one, the score's: ``auroc_mutual_information``."""
         return self.metric if self.score in (None, DEFAULT_SCORE) else f"{self.metric}_{self.score}"
 
 
@@ -81,7 +89,10 @@ class Score(NamedTuple):
 
 def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> pa.Table:
     """Return the scores of a run as the table that is stored."""
-    rows = [_row(score) | {"dataset": dataset, "method": method, "setting": setting} for score in scores]
+    run = {"dataset": dataset, "method": method, "setting": setting}
+    rows = [
+        run | {"split": s.split, "seed": s.seed, **vars(s.of), "value": float(s.value), "n": int(s.n)} for s in scores
+    ]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
@@ -106,10 +117,7 @@ def read(path: Path) -> pa.Table:
 
 
 class RunScores:
-    """All scores of one run, by the quantity that they measure.
-
-    Independent are the data splits of a run that has several, and its seeds where there is one split.
-    """
+    """All scores of one run, by the quantity that they measure."""
 
     def __init__(self, stored: pa.Table) -> None:
         """Take the columns of :func:`read`."""
@@ -132,20 +140,43 @@ class RunScores:
                     groups[unit].append(value)
         return [groups[unit] for unit in sorted(groups)]
 
+    def estimate(self, wanted: Quantity, scale: float = 1.0) -> "Estimate | None":
+        """Estimate a quantity, ``scale`` times the stored values; None where there is no such score."""
+        return estimate([average([scale * value for value in group]) for group in self.groups(wanted)])
 
-def _row(score: Score) -> dict[str, Any]:
-    of = score.of
-    return {
-        "split": score.split,
-        "seed": score.seed,
-        "set": of.set,
-        "name": of.name,
-        "severity": of.severity,
-        "score": of.score,
-        "metric": of.metric,
-        "value": float(score.value),
-        "n": int(score.n),
-    }
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over ``n`` values and its standard error: None for one value, NaN where a value is not finite."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Estimate the mean of independent values; None without values."""
+    n = len(values)
+    if n == 0:
+        return None
+    centre = average(values)
+    if n == 1:
+        return Estimate(centre, None, n)
+    try:
+        squares = math.fsum((v - centre) ** 2 for v in values)
+    except OverflowError:
+        squares = math.inf
+    return Estimate(centre, math.sqrt(squares / (n - 1) / n), n)
+
+
+def average(values: Sequence[float]) -> float:
+    """Return the mean; it is infinite or NaN where the values make it so."""
+    if all(map(math.isfinite, values)):
+        try:
+            return math.fsum(values) / len(values)
+        except OverflowError:
+            pass
+    return float(sum(values)) / len(values)
 
 
 def _score(row: dict[str, Any]) -> Score:

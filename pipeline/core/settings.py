@@ -1,23 +1,24 @@
 """Machine settings: how work is run, never what it computes; they come from the environment alone.
 
 BDL_EXECUTOR            inline | ray (default: ray)
-RAY_ADDRESS             a cluster's host:port, of whose network this machine is; http://host:8265, of whose network only
-                        that port is in reach; without it Ray is started inside the process
+RAY_ADDRESS             host:port of the head of a cluster that this machine can reach; http://host:8265 of its
+                        dashboard, which runs the whole command as a job; without it Ray is started inside the process
 BDL_DEVICE              cpu | cuda (default: cpu)
+BDL_WAIT_FOR_NODES      seconds to wait for an autoscaler to add a node that a task needs (default: 0)
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
-BDL_MACHINE             a file of what tasks take, by stage and method (default: machine.yaml, where there is one)
+BDL_MACHINE             a file with the resources of tasks by stage and method (default: machine.yaml if it exists)
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
 BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default: 1), each with the task's threads
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
                         the inline executor has one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 BDL_CHECKPOINTS         a folder or s3://bucket/path that all machines share, where Ray's workers write checkpoints of
-                        unfinished tasks; without it they go to the driver, which keeps them in the project
-BDL_TRACKING            on | off (default: on): whether MLflow is told; off, it is not even imported
-BDL_REMOTE              off (default), on, or a DVC remote's name: where each result is pushed to as it is made, and
-                        fetched from where another machine has made it; on: DVC's default remote
+                        unfinished tasks (default: the driver keeps them in the project)
+BDL_TRACKING            on | off (default: on): whether runs are tracked in MLflow; off: MLflow is not imported
+BDL_REMOTE              off (default), on (DVC's default remote), or a DVC remote's name: results are pushed there, and
+                        results that another machine has pushed are taken from there
 BDL_SEARCHES            a folder or s3://bucket/path that all machines share, where searches and studies keep their
-                        trials, so that any machine goes on with them (default: the project's, on this machine)
+                        trials, so that any machine can resume them (default: a folder of the project)
 BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (default: beside the tracking store)
 """
 
@@ -32,7 +33,7 @@ from bdl_pipe.errors import ConfigError, UserError
 
 from . import machine
 from .machine import Machine, Needs
-from .object_store import has_userinfo, hide
+from .storage import has_userinfo, hide
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Settings:
 
     Attributes:
         address: host:port of a cluster that this process joins; empty: none.
-        needs: what each task takes of a node.
-        machine: what says so, by stage and method; see :meth:`of`.
-        jobs: http(s)://host:port of a cluster that is handed jobs; empty: none.
+        node_seconds: how long to wait for a node that an autoscaler adds.
+        needs: the resources of each task.
+        machine: the resources by stage and method; see :meth:`of`.
+        jobs: http(s)://host:port of a dashboard that runs whole commands as jobs; empty: none.
     """
 
     executor: str = "ray"
@@ -59,15 +61,16 @@ class Settings:
     artifacts: str = ""
     searches: str = ""
     checkpoints: str = ""
+    node_seconds: float = 0.0
     machine: Machine = field(default_factory=Machine)
 
     def of(self, kind: str, method: str) -> "Settings":
         """Return the settings of the tasks of a method in a stage kind.
 
-        Tasks that the machine's file gives no GPU compute on the CPU, whatever BDL_DEVICE says of the others.
+        A task to which the machine's file gives no GPU computes on the CPU, whatever BDL_DEVICE is.
         """
         needs = self.machine.needs(kind, method, self.needs)
-        on_cpu = self.machine.says(kind, method).get("gpus") == 0
+        on_cpu = self.machine.amounts(kind, method).get("gpus") == 0
         return replace(self, needs=needs, device="cpu" if on_cpu else self.device)
 
     @classmethod
@@ -80,11 +83,11 @@ class Settings:
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
         address = env.get("RAY_ADDRESS", "").strip()
-        by_jobs = address.startswith(("http://", "https://"))
+        is_dashboard = address.startswith(("http://", "https://"))
         return cls(
             executor=executor or _choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
-            address="" if by_jobs else address,
-            jobs=address.rstrip("/") if by_jobs else "",
+            address="" if is_dashboard else address,
+            jobs=address.rstrip("/") if is_dashboard else "",
             device=device,
             needs=Needs(gpus=_number(env, "BDL_GPUS_PER_TASK", 1.0 if device == "cuda" else 0.0)),
             machine=_machine(env),
@@ -94,8 +97,9 @@ class Settings:
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
             remote=_remote(env),
             artifacts=_on_s3(env, "BDL_MLFLOW_ARTIFACTS"),
-            searches=_shared(env, "BDL_SEARCHES"),
-            checkpoints=_shared(env, "BDL_CHECKPOINTS", is_here=not by_jobs),
+            searches=_shared(env, "BDL_SEARCHES", is_here=not is_dashboard),
+            checkpoints=_shared(env, "BDL_CHECKPOINTS", is_here=not is_dashboard),
+            node_seconds=_number(env, "BDL_WAIT_FOR_NODES", 0.0),
         )
 
 
@@ -107,7 +111,7 @@ def _machine(env: Mapping[str, str]) -> Machine:
 
 
 def require_device(device: str) -> None:
-    """Raise UserError where ``device`` is ``cuda`` and this process sees no GPU."""
+    """Raise UserError if ``device`` is ``cuda`` and this process sees no GPU."""
     if device == "cuda":
         import torch
 
@@ -131,17 +135,17 @@ def _remote(env: Mapping[str, str]) -> str:
 
 
 def _shared(env: Mapping[str, str], name: str, is_here: bool = True) -> str:
-    """Read the address of storage that all machines share, of which this may be none, where there is one."""
+    """Read the address of shared storage; ``is_here``: a folder must exist on this machine."""
     value = env.get(name, "").strip()
     if "://" in value:
         return _on_s3(env, name)
     if value and not (Path(value).is_absolute() and (Path(value).is_dir() or not is_here)):
-        raise ConfigError(name, "must be s3://bucket/path, or a folder from / on that is there", value)
+        raise ConfigError(name, "must be s3://bucket/path, or the absolute path of a folder that exists", value)
     return value.rstrip("/")
 
 
 def _on_s3(env: Mapping[str, str], name: str) -> str:
-    """Read an address on S3, where there is one."""
+    """Read an address on S3; empty: none is set."""
     value = env.get(name, "").strip().rstrip("/")
     if has_userinfo(value):
         rule = "must hold no credential; export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

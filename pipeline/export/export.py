@@ -26,9 +26,10 @@ from bdl_pipe.method import fan_in
 
 from ..core import places, records
 from ..core import scores as stored_scores
-from ..core.params import Params, Run, load
-from ..core.scores import Quantity, RunScores
-from ..report import estimates, images
+from ..core.load import load
+from ..core.model import Params, Run
+from ..core.scores import Estimate, Quantity, RunScores
+from ..report import images
 
 # Of the data sources that are known here, as their authors state it.
 LICENCES: Final[Mapping[str, str]] = {
@@ -270,7 +271,7 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> list[
         rule = student.stage.needs["coreset"]
         used = [number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count)]
         found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(used)))
-        known = [estimates.of_run(found, Quantity(metric), factor) for metric, (_, factor, _) in SCORES.items()]
+        known = [found.estimate(Quantity(metric), factor) for metric, (_, factor, _) in SCORES.items()]
         if any(known):
             cells = [_cell(score) for score in known]
             fits = max(score.n for score in known if score)
@@ -281,7 +282,7 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> list[
     return [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *lines]
 
 
-def _cell(score: estimates.Estimate | None) -> str:
+def _cell(score: Estimate | None) -> str:
     if score is None:
         return ""
     return f"{score.mean:.4g}" + (f" ± {score.error:.3g}" if score.error is not None else "")

@@ -1,4 +1,4 @@
-"""What papers print: their figures (``<paper>.csv``), and what stands for their names here (``<paper>.yaml``)."""
+"""Tables of papers: the printed figures (``<paper>.csv``), and our names for the paper's (``<paper>.yaml``)."""
 
 import csv
 from collections.abc import Mapping
@@ -12,13 +12,12 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 
-from ..core.params import read_yaml
+from ..core.load import read_yaml
 from ..core.scores import DEFAULT_SCORE, Quantity
 
 HERE: Final = Path(__file__).parent
-CORRUPTED: Final[
-    dict[str, tuple[str | None, int | None]]
-] = {  # after a metric's colon -> corruption, severity; None: all
+# A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None: all.
+CORRUPTED: Final[dict[str, tuple[str | None, int | None]]] = {
     **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
     **{name.replace("_", " "): (name, None) for name in corrupt.NAMES},
 }
@@ -26,13 +25,13 @@ CORRUPTED: Final[
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A method of ours that stands for one of the paper.
+    """Our method for a method of the paper.
 
     Attributes:
-        method: of our runs; null: it is not built here.
-        setting: of our runs; empty: any.
-        scores: the paper's metric -> by what the unfamiliar is told, where that is not the usual score for this method.
-        note: what is known of how far the two can be compared; shown below the table.
+        method: our method; null: we do not have it.
+        setting: the setting of our runs; empty: any.
+        scores: the paper's metric -> the OOD score of this method, where it is not the usual one.
+        note: in which way the two methods differ; shown below the table.
     """
 
     method: str | None
@@ -43,12 +42,12 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of ours that stands for one of the paper.
+    """Our metric for a metric of the paper.
 
     Attributes:
         metric: its name in the stored scores.
-        title: of the column.
-        scale: the paper's unit in ours (100 for per cent).
+        title: the heading of its column.
+        scale: the paper's unit is our unit times this (100 for per cent).
     """
 
     metric: str
@@ -61,13 +60,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class Names:
-    """A paper's file ``<paper>.yaml``: what stands here for its names.
+    """A paper's file ``<paper>.yaml``: our names for the paper's names.
 
     Attributes:
-        shares: table -> the table whose params file and artifacts are its own, too.
-        transfers: other labelled test sets, the paper's name -> ours; scored as the test rows are.
-        results: the folder of the written tables; empty: the paper's.
-        elsewhere: table -> the arguments of ``python`` that make it; one of costs or settings, not of our runs' scores.
+        shares: table -> the table that has its params file and artifacts.
+        transfers: other labelled test sets, the paper's name -> ours; they are scored as the test rows are.
+        results: the folder of the written tables; empty: the paper's name.
+        elsewhere: table of costs or settings -> the arguments of ``python`` that make it without our runs' scores.
     """
 
     title: str
@@ -82,7 +81,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure as the paper prints it, and its ± (empty where it prints none)."""
+    """A figure as the paper prints it, and its ±; empty: the paper prints none."""
 
     value: str
     error: str = ""
@@ -103,8 +102,8 @@ class PaperTable:
     """A table of a paper.
 
     Attributes:
-        figures: data set -> method -> metric, all by the paper's names.
-        others: the methods of the tables that are of the same runs; those of its own may be among them.
+        figures: data set -> method -> metric -> figure, all by the paper's names.
+        others: the methods of all tables that share its runs; its own methods may be among them.
     """
 
     paper: str
@@ -118,7 +117,7 @@ class PaperTable:
 
     @property
     def source(self) -> str:
-        """Return the table whose params file and artifacts this one uses: itself, or one that it shares them with."""
+        """Return the table that has this table's params file and artifacts: itself, or another."""
         return _source(self.table, self.names)
 
     @property
@@ -143,7 +142,7 @@ class PaperTable:
         return {note: methods for note, methods in notes.items() if note}
 
     def title(self, metric: str, between: str = " ") -> str:
-        """Return the heading of a metric's column; ``between`` it and what it is of, if the table has several."""
+        """Return the heading of a metric's column; ``between`` separates the metric from its set."""
         name, _, where = metric.partition(":")
         return self.names.metrics[name].title + (between + where if where else "")
 
@@ -152,12 +151,13 @@ class PaperTable:
         return self.names.metrics[metric.partition(":")[0]].scale
 
     def quantity(self, metric: str, method: str | None) -> Quantity:
-        """Return the quantity in the stored scores that stands for the paper's ``metric``.
+        """Return the quantity of the stored scores for the paper's ``metric``.
 
-        ``method`` is the paper's name of a method, which may have a score of its own.
+        A metric may name a set after a colon: an OOD set, a set that the run is transferred to, a severity (the mean
+        over all corruptions), or a corruption (the mean over all severities).
 
-        After a colon: a data set that is told apart, one that is transferred to, a severity of corruption or a
-        corruption, over all of which it is the mean.
+        Args:
+            method: the paper's name of a method, which may have an OOD score of its own.
         """
         name, _, where = metric.partition(":")
         ours = self.names.metrics[name].metric
@@ -195,7 +195,7 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
 
 
 def elsewhere(name: str, folder: Path = HERE) -> str:
-    """Return the arguments of ``python`` that make the table ``<paper>:<table>``; empty: it is of our runs.
+    """Return the arguments of ``python`` that make the table ``<paper>:<table>``; empty: our runs' scores make it.
 
     Raises:
         UserError: there is no such paper.

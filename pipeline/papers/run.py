@@ -1,16 +1,15 @@
-"""``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside what it prints.
+"""``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside the paper's figures.
 
-The numbers are those of ``params/paper/<paper>-<table>.yaml``, a whole params file of its own, and the artifacts lie in
-a tree of their own, ``work/paper/<paper>-<table>``; tables of the same runs share both (``shares`` of
-``papers/<paper>.yaml``). DVC has no part in it. What is up to date is not run again (see :mod:`pipeline.plan.fresh`),
-so an interrupted run goes on where it was. Tables of costs and of settings are a benchmark or a study (``elsewhere``).
+``params/paper/<paper>-<table>.yaml`` is a whole params file of its own, and the artifacts lie in a tree of their own,
+``work/paper/<paper>-<table>``. Tables of the same runs share both (``shares`` in ``papers/<paper>.yaml``). DVC has no
+part in it. A stage that is up to date is not run again (see :mod:`pipeline.plan.fresh`), so an interrupted run goes on
+from where it stopped. A benchmark or a study makes the tables of costs and of settings (``elsewhere``).
 """
 
 import dataclasses
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,39 +21,45 @@ from bdl_pipe.files import write_bytes
 
 from .. import papers
 from ..core import places, records
-from ..core.params import FIT_KINDS, Params, Run, load
+from ..core.load import load
+from ..core.model import FIT_KINDS, Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
-from ..run import client, remote
-from ..run import runner as runner
-from ..tracking import artifact_store, provenance
+from ..run import pool
+from ..tracking import provenance
 from . import PaperTable, compare, show
 
 PARAMS: Final = Path("params/paper")
 RESULTS: Final = Path("results")
-NONE: Final = "—"
+_UNKNOWN: Final = "—"
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request for a paper's table, checked.
+    """A checked request for a paper's table.
 
     Attributes:
-        datasets: by the paper's names.
-        runs: those to bring up to date.
-        name: of the tree of artifacts; another number of splits has its own, so that a quick look costs no results.
+        datasets: the paper's names.
+        runs: the runs to bring up to date.
+        splits: splits of each data set; None: the params file's number.
+        path: the params file.
     """
 
     table: PaperTable
     params: Params
-    datasets: tuple[str, ...]
-    runs: tuple[Run, ...]
+    datasets: Sequence[str]
+    runs: Sequence[Run]
     splits: int | None
     path: Path
 
     @property
+    def suffix(self) -> str:
+        """Return what another number of splits adds to names, so that a quick look overwrites no results."""
+        return f"-{self.splits}-splits" if self.splits else ""
+
+    @property
     def name(self) -> str:
-        """Return the name of the tree of artifacts."""
+        """Return the name of the artifacts' folder."""
         return self.table.tree + self.suffix
 
     @property
@@ -62,85 +67,76 @@ class Request:
         """Return the folder of the artifacts."""
         return places.WORK / "paper" / self.name
 
-    @property
-    def suffix(self) -> str:
-        """Return what the number of splits adds to names, where it is not the params file's."""
-        return f"-{self.splits}-splits" if self.splits else ""
 
+def paper(table: str, datasets: str | None, methods: str | None, splits: int | None, executor: str | None) -> int:
+    """Bring a table's runs up to date, print ours beside the paper's, write it to ``results``, and return 0.
 
-def main(args: Namespace) -> None:
-    """Bring the runs up to date, print the tables, and write them to ``results/<paper>/``, or where its yaml says.
+    A benchmark or a study that makes the table is run instead, and its exit code is returned.
 
     Raises:
         UserError: a name or a number is wrong (nothing has run then), or a stage fails.
     """
-    if command := papers.elsewhere(args.table):
-        _run_elsewhere(command, args)
-        return
+    if command := papers.elsewhere(table):
+        options = {"dataset": datasets, "method": methods, "splits": splits, "executor": executor}
+        if given := [f"--{name}" for name, value in options.items() if value is not None]:
+            raise UserError(f"{table}: takes no {', '.join(given)}: it is made by python {command}")
+        print(f"python {command}", file=sys.stderr, flush=True)
+        return subprocess.run([sys.executable, *command.split()]).returncode
     from rich.console import Console
 
-    asked, settings = read(args.table, args.dataset, args.method, args.splits), Settings.read(executor=args.executor)
+    request, settings = read(table, datasets, methods, splits), Settings.read(executor=executor)
     console = Console()
-    with places.rooted(asked.root):
-        _bring(asked, args.executor)
-        why = runner.stale(plan(asked.params))
-        for dataset in asked.datasets:
-            rows = compare.runs_of(asked.table, dataset, asked.params)
-            there = [run for run in rows if f"evaluate@{run.key}" not in why]
-            lines = compare.compare(asked.table, dataset, asked.params, {run.key for run in there})
-            show.terminal(asked.table, dataset, lines, console)
-            for path in _write(asked, dataset, lines, _facts(asked, dataset, there, settings)):
+    with places.rooted(request.root):
+        _update(request, settings)
+        why = pool.stale(plan(request.params))
+        for dataset in request.datasets:
+            runs = compare.runs_of(request.table, dataset, request.params)
+            done = [run for run in runs if f"evaluate@{run.key}" not in why]
+            lines = compare.compare(request.table, dataset, request.params, {run.key for run in done})
+            show.terminal(request.table, dataset, lines, console)
+            for path in _write(request, dataset, lines, _facts(request, dataset, done, settings)):
                 console.print(f"written: {path}", highlight=False, soft_wrap=True)
-    absent = [name for name in asked.table.figures if asked.table.names.datasets[name] not in asked.params.datasets]
-    if absent:
-        console.print(f"of this table, not in {asked.path}: {', '.join(absent)}", highlight=False)
-
-
-def _run_elsewhere(command: str, args: Namespace) -> None:
-    """Run the command that makes a table which is not of our runs' scores; it ends as the command does."""
-    given = [f"--{name}" for name in ("dataset", "method", "splits", "executor") if getattr(args, name) is not None]
-    if given:
-        raise UserError(f"{args.table}: takes no {', '.join(given)}: it is made by python {command}")
-    print(f"python {command}", file=sys.stderr, flush=True)
-    if code := subprocess.run([sys.executable, *command.split()]).returncode:
-        sys.exit(code)
+    ours = request.table.names.datasets
+    if absent := [name for name in request.table.figures if ours[name] not in request.params.datasets]:
+        console.print(f"of this table, not in {request.path}: {', '.join(absent)}", highlight=False)
+    return 0
 
 
 def read(table: str, datasets: str | None, methods: str | None, splits: int | None) -> Request:
-    """Check all that was asked for, and return it.
+    """Check a request for a table, and return it.
 
     Raises:
         UserError: the paper, the table, its params file, a data set or a method is not known here.
     """
-    paper = papers.load(table)
-    path = PARAMS / f"{paper.paper}-{paper.source}.yaml"
+    known = papers.load(table)
+    path = PARAMS / f"{known.paper}-{known.source}.yaml"
     if not path.is_file():
-        known = [f"{p}" for p in sorted(PARAMS.glob(f"{paper.paper}-*.yaml"))]
-        raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(known) or 'none'})")
+        others = [str(p) for p in sorted(PARAMS.glob(f"{known.paper}-*.yaml"))]
+        raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(others) or 'none'})")
     try:
         params = load(path)
     except ConfigError as error:
         raise UserError(f"{path}: {error}") from None
     if splits:
         params = _with_splits(params, splits)
-    chosen = _datasets(paper, params, datasets, path)
-    runs = [run for name in chosen for run in compare.runs_of(paper, name, params)]
-    return Request(paper, params, tuple(chosen), tuple(_methods(paper, runs, methods, path)), splits, path)
+    chosen = _datasets(known, params, datasets, path)
+    runs = [run for name in chosen for run in compare.runs_of(known, name, params)]
+    return Request(known, params, chosen, _methods(known, runs, methods, path), splits, path)
 
 
 def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
-    """List the paper's names of the data sets that were named (by its name or ours), or of all that there are."""
+    """List the paper's names of the data sets that were named (by the paper's name or ours), or of all."""
     ours = {name: paper.names.datasets[name] for name in paper.figures}
-    there = [name for name, key in ours.items() if key in params.datasets]
+    available = [name for name, key in ours.items() if key in params.datasets]
     if names is None:
-        return there
+        return available
     chosen = []
     for given in _split(names, "--dataset"):
         found = [name for name, key in ours.items() if given.lower() in (name.lower(), key.lower())]
         if not found:
             raise UserError(f"--dataset {given}: is not a data set of {paper}{nearest(given, ours)}")
-        if found[0] not in there:
-            raise UserError(f"--dataset {given}: has no run in {path} (it has: {', '.join(there) or 'none'})")
+        if found[0] not in available:
+            raise UserError(f"--dataset {given}: has no run in {path} (it has: {', '.join(available) or 'none'})")
         chosen += found
     return list(dict.fromkeys(chosen))
 
@@ -165,53 +161,54 @@ def _methods(paper: PaperTable, runs: Sequence[Run], names: str | None, path: Pa
 
 
 def _split(names: str, option: str) -> list[str]:
-    found = [name.strip() for name in names.split(",")]
-    if not all(found):
+    parts = [name.strip() for name in names.split(",")]
+    if not all(parts):
         raise UserError(f"{option}: must be names with a comma between, got {names!r}")
-    return found
+    return parts
 
 
 def _with_splits(params: Params, splits: int) -> Params:
-    """Return ``params`` with ``splits`` in every data set, also in the numbers as they are written."""
+    """Return ``params`` with ``splits`` in every data set, also in the sections as they are written."""
     datasets = {key: dataclasses.replace(dataset, splits=splits) for key, dataset in params.datasets.items()}
     written = {key: {**section, "splits": splits} for key, section in params.raw["datasets"].items()}
     return dataclasses.replace(params, datasets=datasets, raw={**params.raw, "datasets": written})
 
 
-def _bring(asked: Request, executor: str | None) -> None:
-    stages = _stages(asked.params, asked.runs)
-    if not runner.stale(stages):
+def _update(request: Request, settings: Settings) -> None:
+    """Run the stages that are out of date.
+
+    Raises:
+        UserError: a stage failed.
+    """
+    stages = _stages(request.params, request.runs)
+    todo = pool.stale(stages)
+    if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
-    settings = Settings.read(executor=executor)
-    remote.require(settings.remote)
-    artifact_store.require(settings)
-    with _tracked(asked):
-        try:
-            outcome = runner.ensure_all(
-                stages, asked.params, jobs=runner.JOBS, executor=executor, own=True, root=str(asked.root)
-            )
-        except client.Lost as error:
-            raise UserError(str(error)) from None
-        runner.push_rest(stages, settings.remote)
+    with _tracked(request):
+        if settings.executor == "inline":
+            outcome = pool.in_process(stages, todo, request.params, settings)
+        else:
+            outcome = pool.run(stages, todo, request.params, settings, jobs=pool.JOBS, root=request.root)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
-    ran = len(outcome.done)
-    print(f"{ran} stages run, {len(stages) - ran} up to date", file=sys.stderr, flush=True)
+    count = len(outcome.done)
+    print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
 
 
 def _stages(params: Params, runs: Sequence[Run]) -> Plan:
-    """Plan the stages of ``runs``, and of all that they are made from."""
+    """Plan the stages of ``runs`` and of all runs that these are made from."""
     return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 @contextmanager
-def _tracked(asked: Request) -> Iterator[None]:
-    """Open the tracked run that every stage's run belongs to; it is tagged with the paper's table."""
+def _tracked(request: Request) -> Iterator[None]:
+    """Open the tracked run, tagged with the paper's table, that is the parent of every stage's run."""
     from ..tracking import experiments
 
     experiments.initialise()
-    parent, status = experiments.start_parent(f"paper {asked.name}", {"paper": str(asked.table)}), "FAILED"
+    tags = {"paper": str(request.table)}
+    parent, status = experiments.start_parent(f"paper {request.name}", tags), "FAILED"
     try:
         yield
         status = "FINISHED"
@@ -222,35 +219,38 @@ def _tracked(asked: Request) -> Iterator[None]:
         experiments.end_parent(parent, status)
 
 
-def _facts(asked: Request, dataset: str, there: Sequence[Run], settings: Settings) -> dict[str, Any]:
-    """Collect where the figures come from; the same for equal results, whenever they are written."""
-    made = [records.read("student", run.key) for run in there]
-    prepared = places.artifact("prepare", asked.table.names.datasets[dataset]) / artifacts.MANIFEST
-    again = f"python -m pipeline paper {asked.table} --dataset {dataset}"
+def _facts(request: Request, dataset: str, runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
+    """Collect the origin of a table's figures. Equal results have equal facts, whenever the table is written."""
+    made = [records.read("student", run.key) for run in runs]
+    manifest = places.artifact("prepare", request.table.names.datasets[dataset]) / artifacts.MANIFEST
+    command = f"python -m pipeline paper {request.table} --dataset {dataset}"
+    stages = _stages(request.params, runs).values() if runs else ()
+    fits = [records.read(stage.kind, stage.key) for stage in stages if stage.kind in FIT_KINDS]
     return {
-        "command": again + (f" --splits {asked.splits}" if asked.splits else ""),
-        "params": f"{asked.path}, sha256 {provenance.digest(asked.params.raw)}",
-        "seed": asked.params.seed,
-        "commit": ", ".join(sorted({record.get("commit", NONE) for record in made})) or NONE,
-        "data sha256": artifacts.sha256(prepared)[:16] if prepared.is_file() else NONE,
-        "device": ", ".join(sorted({record.get("device", NONE) for record in made})) or NONE,
+        "command": command + (f" --splits {request.splits}" if request.splits else ""),
+        "params": f"{request.path}, sha256 {provenance.digest(request.params.raw)}",
+        "seed": request.params.seed,
+        "commit": _all(record.get("commit") for record in made),
+        "data sha256": artifacts.sha256(manifest)[:16] if manifest.is_file() else _UNKNOWN,
+        "device": _all(record.get("device") for record in made),
         "threads of a task": settings.threads,
-        "torch": ", ".join(sorted({record.get("versions", {}).get("torch", NONE) for record in made})) or NONE,
-        "seconds of fitting": round(sum(_seconds(asked.params, there)), 1),
+        "torch": _all(record.get("versions", {}).get("torch") for record in made),
+        "seconds of fitting": round(sum(s for record in fits for s in record.get("seconds", {}).values()), 1),
     }
 
 
-def _seconds(params: Params, there: Sequence[Run]) -> Iterator[float]:
-    """Yield the seconds of every stage that fits, each stage once."""
-    for stage in _stages(params, there).values() if there else ():
-        if stage.kind in FIT_KINDS:
-            yield from records.read(stage.kind, stage.key).get("seconds", {}).values()
+def _all(values: Iterable[str | None]) -> str:
+    """Write the different values of a fact."""
+    return ", ".join(sorted({_UNKNOWN if value is None else value for value in values})) or _UNKNOWN
 
 
-def _write(asked: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
-    stem = RESULTS / asked.table.folder / f"{asked.table.table}-{asked.table.names.datasets[dataset]}{asked.suffix}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = {".md": show.markdown(asked.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
-    for suffix, text in texts.items():
-        write_bytes(stem.with_name(stem.name + suffix), text.encode())
-    return [stem.with_name(stem.name + suffix) for suffix in texts]
+def _write(request: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
+    """Write a table as Markdown and as CSV, and return the two files."""
+    name = f"{request.table.table}-{request.table.names.datasets[dataset]}{request.suffix}"
+    folder = RESULTS / request.table.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {".md": show.markdown(request.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
+    paths = [folder / (name + suffix) for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_bytes(path, text.encode())
+    return paths

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..report.columns import seconds
-from ..report.estimates import Estimate
 from . import PaperTable
-from .compare import FAR, Cell, Line
+from .compare import FAR, Line, Pair
 
 NOTHING: Final = "—"
 NOT_RUN: Final = "not run"
@@ -24,7 +23,7 @@ _COLUMNS: Final = (
 
 
 def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Console) -> None:
-    """Print as many tables as the width asks for, each of whole metrics; nothing is left out."""
+    """Print one table, or several with some of the metrics each where the terminal is too narrow for all."""
     metrics = table.metrics(dataset)
     for i, part in enumerate(_parts(table, metrics, lines, console.width)):
         title = f"{table}, {dataset}, ours ± standard error ({_splits(lines)})" if i == 0 else None
@@ -32,7 +31,7 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
         for j, name in enumerate(_head(table, part, "\n")):
             shown.add_column(name, justify="left" if j == 0 else "right", no_wrap=True)
         for line in lines:
-            shown.add_row(*_row(line, part), style=None if line.ran else "dim")
+            shown.add_row(*_cells(line, part), style=None if line.ran else "dim")
         console.print(shown)
     console.print(agreement(table, lines, console.width), highlight=False, markup=False)
     for note in _notes(table, dataset):
@@ -41,28 +40,24 @@ def terminal(table: PaperTable, dataset: str, lines: Sequence[Line], console: Co
 
 
 def agreement(table: PaperTable, lines: Sequence[Line], width: int | None = None) -> str:
-    """Say how far apart ours and the paper's are: ours − paper, in combined standard errors too.
-
-    There is a line for each method that has such figures.
-    """
-    told = []
+    """Write ours − paper, also in combined standard errors: a line for each method with errors on both sides."""
+    verdicts = []
     for line in lines:
         parts = [
-            f"{table.title(metric)} {cell.difference:+.{_digits(cell)}f} ({cell.z:+.1f}{' !' if cell.far else ''})"
-            for metric, cell in line.cells.items()
-            if cell.z is not None
+            f"{table.title(metric)} {pair.difference:+.{_digits(pair)}f} ({pair.z:+.1f}{' !' if pair.far else ''})"
+            for metric, pair in line.cells.items()
+            if pair.z is not None
         ]
-        verdict = "disagrees" if any(cell.far for cell in line.cells.values()) else "agrees"
-        told += [f"  {line.method} {verdict}: {', '.join(parts)}"] if parts else []
-    if not told:
+        verdict = "disagrees" if any(pair.far for pair in line.cells.values()) else "agrees"
+        verdicts += [f"  {line.method} {verdict}: {', '.join(parts)}"] if parts else []
+    if not verdicts:
         return "agreement: no method has figures with a standard error on both sides"
-    count = sum(cell.far for line in lines for cell in line.cells.values())
-    whole = sum(cell.z is not None for line in lines for cell in line.cells.values())
-    marked = f"! beyond {FAR:g}: {count} of {whole}"
+    pairs = [pair for line in lines for pair in line.cells.values() if pair.z is not None]
+    marked = f"! beyond {FAR:g}: {sum(pair.far for pair in pairs)} of {len(pairs)}"
     head = f"ours − paper (in combined standard errors; {marked})"
     if width is not None and cell_len(head) > width:
         head = f"ours − paper (in standard errors; {marked})"
-    return "\n".join([head, *told])
+    return "\n".join([head, *verdicts])
 
 
 def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapping[str, Any]) -> str:
@@ -70,7 +65,7 @@ def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapp
     metrics = table.metrics(dataset)
     head = _head(table, metrics)
     rule = [":---", *["---:"] * (len(head) - 1)]
-    body = [_pipes(_row(line, metrics)) for line in lines]
+    body = [_pipes(_cells(line, metrics)) for line in lines]
     return "\n".join(
         [
             f"# {table.names.title}: {table.table}, {dataset}",
@@ -95,19 +90,16 @@ def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapp
 
 
 def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
-    """Return the comparison as CSV: one row a figure, empty where there is none.
-
-    Ours is in full precision, in the paper's unit.
-    """
+    """Return the comparison as CSV: one row a figure, in full precision and in the paper's unit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for line in lines:
-        for metric, cell in line.cells.items():
-            ours = (cell.ours.mean, cell.ours.error, cell.ours.n) if cell.ours else (None, None, None)
-            paper = (cell.paper.value, cell.paper.error) if cell.paper else (None, None)
+        for metric, pair in line.cells.items():
+            ours = (pair.ours.mean, pair.ours.error, pair.ours.n) if pair.ours else (None, None, None)
+            paper = (pair.paper.value, pair.paper.error) if pair.paper else (None, None)
             about = (dataset, line.method, line.run, line.setting, metric)
-            writer.writerow(["" if v is None else v for v in (*about, *ours, *paper, cell.z, line.seconds)])
+            writer.writerow(["" if v is None else v for v in (*about, *ours, *paper, pair.z, line.seconds)])
     return text.getvalue()
 
 
@@ -120,37 +112,36 @@ def _head(table: PaperTable, metrics: Sequence[str], between: str = " ") -> list
     return ["method", *pairs, "seconds"]
 
 
-def _row(line: Line, metrics: Sequence[str]) -> list[str]:
-    pairs = (text for m in metrics for text in (_ours(line, line.cells[m]), _paper(line.cells[m])))
-    return [line.method, *pairs, NOTHING if line.seconds is None else seconds(line.seconds)]
+def _cells(line: Line, metrics: Sequence[str]) -> list[str]:
+    """Write a line: two cells for each metric, and the seconds of a fit."""
+    cells = [line.method]
+    for pair in (line.cells[metric] for metric in metrics):
+        cells += [_ours(line, pair), pair.paper.text if pair.paper else NOTHING]
+    return [*cells, NOTHING if line.seconds is None else seconds(line.seconds)]
 
 
-def _ours(line: Line, cell: Cell) -> str:
+def _ours(line: Line, pair: Pair) -> str:
     if not line.ran:
-        return NOT_RUN if cell.paper or line.run else NOTHING
-    return NOTHING if cell.ours is None else _estimate(cell.ours, _digits(cell)) + (" !" if cell.far else "")
+        return NOT_RUN if pair.paper or line.run else NOTHING
+    if pair.ours is None:
+        return NOTHING
+    digits = _digits(pair)
+    error = "" if pair.ours.error is None else f" ± {pair.ours.error:.{digits}f}"
+    return f"{pair.ours.mean:.{digits}f}{error}" + (" !" if pair.far else "")
 
 
-def _estimate(ours: Estimate, digits: int) -> str:
-    return f"{ours.mean:.{digits}f}" + ("" if ours.error is None else f" ± {ours.error:.{digits}f}")
-
-
-def _digits(cell: Cell) -> int:
+def _digits(pair: Pair) -> int:
     """Return the number of digits to show: as many as the paper prints, and at least two."""
-    return max(2, cell.paper.digits) if cell.paper else 2
-
-
-def _paper(cell: Cell) -> str:
-    return cell.paper.text if cell.paper else NOTHING
+    return max(2, pair.paper.digits) if pair.paper else 2
 
 
 def _splits(lines: Sequence[Line]) -> str:
-    counts = sorted({cell.ours.n for line in lines for cell in line.cells.values() if cell.ours})
+    counts = sorted({pair.ours.n for line in lines for pair in line.cells.values() if pair.ours})
     return f"n = {' or '.join(map(str, counts))}" if counts else "none run"
 
 
 def _parts(table: PaperTable, metrics: list[str], lines: Sequence[Line], width: int) -> Iterator[list[str]]:
-    """Yield the metrics that fit side by side, in order; at least one a part."""
+    """Yield the metrics that fit side by side, in order; each part has at least one."""
     part: list[str] = []
     for metric in metrics:
         if part and _width(table, [*part, metric], lines) > width:
@@ -161,9 +152,9 @@ def _parts(table: PaperTable, metrics: list[str], lines: Sequence[Line], width: 
 
 
 def _width(table: PaperTable, metrics: list[str], lines: Sequence[Line]) -> int:
-    rows = [_head(table, metrics, "\n"), *(_row(line, metrics) for line in lines)]
-    widest = (max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*rows, strict=True))
-    return sum(width + _GAP for width in widest)
+    rows = [_head(table, metrics, "\n"), *(_cells(line, metrics) for line in lines)]
+    columns = zip(*rows, strict=True)
+    return sum(_GAP + max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns)
 
 
 def _pipes(cells: Sequence[str]) -> str:

@@ -51,18 +51,23 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
 
     Args:
         kind: a stage kind.
-        method: a name of the registry, for kinds that a method has a part in.
+        method: a name of the registry, for kinds that a method has a part in. A method that the running program defines
+            in no file of the library or of a plugin adds nothing.
         more: modules of plugins that it depends on beside the method's.
     """
-    spec = [] if method is None else [_methods()[method]]
+    known = _methods()
+    spec = [known[method]] if method is not None and method in known else []
     return digest_of((BODIES[kind], *spec, *more))
 
 
 def digest_of(roots: Iterable[str]) -> str:
     """Hash the code of ``roots`` and of all that they import."""
     whole = hashlib.sha256()
-    for module in sorted(closure(roots)):
+    modules = sorted(closure(roots))
+    for module in modules:
         whole.update(module.encode() + b"\0" + hashlib.sha256(_text(module)).digest())
+    for path in sorted(path for module in modules for path in _beside(module)):
+        whole.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()[:16]
 
 
@@ -76,12 +81,11 @@ def shipped() -> list[Path]:
     return [_root(top) / top if (_root(top) / top).is_dir() else path_of(top) for top in sorted(tops - _files())]
 
 
-def files() -> Iterator[Path]:
-    """List every file that a digest may depend on."""
-    yield from (PROJECT / "src" / "bdl_pipe").rglob("*.py")
-    for module in RESULTS:
-        path = path_of(module)
-        yield from path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+def _beside(module: str) -> Iterator[Path]:
+    """List the files of a package of the pipeline that are no modules, such as templates of pages."""
+    path = path_of(module)
+    if module.partition(".")[0] == "pipeline" and path.name == "__init__.py" and _counts(module):
+        yield from (p for p in path.parent.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc"))
 
 
 def has_method(kind: str) -> bool:

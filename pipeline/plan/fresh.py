@@ -1,8 +1,8 @@
-"""Whether a result is up to date: the one answer, which every command asks for.
+"""Whether a result is up to date.
 
-Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the numbers, code and inputs that a result was made
-from, and the hashes of what was made. It is written last: after an interrupt it is not there, or of what was there
-before. It is one of the stage's outputs for DVC, so it travels with the result.
+Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the parameters, code and inputs that a result was made
+from, and the hashes of the result. The file is written last: after an interrupt it is missing, or belongs to the
+earlier result. It is one of the stage's outputs for DVC, so it travels with the result.
 """
 
 import json
@@ -18,7 +18,7 @@ from .plan import Stage
 
 
 def reason(stage: Stage) -> str | None:
-    """Say why a stage is out of date, as far as its own inputs tell; None where its result is up to date."""
+    """Return why a stage is out of date, judged by its own inputs; None where its result is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
         known = json.loads(place.read_text())
@@ -32,7 +32,7 @@ def reason(stage: Stage) -> str | None:
         return changed
     for path in stage.makes:
         if _hash(path) != made.get(str(path)):
-            return f"{path} is not what was made"
+            return f"{path} was changed since"
         altered = _altered(path, since)
         if altered is not None:
             return altered
@@ -40,7 +40,7 @@ def reason(stage: Stage) -> str | None:
 
 
 def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
-    """Write what a stage's artifacts, which are in place, were made from; ``made_from`` was taken before the work."""
+    """Write the identity of a stage whose artifacts are in place; ``made_from`` was collected before the work."""
     made = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -48,29 +48,16 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
     write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
 
 
-def fits(identity: Path, made_from: Mapping[str, Any], made: Mapping[Path, Path]) -> bool:
-    """Say whether the file ``identity`` is of what is made from ``made_from``.
-
-    Args:
-        made: a stage's artifact -> where it lies for now.
-    """
-    try:
-        known = json.loads(identity.read_text())
-        return bool(known == {**made_from, "made": {str(path): _hash(place) for path, place in made.items()}})
-    except (OSError, ValueError):
-        return False
-
-
 def made_from(stage: Stage) -> dict[str, Any]:
-    """Collect what a stage is made from now: numbers, digests of code and data, hashes of inputs, as JSON has them."""
+    """Collect the present parameters, digests of code and data, and hashes of inputs of a stage, as JSON has them."""
     inputs = {str(path): _hash(path) for path in stage.reads}
     facts = {"params": dict(stage.params), "sources": dict(stage.digests), "inputs": inputs}
     return json.loads(json.dumps(facts))
 
 
 def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Name the first thing that has changed between ``known`` and ``now``."""
-    for section, what in (("params", "the number"), ("sources", "the code or data"), ("inputs", "the input")):
+    """Name the first key, digest or input that differs between ``known`` and ``now``; None where all are equal."""
+    for section, what in (("params", "the key"), ("sources", "the code or data"), ("inputs", "the input")):
         before, after = known.get(section, {}), now[section]
         for name in sorted({*before, *after}):
             if name not in before or name not in after or before[name] != after[name]:
@@ -88,7 +75,7 @@ def _altered(path: Path, since: int) -> str | None:
     """Find a file of an artifact that is missing, or differs from what the manifest says.
 
     Args:
-        since: nanoseconds; what was written before is taken to be what the manifest was written of, if its size is.
+        since: nanoseconds; a file that was written before this time is trusted if its size is right.
     """
     if not path.is_dir():
         return None
@@ -99,5 +86,5 @@ def _altered(path: Path, since: int) -> str | None:
         status = file.stat()
         same = status.st_size == facts["bytes"]
         if not same or (status.st_mtime_ns > since and sha256(file) != facts["sha256"]):
-            return f"{file} is not what was made"
+            return f"{file} was changed since"
     return None

@@ -1,7 +1,7 @@
-"""The plan: every stage that params.yaml asks for, what it reads, what it makes, and which numbers it depends on.
+"""The plan: every stage that params.yaml asks for, with its inputs, outputs, parameters and digests of code.
 
-``dvc.yaml`` says the same to DVC (tests/pipeline/test_plan.py compares them stage by stage), so that both find the
-same stages out of date.
+``dvc.yaml`` describes the same graph for DVC (tests/pipeline/test_plan.py compares them stage by stage), so that both
+find the same stages out of date.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from bdl_pipe.artifacts import MANIFEST
 from bdl_pipe.errors import UserError
 
 from ..core import places
-from ..core.params import FIT_KINDS, SECTIONS, Params, Run
+from ..core.model import FIT_KINDS, SECTIONS, Params, Run
 from . import code, sources
 
 
@@ -24,9 +24,9 @@ class Stage:
     Attributes:
         kind, key: of ``python -m stages.<kind> [KEY]``; the report has no key.
         needs: the names of the stages whose artifacts it reads.
-        reads: those artifacts; a manifest stands for the whole of one, since it holds the hash of every file.
-        makes: its own artifacts, and files beside them.
-        params: dotted key of params.yaml -> value, of all that it depends on.
+        reads: these artifacts; a manifest stands for a whole artifact, since it holds the hash of every file.
+        makes: its own artifacts, and the records beside them.
+        params: dotted key of params.yaml -> value, for all keys that it depends on.
         digests: dotted key of ``work/sources.yaml`` -> value.
     """
 
@@ -42,11 +42,6 @@ class Stage:
     def name(self) -> str:
         """Return the stage's name, as DVC calls it."""
         return f"{self.kind}@{self.key}" if self.key else self.kind
-
-    @property
-    def arguments(self) -> list[str]:
-        """Return the arguments of ``python -m stages.<kind>``."""
-        return [self.key] if self.key else []
 
 
 Plan = Mapping[str, Stage]  # name -> stage, each after all that it needs
@@ -76,7 +71,7 @@ def one(kind: str, key: str, params: Params) -> Stage:
     """Return one stage of the plan.
 
     Raises:
-        ConfigError: params.yaml has no such row or data set.
+        ConfigError: params.yaml has no such run or data set.
     """
     if kind == "report":
         return _report(params)

@@ -18,7 +18,7 @@ from bdl_pipe.data.raw import Source
 from bdl_pipe.files import write_bytes
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
 from . import code
 
 

@@ -2,11 +2,9 @@
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -14,7 +12,7 @@ from PIL import Image
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
-SHOWN: Final = 10  # images of a class
+SHOWN: Final = 10  # A row shows at most this many images of a class.
 
 
 @dataclass(frozen=True)
@@ -32,32 +30,45 @@ class CoresetInfo:
     classes: tuple[str, ...] = ()
     record: Path | None = None
 
+    @property
+    def is_absent(self) -> bool:
+        """Say whether there is no such artifact."""
+        return not (self.path / artifacts.MANIFEST).is_file()
 
-def section(coreset: CoresetInfo) -> str:
-    """Show the first seed's images, one row a class, each under its top label's value."""
-    if not (coreset.path / artifacts.MANIFEST).is_file():
-        return f'<h4>{escape(coreset.key)}</h4><p class="note">— no result: this coreset is absent</p>'
-    first = _first(coreset)
+
+def gallery(coreset: CoresetInfo) -> dict[str, Any] | None:
+    """Return the first seed's images for the page; None for a coreset that is absent or not of images.
+
+    ``rows`` has for each class its name, its first images as (data URI, value of the label's top entry), and how many
+    more there are. ``flow``: no class has two images, so that one line shows them all.
+    """
+    first = None if coreset.is_absent else _first(coreset)
     if first is None:
-        return ""  # rows of features: nothing to look at
+        return None
     images, labels, seeds = first
-    total = f"{len(images)} images" + (f", the first of {seeds} seeds" if seeds > 1 else "")
-    return f"<h4>{escape(coreset.key)} <small>{total}</small></h4>{_rows(images, labels, coreset)}"
+    top, rows = labels.argmax(1), []
+    for label in range(labels.shape[1]):
+        own = np.flatnonzero(top == label)
+        shown = [(_uri(images[i]), f"{labels[i].max():.2f}") for i in own[:SHOWN]]
+        name = coreset.classes[label] if label < len(coreset.classes) else f"class {label}"
+        rows.append((name, shown, len(own) - len(shown)))
+    about = f"{len(images)} images" + (f", the first of {seeds} seeds" if seeds > 1 else "")
+    return {"about": about, "rows": rows, "flow": np.bincount(top).max() == 1}
 
 
 def per_class(coreset: CoresetInfo) -> int | None:
     """Count the rows of the first seed that started from one class, the most of any; None without the coreset."""
-    if not (coreset.path / artifacts.MANIFEST).is_file():
+    if coreset.is_absent:
         return None
     folder = artifacts.load(coreset.path, "coreset")
-    names = sorted((n for n in folder.names() if _member(n)), key=_member)
+    names = _members(folder)
     tensors = folder.open(names[0]).tensors if names else {}
     return int(tensors["classes"].bincount().max()) if "classes" in tensors else None
 
 
 def picture(coreset: CoresetInfo) -> bytes:
-    """Draw the first seed's images side by side as PNG, a row for each class, magnified; empty where there are none."""
-    first = _first(coreset) if (coreset.path / artifacts.MANIFEST).is_file() else None
+    """Draw the first seed's images as one PNG, a row for each class, magnified; empty if there are none."""
+    first = None if coreset.is_absent else _first(coreset)
     if first is None:
         return b""
     images, labels, _ = first
@@ -76,54 +87,6 @@ def sheet(images: np.ndarray, classes: np.ndarray, count: int, most: int | None 
     return png(whole.repeat(4, 1).repeat(4, 2))
 
 
-def _first(coreset: CoresetInfo) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Read images and labels of the first seed, and count the seeds that have images; None where none has."""
-    folder = artifacts.load(coreset.path, "coreset")
-    names = sorted((n for n in folder.names() if _member(n)), key=_member)
-    states = {name: folder.state(name).tensors for name in names}
-    found = [n for n in names if {"raw", "labels"} <= states[n].keys()]
-    if not found:
-        return None
-    images, labels = (states[found[0]][k].float().numpy() for k in ("raw", "labels"))
-    if images.ndim != 4 or len(images) != len(labels):
-        rule = "raw must be [n, c, h, w], labels [n, k]"
-        raise ArtifactError(f"{coreset.path}/{found[0]}: {rule}; got {images.shape} and {labels.shape}")
-    return images, labels, len(found)
-
-
-def _member(name: str) -> tuple[int, ...]:
-    parts = name.split("-")
-    return tuple(map(int, parts)) if len(parts) == 2 and all(p.isdigit() for p in parts) else ()
-
-
-def _rows(images: np.ndarray, labels: np.ndarray, coreset: CoresetInfo) -> str:
-    top = labels.argmax(1)
-    if np.bincount(top).max() == 1:  # a row a class would be mostly empty
-        order = np.argsort(top, kind="stable")
-        flow = (_image(images[i], labels[i], _name(coreset, top[i]), titled=True) for i in order)
-        return f'<div class="scroll images flow">{"".join(flow)}</div>'
-    rows = []
-    for k in range(labels.shape[1]):
-        which = np.flatnonzero(top == k)
-        name = _name(coreset, k)
-        cells = "".join(_image(images[i], labels[i], name) for i in which[:SHOWN])
-        rest = f'<span class="rest">+ {len(which) - SHOWN}</span>' if len(which) > SHOWN else ""
-        rows.append(f'<tr><th scope="row">{escape(name)}</th><td>{cells or "—"}{rest}</td></tr>')
-    return f'<div class="scroll"><table class="images">{"".join(rows)}</table></div>'
-
-
-def _name(coreset: CoresetInfo, k: int) -> str:
-    return coreset.classes[k] if k < len(coreset.classes) else f"class {k}"
-
-
-def _image(image: np.ndarray, label: np.ndarray, name: str, *, titled: bool = False) -> str:
-    value = f"{label.max():.2f}"
-    source = base64.b64encode(png(image)).decode()
-    alt = escape(f"coreset image, top label {name} at {value}", quote=True)
-    below = f"{escape(name)} {value}" if titled else value
-    return f'<figure><img src="data:image/png;base64,{source}" alt="{alt}"><figcaption>{below}</figcaption></figure>'
-
-
 def png(image: np.ndarray) -> bytes:
     """Encode an image [c, h, w] in [0, 1] (cut off beyond) as PNG, one pixel a pixel."""
     pixels = np.rint(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
@@ -133,6 +96,26 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def of(coresets: Sequence[CoresetInfo], dataset: str) -> list[str]:
-    """Return the sections of the coresets of a data set, without those that have nothing to show."""
-    return [html for c in coresets if c.dataset == dataset and (html := section(c))]
+def _first(coreset: CoresetInfo) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Read images and labels of the first seed, and count the seeds that have images; None where none has."""
+    folder = artifacts.load(coreset.path, "coreset")
+    states = {name: folder.state(name).tensors for name in _members(folder)}
+    found = [name for name, tensors in states.items() if {"raw", "labels"} <= tensors.keys()]
+    if not found:
+        return None
+    images, labels = (states[found[0]][k].float().numpy() for k in ("raw", "labels"))
+    if images.ndim != 4 or len(images) != len(labels):
+        rule = "raw must be [n, c, h, w], labels [n, k]"
+        raise ArtifactError(f"{coreset.path}/{found[0]}: {rule}; got {images.shape} and {labels.shape}")
+    return images, labels, len(found)
+
+
+def _members(folder: artifacts.Artifact) -> list[str]:
+    """List the names ``<split>-<seed>`` of an artifact's states, in their order."""
+    parts = {name: name.split("-") for name in folder.names()}
+    members = [name for name, two in parts.items() if len(two) == 2 and all(part.isdigit() for part in two)]
+    return sorted(members, key=lambda name: tuple(map(int, parts[name])))
+
+
+def _uri(image: np.ndarray) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"

@@ -1,4 +1,4 @@
-"""The report's numbers: every run's stored scores as one tidy table, and their means (see :mod:`.estimates`)."""
+"""The stored results of all runs: read, summarised, and written as the report's tables."""
 
 import csv
 import json
@@ -16,14 +16,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
 from ..core import scores
-from ..core.scores import COLUMNS, KEYS, SCHEMA, Quantity, RunScores, Set
-from . import estimates
-from .estimates import Estimate
+from ..core.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 from .images import CoresetInfo
 
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
-HEADLINE_METRICS: Final = ("accuracy", "nll", "ece", "rmse")
 PAPER: Final = Path(__file__).parent / "paper.csv"
+Paper = Mapping[tuple[str, str, str, str], tuple[str, str]]
+"""(dataset, method, setting, metric) -> a paper's figure as the paper prints it, and its source."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class Step:
     """A data set's place in class-incremental learning.
 
     Attributes:
-        source: the name of where its rows come from.
-        group: all that the steps of all orders have in common, as one name.
-        order: of the classes.
-        number: of the step, from 0.
-        classes: how many are new in each step.
+        source: the name of the source of the data set's rows.
+        group: a text that all steps of one experiment, in every order of the classes, have in common.
+        order: the number of the order of the classes.
+        number: the number of the step, from 0.
+        classes: how many classes are new in each step.
     """
 
     source: str
@@ -52,9 +51,9 @@ class RunInfo:
     Attributes:
         evaluate: folder of the ``evaluate`` artifact.
         record: the run's ``.run.json``.
-        upstream: ``.run.json`` of the artifacts that it was made from; their warnings are shown too.
-        step: where its data set is a step of class-incremental learning.
-        coreset: what it predicts from, if that is one.
+        upstream: ``.run.json`` of the artifacts that the run was fitted from; their warnings are shown too.
+        step: the step of class-incremental learning that the data set is, if it is one.
+        coreset: the coreset that the run predicts from, if it does.
         network: the architecture that predicts, in short.
     """
 
@@ -71,25 +70,16 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
-class Printed:
-    """A paper's figure as the paper prints it, and its source."""
-
-    figure: str
-    source: str
-
-
-Paper = dict[tuple[str, str, str, str], Printed]
-
-
-@dataclass(frozen=True)
 class Table:
     """All stored results of some runs.
 
     Attributes:
-        stored: run -> its scores as they are stored, for runs that have some.
-        scores: the same by what they are of.
+        stored: run -> its stored scores, for runs that have scores.
+        scores: the same, by quantity.
         calibration: the bins of all runs, with a ``run`` column.
         notes, warnings: run -> texts.
+        paper: the papers' figures.
+        coresets: the coresets whose images are shown.
     """
 
     runs: tuple[RunInfo, ...]
@@ -98,6 +88,8 @@ class Table:
     calibration: pd.DataFrame
     notes: Mapping[str, tuple[str, ...]]
     warnings: Mapping[str, tuple[str, ...]]
+    paper: Paper
+    coresets: Sequence[CoresetInfo]
 
     def datasets(self) -> list[str]:
         """List the data sets of the runs."""
@@ -112,131 +104,89 @@ class Table:
         remarks = {"note": self.notes.get(run, ()), "warn": self.warnings.get(run, ())}
         return [(kind, text) for kind, texts in remarks.items() for text in texts]
 
-    def has(self, dataset: str, metric: str) -> bool:
-        """Say whether any run on ``dataset`` has ``metric`` on its test rows."""
-        return Quantity(metric) in self._quantities(dataset)
-
-    def names(self, dataset: str, where: Set) -> list[str]:
-        """List the corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
-        return sorted({of.name for of in self._quantities(dataset) if of.set == where and of.name is not None})
-
-    def ood_scores(self, runs: Sequence[RunInfo]) -> list[str]:
-        """List the scores by which any of ``runs`` tells other data from its own; sorted."""
-        known = [self.scores[run.key].quantities for run in runs if run.key in self.scores]
-        return sorted(
-            {of.score for quantities in known for of in quantities if of.set == "ood" and of.score is not None}
-        )
-
-    def severities(self, dataset: str) -> list[int]:
-        """List the severities of corruptions that any run on ``dataset`` was scored on, ascending."""
-        return sorted({of.severity for of in self._quantities(dataset) if of.severity is not None})
-
-    def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
-        """Return the mean of a quantity and its error; None where the run has no such score."""
-        return estimates.of_run(self.scores[run], wanted) if run in self.scores else None
-
-    def groups(self, run: str, wanted: Quantity) -> list[float]:
-        """List the independent values whose mean :meth:`estimate` is."""
-        return [estimates.average(group) for group in self.scores[run].groups(wanted)] if run in self.scores else []
-
-    def _quantities(self, dataset: str) -> set[Quantity]:
+    def quantities(self, dataset: str) -> set[Quantity]:
+        """Return the quantities that any run on ``dataset`` has a score of."""
         known = [self.scores[run.key].quantities for run in self.of(dataset) if run.key in self.scores]
         return {quantity for quantities in known for quantity in quantities}
 
+    def has(self, dataset: str, metric: str) -> bool:
+        """Say whether any run on ``dataset`` has ``metric`` on its test rows."""
+        return Quantity(metric) in self.quantities(dataset)
 
-def gather(runs: Sequence[RunInfo]) -> Table:
-    """Read every run's tables.
+    def names(self, dataset: str, where: Set) -> list[str]:
+        """List the corruptions, or the other data sets, that any run on ``dataset`` was scored on; sorted."""
+        return sorted({of.name for of in self.quantities(dataset) if of.set == where and of.name is not None})
+
+    def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
+        """Return the mean of a quantity and its error; None where the run has no such score."""
+        return self.scores[run].estimate(wanted) if run in self.scores else None
+
+    def groups(self, run: str, wanted: Quantity) -> list[float]:
+        """List the independent values whose mean :meth:`estimate` is."""
+        return [scores.average(group) for group in self.scores[run].groups(wanted)] if run in self.scores else []
+
+
+def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Table:
+    """Read every run's tables, and the papers' figures.
 
     Raises:
-        ArtifactError: a table that is there is altered, truncated or of an older version.
+        ArtifactError: a table that exists is altered, truncated or of an older version.
     """
     stored, bins, notes, warnings = dict[str, pyarrow.Table](), [], {}, {}
     for run in runs:
-        warnings[run.key] = tuple(_warnings(run, read_record(run.record)))
+        warnings[run.key] = tuple(_warnings(run))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
         folder = artifacts.load(run.evaluate, "evaluate").path
         stored[run.key] = scores.read(folder / "scores.parquet")
         if (folder / "calibration.parquet").is_file():
-            bins.append(_read(folder / "calibration.parquet", CALIBRATION).assign(run=run.key))
+            bins.append(_read_bins(folder / "calibration.parquet").assign(run=run.key))
     by_quantity = {key: RunScores(table) for key, table in stored.items()}
-    return Table(tuple(runs), stored, by_quantity, _concat(bins, CALIBRATION), notes, warnings)
+    calibration = pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=[*CALIBRATION, "run"])
+    return Table(tuple(runs), stored, by_quantity, calibration, notes, warnings, paper_figures(), coresets)
 
 
-def comparison(table: Table) -> pyarrow.Table:
-    """Return the tidy table that is published: one figure a row, sorted."""
-    rows = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
-    return rows.sort_by([(column, "ascending") for column in KEYS])
-
-
-def write_comparison(rows: pyarrow.Table, folder: Path) -> None:
-    """Write ``comparison.csv`` and ``comparison.parquet``.
-
-    In the first, floats are in full (the shortest form that reads back equal), and what does not apply is empty.
-    """
-    text = [",".join(COLUMNS)]
-    for row in rows.to_pylist():
-        cells = ("" if v is None else repr(v) if isinstance(v, float) else str(v) for v in row.values())
-        text.append(",".join(cells))
-    (folder / "comparison.csv").write_text("\n".join(text) + "\n")
+def write_comparison(table: Table, folder: Path) -> None:
+    """Write ``comparison.parquet`` and ``comparison.csv``, one figure a row, sorted."""
+    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
+    rows = whole.sort_by([(column, "ascending") for column in KEYS])
     pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
+    write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))
 
 
-def headline_metrics(table: Table) -> dict[str, dict[str, float | None]]:
-    """Return, for each run, the figures that equal runs repeat exactly (no times): for ``dvc metrics``."""
-    runs = {run.key: {m: table.estimate(run.key, Quantity(m)) for m in HEADLINE_METRICS} for run in table.runs}
-    return {
-        key: {m: known.mean if math.isfinite(known.mean) else None for m, known in figures.items() if known}
-        for key, figures in runs.items()
-    }
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table as CSV: floats in their shortest form that reads back equal, None as nothing."""
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
 
 
 def merged_bins(table: Table, run: str) -> pd.DataFrame:
     """Merge the run's calibration bins over all splits and seeds: counts add, means are weighted by count."""
     rows = table.calibration[table.calibration.run == run]
-    rows = rows.assign(
-        c=(rows["confidence"] * rows["count"]).where(rows["count"] > 0, 0.0),
-        a=(rows["accuracy"] * rows["count"]).where(rows["count"] > 0, 0.0),
-    )
-    bins = rows.groupby("bin", sort=True).agg(
-        {"lower": "first", "upper": "first", "count": "sum", "c": "sum", "a": "sum"}
-    )
-    return bins.assign(confidence=bins.c / bins["count"], accuracy=bins.a / bins["count"]).drop(columns=["c", "a"])
+    sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
+    edges = rows.groupby("bin")[["lower", "upper"]].first()
+    bins = rows[["count"]].join(sums).groupby(rows["bin"]).sum()
+    return edges.assign(count=bins["count"]).join(bins[["confidence", "accuracy"]].div(bins["count"], axis=0))
 
 
 def paper_figures(path: Path = PAPER) -> Paper:
-    """Read the papers' figures, in the unit of the column (% for accuracy), by (dataset, method, setting, metric)."""
+    """Read the papers' figures, in the unit of the column (% for accuracy)."""
     with open(path, newline="") as file:
         return {
-            (r["dataset"], r["method"], r["setting"], r["metric"]): Printed(
-                f"{r['value']} ± {r['error']}", f"{r['paper']}, {r['table']}"
+            (r["dataset"], r["method"], r["setting"], r["metric"]): (
+                f"{r['value']} ± {r['error']}",
+                f"{r['paper']}, {r['table']}",
             )
             for r in csv.DictReader(file)
         }
 
 
-def _concat(tables: list[pd.DataFrame], columns: Iterable[str]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({c: [] for c in [*columns, "run"]})
-
-
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    try:
-        table = pyarrow.parquet.read_table(path).to_pandas()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
-    if missing := [c for c in columns if c not in table.columns]:
-        raise ArtifactError(
-            f"{path}: must have the columns {', '.join(columns)}; lacks {', '.join(missing)}; make it again"
-        )
-    return table[list(columns)]
-
-
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a ``.run.json``; return {} where there is none.
+    """Read a ``.run.json``; return {} if there is no such file.
 
     Raises:
-        ArtifactError: there is something else.
+        ArtifactError: the file is no JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -246,10 +196,33 @@ def read_record(path: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path}: is truncated or not JSON ({error})") from None
 
 
-def _warnings(run: RunInfo, record: Mapping[str, Any]) -> list[str]:
-    own = [str(w) for w in record.get("warnings", ())]
+def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:
+    """Name each run by its method, the words joined by ``space``, and its setting if the method has several."""
+    several = {run.method for run in runs if len({r.setting for r in runs if r.method == run.method}) > 1}
+    return {r.key: r.method.replace("_", space) + (f" {r.setting}" if r.method in several else "") for r in runs}
+
+
+def is_finite(estimate: Estimate | None) -> bool:
+    """Say whether there is an estimate and its mean is finite."""
+    return estimate is not None and math.isfinite(estimate.mean)
+
+
+def _read_bins(path: Path) -> pd.DataFrame:
+    try:
+        table = pyarrow.parquet.read_table(path).to_pandas()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
+    if missing := [c for c in CALIBRATION if c not in table.columns]:
+        rule = f"must have the columns {', '.join(CALIBRATION)}"
+        raise ArtifactError(f"{path}: {rule}; lacks {', '.join(missing)}; make it again")
+    return table[list(CALIBRATION)]
+
+
+def _warnings(run: RunInfo) -> list[str]:
+    """List the run's own warnings, then those of its upstream artifacts with their names."""
+    own = [str(warning) for warning in read_record(run.record).get("warnings", ())]
     return own + [
-        f"{path.name.removesuffix('.run.json')}: {w}"
+        f"{path.name.removesuffix('.run.json')}: {warning}"
         for path in run.upstream
-        for w in read_record(path).get("warnings", ())
+        for warning in read_record(path).get("warnings", ())
     ]

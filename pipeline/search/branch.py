@@ -25,9 +25,10 @@ from bdl_pipe.method import Method, fan_in
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..core.storage import Place
+from ..plan import sources
 from ..plan.plan import one
 from ..run import body
 from ..stages import fit
@@ -98,7 +99,7 @@ def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: 
         step = f"a search fits all on {dataset}; search on the first step, and set what is found for all"
         raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
     made = Chain(tuple(chain), method, params.seed, settings.threads, verb)
-    code = provenance.digest([fit.code_of(run, params) for run in lineage])
+    code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
     return Branch(methods[method], dataset, upstream, made, code)
 
 
@@ -110,7 +111,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     """
     from bdl_pipe.data import prepared
 
-    body.ensure(one("prepare", branch.dataset, params), params, "inline")
+    body.ensure(one("prepare", branch.dataset, params), params, Settings.read(executor="inline"))
     data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
@@ -195,7 +196,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
     for run in branch.upstream:
         lineage = params.lineage(run)
         above = [fit.facts(source, params) for source in lineage[:-1]]
-        code = [fit.code_of(source, params) for source in lineage]
+        code = [sources.fit_digest(source.method.name, params) for source in lineage]
         about = {"for": verb, "made from": above, "code": code, **fit.facts(run, params)}
         store = Store(places.checkpoints(verb, f"{run.kind}-{run.key}"), fit.identity(about, settings, [prepared]))
         store.open()

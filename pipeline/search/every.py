@@ -14,7 +14,8 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
 from ..core import places
-from ..core.params import FIT_KINDS, Params, load
+from ..core.load import load
+from ..core.model import FIT_KINDS, Params
 from ..core.settings import Settings
 from ..core.storage import Place, opened
 from ..tracking import provenance

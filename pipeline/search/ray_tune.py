@@ -16,8 +16,7 @@ from bdl_pipe.errors import UserError
 from ..core.settings import Settings
 from ..core.storage import Place
 from ..work import cluster
-from ..work.choose import preflight
-from ..work.sealed import sealed
+from ..work.sending import with_plugins
 from .storage import of_driver
 from .telling import Ended, Trials, settle, told
 from .trial import METRIC, MILESTONES, SECONDS, TIME, Upstream, rounded, trial
@@ -76,10 +75,6 @@ class Kept:
 @contextmanager
 def ray_of(settings: Settings) -> Iterator[None]:
     """Connect to Ray inside this process, or to the cluster that RAY_ADDRESS names, and leave it as it was found."""
-    if settings.jobs:  # Tune's own process is there, too
-        preflight(settings)
-        yield
-        return
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     with cluster.connected(settings):
@@ -121,13 +116,8 @@ def run(
         UserError: trials failed, with the first one's reason.
         KeyboardInterrupt: it was stopped before all trials had ended.
     """
-    if kept.settings.jobs:
-        from . import far
-
-        ended = far.run(trials, work, parts, space, how, kept)
-    else:
-        with kept.place(spread=bool(kept.settings.address)) as place:
-            ended = tuned(trials, work, parts, space, how, place, kept.settings, told(trials))
+    with kept.place(spread=bool(kept.settings.address)) as place:
+        ended = tuned(trials, work, parts, space, how, place, kept.settings, told(trials))
     settle(trials, ended)
     return ended
 
@@ -145,7 +135,7 @@ def tuned(
     """Run the trials on the cluster that this process has joined, as :func:`run` does; ``callback`` is Ray Tune's."""
     from ray import tune
 
-    sent = {name: sealed(value) if name == "chain" else value for name, value in parts.items()}
+    sent = {name: with_plugins(value) if name == "chain" else value for name, value in parts.items()}
     work = tune.with_parameters(work, **sent)
     work = tune.with_resources(work, tune.PlacementGroupFactory([settings.needs.counted]))
     at, files = f"{place.path}/trials", place.files

@@ -23,7 +23,8 @@ from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
 
 from ..core import places, records
-from ..core.params import Params, load, read_yaml, typed
+from ..core.load import load, read_yaml, typed
+from ..core.model import Params
 from ..core.settings import Settings
 from ..tracking import provenance
 from . import ray_tune, turn
@@ -189,7 +190,7 @@ def write(study: Study, trials: Sequence[Trial], about: Mapping[str, Any]) -> li
     made = {suffix: study.stem.with_name(study.stem.name + suffix) for suffix in (".csv", ".svg", ".md")}
     study.stem.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(made[".csv"], table.comma_separated(study.config, study.task, trials).encode())
-    picture = figure.draw(study.name, study.config, trials, study.params.report.figures_dpi)
+    picture = figure.draw(study.name, study.config, trials)
     write_bytes(made[".svg"], picture)
     page = table.markdown(study.stem.name, study.config, study.task, trials, made[".svg"].name, about)
     write_bytes(made[".md"], page.encode())

@@ -25,7 +25,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
-from ..core.params import Run
+from ..core.model import Run
 from ..work.hub import NullChannel
 from ..work.worker import TaskReport, keep_freed_memory
 

@@ -24,11 +24,11 @@ from typing import Any, Final
 from bdl_pipe import config
 from bdl_pipe.errors import UserError
 
-from ..core import places
-from ..core.params import SECTIONS, Params, load
+from ..core import overlays, places
+from ..core.load import load
+from ..core.model import SECTIONS, Params
 from ..core.settings import Settings
 from ..tracking import provenance
-from ..verbs import apply
 from . import ray_tune, turn
 from .branch import Branch, begin, branch_of, data_hash, finish, load_data, make_upstream, tracked
 from .storage import shared
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
         finally:  # where all diverged, too: to go on would change nothing
             finish(folder, identity, away)
     if args.apply:
-        for line in apply.apply(path):
+        for line in overlays.apply(path):
             print(f"params.yaml: {line}")
     else:
         print(f"python -m pipeline apply {path}   # to use it")
@@ -162,7 +162,7 @@ def conclude(search: Search, scores: Sequence[ray_tune.Score], population: Seque
         reached = min(s.nll for s in _finished(search, population))
         comments.append(f"a population of {len(population)}, whose numbers changed on the way, reached {reached:.5g}")
     path = OVERLAYS / f"{search.name}.yaml"
-    apply.write(path, overlay_of(search, winner), comments)
+    overlays.write(path, overlay_of(search, winner), comments)
     print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
     return path
 

@@ -24,9 +24,10 @@ from bdl_pipe.registry import POSTERIORS, RECALIBRATION
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records, scores
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
+from ..plan.plan import Stage
 from ..work.base import Executor, Task
 from ..work.display import Display
 from ..work.store import Store
@@ -65,17 +66,18 @@ class EvalResult:
         return cls(scores, tables)
 
 
-def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
     from ..tracking import experiments
 
+    key = stage.key
     run = params.run("student", key)
     place = places.artifact("evaluate", key)
     shared, tasks = _plan(run, params, settings)
     inputs = [places.artifact(kind, name) for kind, name in (("student", key), ("holdout", run.spec.dataset))]
     about = {"student": key, "evaluate": params.raw["evaluate"], "seed": params.seed}
     about_run = fit.tags(run, params)
-    of_work = {**about, "code": _code_of(run, params)}
+    of_work = {**about, "code": dict(stage.digests)}
     store = Store(places.checkpoints("evaluate", key), fit.identity(of_work, settings, inputs))
     store.open()
     numbers = {
@@ -84,7 +86,7 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
     }
     with experiments.stage_run("evaluate", key, about_run, numbers, [str(place) for place in inputs]) as tracked:
         with Display(f"evaluate {key}") as display:
-            done = executor.map(answer, tasks, shared=shared, display=display, store=store, light=None)
+            done = executor.map(answer, tasks, shared=shared, display=display, store=store, where="try")
         answers = [(task.payload, EvalResult.of(each.result)) for task, each in zip(tasks, done, strict=True)]
         figures = list(_figures(run, answers))
         places.sweep(place)
@@ -95,14 +97,6 @@ def evaluate(key: str, params: Params, executor: Executor, settings: Settings) -
                 pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
         store.clear()
         tracked.metrics(experiments.final_scores(figures))
-
-
-def _code_of(run: Run, params: Params) -> str:
-    """Hash the code that a run's scores depend on; of a method in no file of ours or of a plugin, the stage's."""
-    from ..plan import code, sources
-
-    known = run.method.name in code.methods()
-    return sources.evaluate_digest(run.method.name, params) if known else code.digest_of([code.BODIES["evaluate"]])
 
 
 def answer(question: EvalTask, shared: Mapping[str, Any], report: Report) -> State:

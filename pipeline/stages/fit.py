@@ -24,9 +24,10 @@ from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core import places, records
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
-from ..work.base import Done, Executor, Task
+from ..plan.plan import Stage
+from ..work.base import Done, Executor, Task, Where
 from ..work.display import Display
 from ..work.store import Store
 from . import retry
@@ -55,7 +56,7 @@ class GroupTask:
     fit_many: FitMany
 
 
-def fit(kind: str, key: str, params: Params, executor: Executor, settings: Settings) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Fit the artifact of one run.
 
     Raises:
@@ -63,19 +64,19 @@ def fit(kind: str, key: str, params: Params, executor: Executor, settings: Setti
     """
     from ..tracking.experiments import stage_run
 
+    kind, key = stage.kind, stage.key
     run = params.run(kind, key)
     about = facts(run, params)
     shared, tasks = _plan(run, params, settings)
     deps = [str(path) for path in inputs_of(run)]
     above = records.above(run)
-    store = Store(
-        places.checkpoints(kind, key), identity({**about, "code": code_of(run, params)}, settings, inputs_of(run))
-    )
+    work = identity({**about, "code": dict(stage.digests)}, settings, inputs_of(run))
+    store = Store(places.checkpoints(kind, key), work)
     store.open()
     with stage_run(kind, key, tags(run, params), about["config"], deps) as tracked:
         with Display(f"{kind} {key}", tracked.metrics) as display:
             done = executor.map(
-                make, tasks, shared=shared, display=display, store=store, light=_light(run, tasks, shared, settings)
+                make, tasks, shared=shared, display=display, store=store, where=_where(run, tasks, shared, settings)
             )
         named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
         place = places.artifact(kind, key)
@@ -150,14 +151,6 @@ def inputs_of(run: Run) -> list[Path]:
     return [places.artifact("prepare", run.spec.dataset), *above]
 
 
-def code_of(run: Run, params: Params) -> str:
-    """Hash the code that a run's bits depend on; of a method in no file of the library or of a plugin, the stage's."""
-    from ..plan import code, sources
-
-    known = run.method.name in code.methods()
-    return sources.fit_digest(run.method.name, params) if known else code.digest_of([code.BODIES[run.kind]])
-
-
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
     """Hash all that the bits of the work depend on: ``about`` (numbers, code), data, torch, device, threads."""
     import torch
@@ -211,20 +204,21 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
     return grouped
 
 
-def _light(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> bool | None:
-    """Say whether workers would cost their start and bring nothing; None: that is to be found out.
+def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> Where:
+    """Return where the tasks run.
 
-    So it is with one task where no cluster is named, since a worker of this machine has no more than this process; and
-    with small tables that one task fits together. Several tasks of this machine may be too short for it.
+    A single task runs here if no cluster is named, since a worker of this machine has no more than this process; so
+    does a task that fits small tables together. Several tasks of this machine may be too short for workers.
     """
     if run.stage.in_driver:
-        return True
-    if settings.address or settings.jobs:
+        return "here"
+    if settings.address:
         group = len(tasks) == 1 and isinstance(tasks[0].payload, GroupTask)
-        return group and sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
+        is_small = group and sum(len(shared[seed.data].train) for seed in tasks[0].payload.tasks) <= FEW_ROWS
+        return "here" if is_small else "workers"
     if settings.workers > 1 and any(task.data_parallel for task in tasks):
-        return False
-    return True if len(tasks) == 1 else None
+        return "workers"
+    return "here" if len(tasks) == 1 else "try"
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:

@@ -1,27 +1,27 @@
-"""The stage ``inputs``: artifacts that are read together, under one name.
+"""The stage ``inputs``: it bundles artifacts that a run reads together under one name.
 
-DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a row has one ``input``, and several
-artifacts are one by this stage: its own artifact holds the hash of each, and nothing of them is copied.
+DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a run has one ``input``. The artifact of
+this stage holds the hash of each of several artifacts; their files are not copied.
 """
 
 import json
 
 from bdl_pipe import artifacts
-from bdl_pipe.config import nearest
-from bdl_pipe.errors import ConfigError
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
+from ..core.settings import Settings
+from ..plan.plan import Stage
+from ..work.base import Executor
 
 
-def bundle(key: str, params: Params) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/inputs/<key>``.
 
     Raises:
-        UserError: there is no such spec, or one of its artifacts is not there.
+        UserError: one of the artifacts is not there.
     """
-    if key not in params.inputs:
-        raise ConfigError(f"inputs.{key}", f"is not an entry{nearest(key, params.inputs)}")
+    key = stage.key
     hashes = {}
     for kind, name in params.inputs[key].items():
         place = places.artifact(kind, name.partition("/")[2])

@@ -6,27 +6,26 @@ from typing import Any
 import numpy as np
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.config import nearest
 from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.prepared import Job
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 from ..core import places
-from ..core.params import Params
+from ..core.model import Params
+from ..core.settings import Settings
+from ..plan.plan import Stage
 from ..work.base import Executor, Task
 from ..work.display import Display
 
 
-def prepare_dataset(key: str, params: Params, executor: Executor) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/prepare/<key>`` and ``work/holdout/<key>``.
 
     Raises:
         UserError: the data cannot be had, or are wrong; neither artifact is touched then.
     """
-    if key not in params.datasets:
-        raise ConfigError(f"datasets.{key}", f"is not a data set{nearest(key, params.datasets)}")
+    key = stage.key
     fit, holdout = places.artifact("prepare", key), places.artifact("holdout", key)
     places.sweep(fit)
     places.sweep(holdout)
@@ -53,7 +52,7 @@ def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
 def _fan_out(executor: Executor, display: Display) -> prepare.FanOut:
     def fan_out(function: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
         tasks = [Task(job.key, job, ("corrupt",)) for job in jobs]
-        answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, light=None)
+        answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, where="try")
         return [done.result for done in answers]
 
     return fan_out

@@ -11,12 +11,14 @@ from bdl_pipe.data.config import DatasetConfig
 
 from .. import report
 from ..core import places, records
-from ..core.params import Params, Run
+from ..core.model import Params, Run
 from ..core.settings import Settings
+from ..plan.plan import Stage
 from ..tracking import provenance
+from ..work.base import Executor
 
 
-def build(params: Params, settings: Settings) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
     runs, coresets = infos(params)
     report.build(runs, coresets, places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)

@@ -9,8 +9,8 @@ from bdl_pipe import config
 
 from .. import report
 from ..core import records
-from ..core.params import Params, Run
-from ..report import columns, images, plots, svg, tables
+from ..core.model import Params, Run
+from ..report import columns, images, plots, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table
 from . import comparison, provenance
@@ -24,11 +24,11 @@ _ASIDE: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # charts show them,
 def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.CoresetInfo]) -> str | None:
     """Bring the experiment up to date with the runs that have scores. Return its id, or None without tracking."""
     table = tables.gather(runs)
-    look, pictures = svg.Look(table.runs), {coreset.key: coreset for coreset in coresets}
+    marks, pictures = plots.marks(table.runs), {coreset.key: coreset for coreset in coresets}
     compared, views = list[Compared](), list[View]()
     for dataset in table.datasets():
         runs_here = [run for run in table.of(dataset) if run.key not in table.notes]
-        shown, drawing = columns.columns(table, dataset), _Drawing(table, dataset, runs_here, look, params)
+        shown, drawing = columns.columns(table, dataset), _Drawing(plots.part(table, dataset, marks))
         scores = provenance.digest([table.stored[run.key].to_pylist() for run in runs_here])
         for run in runs_here:
             checked = params.run("student", run.key)
@@ -36,7 +36,7 @@ def publish(params: Params, runs: Sequence[RunInfo], coresets: Sequence[report.C
             compared.append(
                 Compared(
                     key=run.key,
-                    name=f"{dataset} {drawing.names[run.key]}",
+                    name=f"{dataset} {drawing.part.names[run.key]}",
                     params=_about(table, run, checked, params),
                     metrics=_metrics(table, run, shown),
                     about=_note(table, run, shown),
@@ -119,11 +119,11 @@ def _note(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
         "|---|---|",
     ]
     for column in shown:
-        value, error = columns.figure(table.estimate(run.key, column.of), column.write)
-        if value != columns.NOTHING:
-            lines.append(
-                f"| {column.title} | {value}" + (f" ± {error} |" if error and column.of.set != _COST else " |")
-            )
+        cell = columns.figure(
+            table.estimate(run.key, column.of), column.metric.write, with_error=column.of.set != _COST
+        )
+        if cell.text != columns.NOTHING:
+            lines.append(f"| {column.title} | {cell.figure} |")
     lines += ["", *(f"- {text}" for _, text in table.remarks(run.key))]
     return "\n".join([*lines, "", f"Made by `python -m pipeline repro evaluate@{run.key}`."])
 
@@ -131,31 +131,27 @@ def _note(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
 class _Drawing:
     """The figures of one data set's runs."""
 
-    def __init__(self, table: Table, dataset: str, runs: Sequence[RunInfo], look: svg.Look, params: Params) -> None:
-        self.names = columns.labels(table.of(dataset))
-        self._table, self._dataset, self._runs, self._look = table, dataset, runs, look
-        self._dpi = params.report.figures_dpi
+    def __init__(self, part: plots.Part) -> None:
+        self.part = part
 
     def files(self, run: RunInfo, coreset: report.CoresetInfo | None) -> dict[str, bytes]:
         """Draw the figures of one run, those of all runs together, and the images of its coreset."""
         files = dict(self._of_all)
-        if run.key in set(self._table.calibration.run):
-            drawn = plots.reliability(self._table, run, self.names[run.key], self._look, self._dpi)
-            files["reliability.svg"] = svg.standalone(drawn)
+        if run.key in set(self.part.table.calibration.run):
+            files["reliability.svg"] = plots.reliability(self.part, run.key).file()
         picture = images.picture(coreset) if coreset is not None else b""
         return {**files, **({"coreset.png": picture} if picture else {})}
 
     @cached_property
     def _of_all(self) -> dict[str, bytes]:
-        table, drawn = self._table, dict[str, str]()
-        about = (table, self._runs, self.names)
-        if table.names(self._dataset, "corrupted"):
+        table, drawn = self.part.table, dict[str, plots.Drawing]()
+        if table.names(self.part.dataset, "corrupted"):
             for metric in ("accuracy", "nll"):
-                drawn[f"{metric}-against-severity"] = plots.severity(*about, metric, self._look, self._dpi)
-        if table.has(self._dataset, "rmse"):
+                drawn[f"{metric}-against-severity"] = plots.severity(self.part, metric)
+        if table.has(self.part.dataset, "rmse"):
             for metric in ("rmse", "nll"):
-                drawn[f"{metric}-over-splits"] = plots.dots(*about, metric, self._look, self._dpi)
-        return {f"{name}.svg": svg.standalone(text) for name, text in drawn.items()}
+                drawn[f"{metric}-over-splits"] = plots.dots(self.part, metric)
+        return {f"{name}.svg": drawing.file() for name, drawing in drawn.items()}
 
 
 def _view(dataset: str, shown: Sequence[Column]) -> View:

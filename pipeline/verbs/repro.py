@@ -1,106 +1,84 @@
 """``python -m pipeline repro``: bring every result up to date, several stages at once, and print the comparison.
 
-What it makes is what a plain ``dvc repro`` makes, and DVC is told of it. A stage that fails stops what depends on it,
-and nothing else.
+It makes what a plain ``dvc repro`` makes, and records it with DVC. A stage that fails stops what depends on it, and
+nothing else.
 """
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
-from bdl_pipe.errors import UserError
-
+from .. import job
 from ..core import places
-from ..core.params import Params, load, unwatched
+from ..core.load import load, unwatched
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan, sources
 from ..plan.plan import Plan, Stage
-from ..run import client, dvc, remote
-from ..run import runner as run
-from ..run.scheduler import Outcome
-from ..tracking import artifact_store
+from ..run import dvc, pool
+from ..run.pool import Outcome
 from ..work.choose import preflight
 
 
-def main(args: Namespace) -> int:
+def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     """Run what is out of date; return 1 if a stage failed.
 
     Raises:
         UserError: params.yaml, the environment, or a target is wrong; nothing has run then.
     """
-    settings, params = Settings.read(), load()
+    settings = Settings.read()
+    if settings.jobs and settings.executor == "ray":
+        return job.send(settings, ["repro", "-j", str(jobs), *targets], dvc.take)
+    params = load()
+    settings.machine.check_methods(params.method_names)
     for line in unwatched(params):
         print(f"warning: {line}", file=sys.stderr)
     preflight(settings)
-    remote.require(settings.remote)
-    artifact_store.require(settings)
-    dvc.mend()
     sources.write(params)
     everything = plan.plan(params)
-    stages = plan.matching(args.targets, everything)
-    why = run.stale(everything)
-    todo = stages.keys() & why.keys()
+    stages = plan.matching(targets, everything)
+    why = pool.stale(everything)
+    if settings.remote and why.keys() & stages.keys():
+        dvc.require_remote()
+        _record(everything, why)
+        dvc.take()
+        why = pool.stale(everything)
+    todo = {name: reason for name, reason in why.items() if name in stages}
     if not todo:
         print(f"nothing to do: all {len(stages)} results are up to date")
-        _record(everything, why)
-        run.push_rest(stages, settings.remote)
+        _share(everything, why, settings)
         _point(why)
         return 0
-    print(f"{len(todo)} of {len(stages)} stages to run, {args.jobs} at once", flush=True)
-    host = run.start_host()
-    with _parent_run() as tell:
-        try:
-            host.join()
-            outcome = run.ensure_all(stages, params, jobs=args.jobs)
-        except client.Lost as error:
-            raise UserError(str(error)) from None
-        finally:
-            _record(everything, run.stale(everything))
-        tell(outcome)
-    code = _close(outcome, everything, params)
-    run.push_rest(stages, settings.remote)
-    return code
+    print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
+    outcome = pool.run(everything, todo, params, settings, jobs=jobs)
+    left = outcome.left(why)
+    _show(outcome, everything, left, params)
+    _share(everything, left, settings)
+    _point(left)
+    return 1 if outcome.failed else 0
 
 
-def _record(stages: Plan, why: Mapping[str, str]) -> None:
-    """Let DVC know what is up to date. If it cannot be told, no result is lost."""
-    if not dvc.installed():
-        return
+def _share(stages: Plan, why: Collection[str], settings: Settings) -> None:
+    """Record up-to-date stages with DVC, and push them. If either fails, the results stay on disk."""
+    _record(stages, why)
+    if settings.remote and (problem := dvc.push()):
+        print(f"warning: the results are not pushed: {problem}; the same command pushes them", file=sys.stderr)
+
+
+def _record(stages: Plan, why: Collection[str]) -> None:
     problem = dvc.record(stages, [name for name in stages if name not in why])
     if problem is not None:
         print(f"warning: DVC has not recorded the results, which are in place ({problem})", file=sys.stderr)
 
 
-@contextmanager
-def _parent_run() -> Iterator[Callable[[Outcome], None]]:
-    """Open the tracked run that every stage's run belongs to."""
-    from ..tracking import experiments
-
-    experiments.initialise()
-    parent, status = experiments.start_parent("repro"), ["KILLED"]
-
-    def tell(outcome: Outcome) -> None:
-        status[0] = "FAILED" if outcome.failed else "FINISHED"
-
-    try:
-        yield tell
-    finally:
-        experiments.end_parent(parent, status[0])
-
-
-def _close(outcome: Outcome, everything: Plan, params: Params) -> int:
-    """Print what happened, the table, and where to look further; return 1 if a stage failed."""
+def _show(outcome: Outcome, everything: Plan, why: Mapping[str, str], params: Params) -> None:
+    """Print what failed, the table, and the counts."""
     for name, lines in outcome.failed.items():
         print(f"\nFAILED {name}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
     if outcome.skipped:
-        print(f"not run, because they need those: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
-    why = run.stale(everything)
+        print(f"not run, because a stage that they need failed: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
     _table(everything, params, outcome, why)
     print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s" + _counts(outcome))
-    _point(why)
-    return 1 if outcome.failed else 0
 
 
 def _counts(outcome: Outcome) -> str:
@@ -110,7 +88,7 @@ def _counts(outcome: Outcome) -> str:
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
-    """Print the comparison: the report's, if it is of these params, else of the runs that are; and what is missing."""
+    """Print the report's comparison or, without an up-to-date report, that of the runs with scores, and the others."""
     from rich.console import Console
 
     from ..report import headlines, terminal
@@ -120,20 +98,21 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
         terminal.show(headlines([run_info(run, params) for run in params.of("student")]), Console())
         return
     runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
-    fresh_runs = [stage.key for stage in runs if stage.name not in why]
+    fresh = {stage.key for stage in runs if stage.name not in why}
     missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
-    terminal.show_runs(fresh_runs, missing, params, Console())
+    infos = [run_info(run, params) for run in params.of("student") if run.key in fresh]
+    terminal.show_runs(infos, missing, Console())
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:
-    """Say why a run has no scores of these params: the stage that failed, or what has not been run."""
+    """Return why a run has no up-to-date scores: the stage that failed, or why it is out of date."""
     for name in (*plan.ancestors(everything, [stage.name]), stage.name):
         if name in outcome.failed:
-            return f"{name} failed: {(outcome.failed[name] or ['it said nothing'])[-1]}"
+            return f"{name} failed: {outcome.failed[name][-1]}"
     return why[stage.name]
 
 
-def _point(why: Mapping[str, str]) -> None:
+def _point(why: Collection[str]) -> None:
     page = places.REPORT / "index.html"
     if "report" not in why:
         print(f"report: {page.absolute()}")

@@ -1,17 +1,15 @@
 """``python -m pipeline status``: which stages are out of date, and why; nothing is run."""
 
-from argparse import Namespace
-
-from ..core.params import load
+from ..core.load import load
 from ..plan import plan
-from ..run import runner as run
+from ..run import pool
 
 
-def main(args: Namespace) -> None:
-    """Print a line for each stage that is out of date; with ``--all`` the others, too."""
+def status(every: bool = False) -> None:
+    """Print a line for each stage that is out of date; with ``every`` the others, too."""
     stages = plan.plan(load())
-    why = run.stale(stages)
+    why = pool.stale(stages)
     for name in stages:
-        if name in why or args.all:
+        if name in why or every:
             print(f"{name}: {why.get(name, 'is up to date')}")
     print(f"{len(why)} of {len(stages)} stages are out of date" if why else f"all {len(stages)} are up to date")

@@ -8,8 +8,8 @@ from typing import Final
 
 from bdl_pipe.errors import UserError
 
+from ..core.load import load
 from ..core.object_store import hide
-from ..core.params import load
 from ..core.settings import Settings
 from ..stages import report
 from ..tracking import comparison, experiments, summaries

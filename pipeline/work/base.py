@@ -1,20 +1,22 @@
-"""Who runs the tasks of a stage: this process, Ray inside it, a Ray cluster, or its jobs. Chosen by the environment.
+"""What a stage hands to an executor, and what it gets back.
 
-A task is a pure function of its payload, of shared read-only data, and of the seed addresses in
-them, on one thread: every executor gives the same bits.
+A task is a pure function of its payload, of shared read-only data, and of the seeds in them, on one thread: every
+executor gives the same bits.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from .display import Display
 from .store import Store
 
 if TYPE_CHECKING:
-    from bdl_pipe.progress import Report  # brings torch, which the hub of a stage does without
+    from bdl_pipe.progress import Report  # it imports torch, which the driver's actor does without
 
 Work = Callable[[Any, Mapping[str, Any], "Report"], Any]  # (payload, shared, report) -> result
+Where = Literal["here", "workers", "try"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Task:
         name: unique within a call; it names the task's checkpoint.
         payload: small, sent with the task.
         needs: keys of the shared data that it reads.
-        data_parallel: its work may be run by several processes that share its batches.
-        size: how much work it is, beside the other tasks of the call.
+        data_parallel: several processes may share its batches.
+        size: the amount of work, relative to the other tasks of the call.
     """
 
     name: str
@@ -38,10 +40,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """A task's result and what it cost, over all its attempts.
+    """A task's result and its cost, over all its attempts.
 
     Attributes:
-        seconds: by ``bdl_pipe.metrics.cost.clock``: of the processor for one thread of a CPU, else of the wall.
+        seconds: by ``bdl_pipe.metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
         peak_bytes: the largest resident memory of the process that ran it, up to its end.
     """
 
@@ -50,7 +52,24 @@ class Done:
     peak_bytes: int
 
 
-class Executor(Protocol):
+@dataclass(frozen=True)
+class Batch:
+    """What the tasks of one call have in common.
+
+    Attributes:
+        work: an importable function.
+        shared: read-only data; each worker receives it at most once.
+        display: shows every step.
+        store: keeps checkpoints and results, which are then States; None: nothing is kept.
+    """
+
+    work: Work
+    shared: Mapping[str, Any]
+    display: Display
+    store: Store | None
+
+
+class Executor(ABC):
     """A way to run the tasks of a stage."""
 
     def map(
@@ -61,23 +80,26 @@ class Executor(Protocol):
         shared: Mapping[str, Any],
         display: Display,
         store: Store | None = None,
-        light: bool | None = False,
+        where: Where = "workers",
     ) -> list[Done]:
         """Run the tasks, and return their results in the same order.
 
         Args:
-            work: an importable function.
-            shared: read-only; sent to each worker at most once.
-            display: told of every step.
-            store: with it, results are States, checkpoints are kept and gone on from.
-            light: the work is worth no worker's start: do it in this process, on the CPU; None: find out, by
-                trying the smallest task here, for ten seconds where it can be gone on with elsewhere.
+            work, shared, display, store: as in :class:`Batch`.
+            where: "here" runs the tasks in this process, on the CPU; "workers" sends them to workers; "try" runs the
+                smallest task here for up to ten seconds, and sends the rest to workers if it takes long.
 
         Raises:
-            UserError: no node can ever run such a task, or the cluster does not answer.
-            Exception: what a task raised, as it is; the others are cancelled.
+            UserError: no node can run such a task, or the cluster does not answer.
+            Exception: the error of a task, as the task raised it; the other tasks are cancelled.
         """
-        ...
+        display.expect(len(tasks))
+        results = self._run(Batch(work, shared, display, store), tasks, where)
+        return [results[task.name] for task in tasks]
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Stop all worker processes."""
+
+    @abstractmethod
+    def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
+        """Run the tasks, and return their results by name."""

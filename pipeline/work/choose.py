@@ -1,40 +1,58 @@
 """Choose the executor that the settings name, and check its address before any work starts."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bdl_pipe.errors import UserError
+
 from ..core import storage
 from ..core.settings import Settings
 from .base import Executor
+from .faults import require_head
 
 
-def choose(settings: Settings) -> Executor:
-    """Return the executor that the settings name. Nothing is started, and no connection made, before there is work."""
-    from .inline import Inline
+def choose(settings: Settings, head: Callable[[], str] | None = None, ships: Sequence[Path] = ()) -> Executor:
+    """Return the executor that the settings name. It connects and starts processes only when there is work.
 
+    Args:
+        head: returns host:port of a Ray head on this machine that several stages share, or "" where there is none.
+        ships: files and packages of plugins, which a cluster's nodes receive beside our own code.
+
+    Raises:
+        UserError: RAY_ADDRESS is a dashboard's address.
+    """
+    refuse_dashboard(settings)
     if settings.executor == "inline":
-        return Inline(settings)
-    if settings.jobs:
-        from .jobs import Jobs
+        from .inline import Inline
 
-        return Jobs(settings)
+        return Inline(settings)
     from .cluster import Cluster
 
-    return Cluster(settings)
+    return Cluster(settings, head, ships)
 
 
 def preflight(settings: Settings) -> None:
-    """Refuse an address where no cluster answers, or one that cannot run our work, and storage that cannot be written.
+    """Refuse an address where no cluster answers, and storage that cannot be written.
 
     Raises:
-        UserError: naming the address and what is wrong.
+        UserError: naming the variable, its value and the fault.
     """
+    refuse_dashboard(settings)
     if settings.executor == "inline":
         return
-    if settings.checkpoints and not settings.jobs:
+    if settings.checkpoints:
         storage.require("BDL_CHECKPOINTS", settings.checkpoints)
-    if settings.jobs:
-        from ..core.jobs.dashboard import preflight as reach
+    require_head(settings.address)
 
-        reach(settings.jobs)
-    else:
-        from .cluster import preflight as meet
 
-        meet(settings.address)
+def refuse_dashboard(settings: Settings) -> None:
+    """Refuse to run single stages with a dashboard's address, which takes whole commands.
+
+    Raises:
+        UserError: RAY_ADDRESS is a dashboard's address, and BDL_EXECUTOR is ray.
+    """
+    if settings.jobs and settings.executor == "ray":
+        raise UserError(
+            f"RAY_ADDRESS={settings.jobs} takes whole commands as Ray jobs: give python -m pipeline repro, or "
+            "python -m pipeline job -- COMMAND (such as dvc repro)"
+        )

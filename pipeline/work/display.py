@@ -1,4 +1,4 @@
-"""What is seen of a stage's progress: one bar on a terminal, a line now and then elsewhere."""
+"""Progress output of a stage: a bar on a terminal, occasional lines in a log file."""
 
 import sys
 import time
@@ -14,10 +14,7 @@ class Display:
     """A display that counts the steps of a stage's tasks; a context manager."""
 
     def __init__(self, label: str, sink: Sink | None = None) -> None:
-        """Take the stage's label, and a sink.
-
-        Every few seconds ``sink`` is given the metrics, as ``<task>/<name>``, and the step.
-        """
+        """Take the stage's label, and a sink, which receives (metrics by ``<task>/<name>``, step) every few seconds."""
         self.label, self._sink = label, sink
         self._share: dict[str, float] = {}
         self._latest: dict[str, tuple[dict[str, float], int]] = {}
@@ -42,7 +39,7 @@ class Display:
         self._flush()
 
     def expect(self, total: int) -> None:
-        """Expect ``total`` tasks more."""
+        """Expect ``total`` more tasks."""
         self._total += total
 
     def step(self, task: str, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -61,7 +58,7 @@ class Display:
         self._show()
 
     def say(self, text: str) -> None:
-        """Show a line of its own."""
+        """Print a line beside the progress."""
         if self._bar is not None:
             self._bar.console.print(f"{self.label}: {text}", markup=False, highlight=False)
         else:

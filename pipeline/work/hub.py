@@ -1,31 +1,30 @@
-"""The way between the workers and the driver: an actor on the driver's node, and a worker's ends of it."""
+"""The connection between workers and driver: an actor on the driver's node, and each worker's end of it."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes
 
+from ..core.storage import Folder
 from .base import Done
-from .store import CheckpointChannel, Shared, Store
+from .store import CheckpointChannel, Store, load_part, save_part
 
-RETRIES: Final = 3  # of a task whose worker was lost, with no checkpoint in between
-
-
-class Lost(UserError):
-    """The workers of a task were lost, one after the other."""
+RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
 
 
 def make_hub(store: Store | None) -> Any:
-    """Start the hub as an actor on the node of this process."""
+    """Start the hub as an actor on the node of this process.
+
+    Ray repeats a call whose connection was cut; all methods may be called twice.
+    """
     import ray
 
-    return ray.remote(Hub).options(**on_this_node()).remote(store)
+    return ray.remote(Hub).options(**on_this_node(), max_task_retries=-1).remote(store)
 
 
 def on_this_node() -> dict[str, Any]:
-    """Say to Ray that an actor belongs on the node of this process, and answers several at once."""
+    """Return the options of an actor that runs on the node of this process and serves several calls at once."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -34,46 +33,33 @@ def on_this_node() -> dict[str, Any]:
 
 
 class Hub(CheckpointChannel):
-    """An actor on the driver's node that keeps checkpoints in files, and progress until it is asked for.
+    """An actor on the driver's node: it keeps checkpoints in files, and progress until the driver asks for it.
 
-    It reads the node's files for workers on others.
+    It also reads files of its node for workers on other nodes.
     """
 
     def __init__(self, store: Store | None) -> None:
         super().__init__(store)
-        self._reported: dict[str, tuple[str, int, int, dict[str, float]]] = {}
+        self._reports: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._outcomes: dict[str, Done | Exception] = {}
-        self._places: dict[str, str] = {}
-        self._saves: Counter[str] = Counter()
-
-    def save(self, task: str, blob: bytes) -> None:
-        super().save(task, blob)
-        self.saved(task)
-
-    def saved(self, task: str) -> None:
-        """Hear that a checkpoint of a task is kept, here or elsewhere."""
-        self._saves[task] += 1
-
-    def saves(self, task: str) -> int:
-        """Count the checkpoints of a task that have been kept."""
-        return self._saves[task]
+        self._nodes: dict[str, str] = {}
 
     def begin(self, task: str, node: str) -> None:
-        """Hear that an attempt of a task begins on a node."""
-        self._places[task] = node
+        """Note the node on which the latest attempt of a task runs."""
+        self._nodes[task] = node
 
-    def places(self) -> dict[str, str]:
-        """Say on which node the last attempt of each task has begun."""
-        return self._places
+    def nodes(self) -> dict[str, str]:
+        """Return the node of each task's latest attempt."""
+        return self._nodes
 
     def report(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
-        """Keep a task's progress until :meth:`poll`; a later figure replaces an earlier one of the same name."""
-        earlier = self._reported.get(task, (task, 0, 0, {}))[3]
-        self._reported[task] = (task, step, total, {**earlier, **metrics})
+        """Keep a task's progress until :meth:`poll`; a later metric replaces an earlier one of the same name."""
+        earlier = self._reports.get(task, (task, 0, 0, {}))[3]
+        self._reports[task] = (task, step, total, {**earlier, **metrics})
 
     def poll(self) -> list[tuple[str, int, int, dict[str, float]]]:
         """Return (task, step, total, metrics) of every task that has reported since the last call."""
-        reports, self._reported = self._reported, {}
+        reports, self._reports = self._reports, {}
         return list(reports.values())
 
     def read(self, file: FileBytes, start: int, count: int) -> bytes:
@@ -81,16 +67,16 @@ class Hub(CheckpointChannel):
         return file.read(start, count)
 
     def put_result(self, task: str, outcome: Done | Exception) -> None:
-        """Keep what a group's work came to; of several errors, the first one is kept."""
+        """Keep the outcome of a group's task; of several errors, the first one is kept."""
         self._outcomes.setdefault(task, outcome)
 
     def get_result(self, task: str) -> Done | Exception:
-        """Hand over what a group's work came to, and forget it."""
-        return self._outcomes.pop(task)
+        """Return the outcome of a group's task."""
+        return self._outcomes[task]
 
 
 class NullChannel:
-    """A channel that leads nowhere: the driver does not listen to its worker."""
+    """A channel that drops everything: for workers that the driver does not listen to."""
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         pass
@@ -106,32 +92,31 @@ class NullChannel:
 
 
 class ActorChannel:
-    """A channel that leads to the hub, and past it for checkpoints where there is storage that all machines share."""
+    """A channel to the hub. With a shared folder, checkpoints go there and not through the hub."""
 
-    def __init__(self, hub: Any, shared: Shared | None = None) -> None:
+    def __init__(self, hub: Any, shared: Folder | None = None) -> None:
         self._hub, self._shared = hub, shared
-        self._sent: Any = None  # the last message
+        self._last_report: Any = None
         self._unsent = dict[str, float]()
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Send progress, unless the hub has still to read the last one: thousands of tasks would drown it."""
+        """Send progress, unless the hub has not yet read the last report: thousands of tasks would flood it."""
         import ray
 
         self._unsent |= metrics
-        if self._sent is not None and step < total and not ray.wait([self._sent], timeout=0)[0]:
-            return  # the next message says this, too
-        self._sent = self._hub.report.remote(task, step, total, self._unsent)
+        if self._last_report is not None and step < total and not ray.wait([self._last_report], timeout=0)[0]:
+            return  # the next report includes these metrics
+        self._last_report = self._hub.report.remote(task, step, total, self._unsent)
         self._unsent = {}
 
     def save(self, task: str, blob: bytes) -> None:
         if self._shared:
-            self._shared.save(task, blob)
-            self._hub.saved.remote(task)
+            save_part(self._shared, task, blob)
         else:
             get(self._hub.save.remote(task, blob))
 
     def load(self, task: str) -> bytes | None:
-        shared = self._shared.load(task) if self._shared else None
+        shared = load_part(self._shared, task) if self._shared else None
         return get(self._hub.load.remote(task)) if shared is None else shared
 
     def finish(self, task: str, blob: bytes) -> None:
@@ -139,7 +124,7 @@ class ActorChannel:
 
 
 def get(ref: Any) -> Any:
-    """Call ``ray.get``, and raise a task's error as it was raised in the task."""
+    """Call ``ray.get``, and raise a task's error as the task raised it."""
     import ray
 
     try:
@@ -150,8 +135,8 @@ def get(ref: Any) -> Any:
             cause.add_note(str(error))
         raise cause from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
-        raise Lost(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
-    except ray.exceptions.RaySystemError as error:  # such as no worker that starts in time
+        raise UserError(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
+    except ray.exceptions.RaySystemError as error:  # for example, no worker process starts in time
         raise UserError(f"Ray could not run it: {first_line(error)}") from None
 
 

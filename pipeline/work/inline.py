@@ -1,61 +1,40 @@
-"""The in-process executor: one task after the other, here. Needs no Ray."""
+"""The in-process executor: one task after the other, in this process. It needs no Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..core.settings import Settings, require_device
-from .base import Done, Task, Work
+from .base import Batch, Done, Executor, Task, Where
 from .display import Display
 from .store import CheckpointChannel, Store
 from .worker import attempt, finished
 
 
-class Inline:
-    """An executor that runs tasks in this process."""
+class Inline(Executor):
+    """An executor that runs all tasks in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def map(
-        self,
-        work: Work,
-        tasks: Sequence[Task],
-        *,
-        shared: Mapping[str, Any],
-        display: Display,
-        store: Store | None = None,
-        light: bool | None = False,
-    ) -> list[Done]:
+    def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
         require_device(self._settings.device)
-        display.expect(len(tasks))
-        return [run_here(work, task, shared, display, store, self._settings) for task in tasks]
-
-    def close(self) -> None:
-        pass
+        return {task.name: run_here(batch, task, self._settings) for task in tasks}
 
 
-def run_here(
-    work: Work,
-    task: Task,
-    shared: Mapping[str, Any],
-    display: Display,
-    store: Store | None,
-    settings: Settings,
-    limit: float = math.inf,
-) -> Done:
-    """Run a task in this process, unless it has been finished already; :func:`~.worker.attempt` says what it raises."""
-    before = store.finished(task.name) if store else None
-    done = finished(before, task.name) if before else None
+def run_here(batch: Batch, task: Task, settings: Settings, limit: float = math.inf) -> Done:
+    """Run a task in this process unless its result is stored; see :func:`~.worker.attempt` for ``limit``."""
+    blob = batch.store.finished(task.name) if batch.store else None
+    done = finished(blob, task.name) if blob else None
     if done is None:
-        part, channel = {key: shared[key] for key in task.needs}, _LocalChannel(display, store)
-        done = attempt(work, task, part, channel, settings, store is not None, limit)
-    display.done(task.name)
+        shared = {key: batch.shared[key] for key in task.needs}
+        channel = _LocalChannel(batch.display, batch.store)
+        done = attempt(batch.work, task, shared, channel, settings, batch.store is not None, limit)
+    batch.display.done(task.name)
     return done
 
 
 class _LocalChannel(CheckpointChannel):
-    """A channel of no length: the driver is the worker."""
+    """The channel of a task that runs in the driver's process."""
 
     def __init__(self, display: Display, store: Store | None) -> None:
         super().__init__(store)

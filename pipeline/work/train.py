@@ -1,9 +1,8 @@
 """A task whose batches several processes share: a group of Ray Train workers that run the same work.
 
 Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
-``bdl_pipe.distributed`` does the rest. Rank 0 alone speaks to the hub: progress, checkpoints, the result. Ray
-Train's own storage is not used. A group that loses a worker is started anew and goes on from the hub's
-last checkpoint.
+``bdl_pipe.distributed`` shares the batches. Only rank 0 sends progress, checkpoints and the result to the hub. Ray
+Train restarts a group that loses a worker, and the task continues from its last checkpoint.
 """
 
 import os
@@ -16,19 +15,19 @@ from bdl_pipe.errors import UserError
 from ..core.settings import Settings
 from .base import Done, Task, Work
 from .hub import RETRIES
-from .sealed import sealed
+from .sending import with_plugins
 
-_TIMEOUT_SECONDS: Final = 600  # for a collective: a lost peer is noticed at once, a hung one only so
+_TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hung peer is an error
 
 
 def group(
     work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
 ) -> Done:
-    """Run one task in a group of workers. This is itself a Ray task, which only waits.
+    """Run one task in a group of workers. This function is itself a Ray task, which only waits for them.
 
     Args:
-        hub: the driver's actor, where rank 0 leaves the outcome.
-        channels: to the driver, of rank 0 and of every other rank.
+        hub: the driver's actor, which receives the outcome from rank 0.
+        channels: the channel of rank 0, and the channel of every other rank.
         parts: references to the shared data that the task needs.
     """
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
@@ -36,9 +35,9 @@ def group(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # on this node, where the group's controller is
+    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # the controller of the group runs here
         trainer = TorchTrainer(
-            _loop(work, sealed(task), hub, channels, settings, keeps, parts),
+            _loop(work, with_plugins(task), hub, channels, settings, keeps, parts),
             scaling_config=ScalingConfig(
                 num_workers=settings.workers,
                 use_gpu=settings.needs.gpus > 0,
@@ -72,7 +71,7 @@ def _loop(
         shared = dict(zip(task.needs, ray.get(list(parts)), strict=True))
         try:
             done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
-        except UserError as error:  # the same on every rank, and again if tried again
+        except UserError as error:  # every rank raises it, and a retry would raise it again
             ray.get(hub.put_result.remote(task.name, error))
             return
         if first:

@@ -1,4 +1,4 @@
-"""What happens where a task runs: threads, device, progress and checkpoints."""
+"""What runs in the process of a task: it sets threads and device, and sends progress and checkpoints."""
 
 import contextlib
 import ctypes
@@ -18,12 +18,12 @@ from ..core.settings import Settings, require_device
 from .base import Done, Task, Work
 
 _REPORT_SECONDS: Final = 0.5
-_TRIM_THRESHOLD: Final = -1  # mallopt's numbers in malloc.h
+_TRIM_THRESHOLD: Final = -1  # option numbers of mallopt, from malloc.h
 _MMAP_THRESHOLD: Final = -3
 
 
 class Channel(Protocol):
-    """A way from a worker to the driver."""
+    """A connection from a worker to the driver."""
 
     def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
     def save(self, task: str, blob: bytes) -> None: ...
@@ -32,11 +32,11 @@ class Channel(Protocol):
 
 
 class HandedOver(Exception):
-    """A task has run for as long as it may here; what it has done is in its checkpoint."""
+    """A task has reached its time limit in this process; its checkpoint holds what it has done."""
 
 
 class TaskReport(Report):
-    """A task's report. It passes on steps twice a second, and checkpoints as bytes."""
+    """The report of one task: it sends progress at most twice a second, and checkpoints as bytes."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class TaskReport(Report):
         limit: float = math.inf,
         cost: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the task's name, and the way to the driver.
+        """Take the task's name, and the connection to the driver.
 
         Args:
-            every: seconds from checkpoint to checkpoint.
-            keeps: there are checkpoints.
-            limit: seconds after which the next checkpoint is the last: when it is kept, HandedOver is raised.
-            cost: the clock of :attr:`seconds`; the other times are by the wall's.
+            every: seconds between two checkpoints.
+            keeps: whether checkpoints are kept.
+            limit: seconds after which the next checkpoint is the last; once it is kept, HandedOver is raised.
+            cost: the clock of :attr:`seconds`; all other times are wall time.
         """
         self._task, self._channel, self._every, self._keeps, self._limit = task, channel, every, keeps, limit
         self._cost, self._began = cost, cost()
@@ -64,7 +64,7 @@ class TaskReport(Report):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds spent on this task, in earlier attempts too (up to their last checkpoint)."""
+        """Return the seconds spent on this task, including earlier attempts up to their last checkpoint."""
         return self._before + self._cost() - self._began
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -92,7 +92,7 @@ class TaskReport(Report):
         try:
             state, facts = _untimed(blob, self._task)
         except ArtifactError:
-            return None  # half a checkpoint is none: start over
+            return None  # the checkpoint is damaged, so the task starts over
         self._before = facts["seconds"]
         return state
 
@@ -109,10 +109,10 @@ def attempt(
     keeps: bool,
     limit: float = math.inf,
 ) -> Done:
-    """Run one task, from its last checkpoint where there is one, and return what it came to.
+    """Run one task, from its last checkpoint if there is one, and return its result and cost.
 
     Raises:
-        HandedOver: it kept a checkpoint after ``limit`` seconds, from which another attempt goes on.
+        HandedOver: the task kept a checkpoint after ``limit`` seconds; another attempt continues from it.
     """
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
@@ -130,7 +130,7 @@ def attempt(
 
 
 def finished(blob: bytes, origin: str) -> Done | None:
-    """Read what ``attempt`` stored; None if it does not parse."""
+    """Read a result that ``attempt`` stored; None if it is damaged."""
     try:
         state, facts = _untimed(blob, origin)
     except ArtifactError:
@@ -139,9 +139,9 @@ def finished(blob: bytes, origin: str) -> Done | None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large blocks instead of returning each to the kernel: a training step faults fewer pages."""
+    """Make glibc reuse large blocks instead of returning them to the kernel: training steps fault fewer pages."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
+        with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
             for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
                 ctypes.CDLL(None).mallopt(option, 2**30)
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .artifacts import State as State
     from .data.catalog import register_source as register_source
     from .data.config import DatasetConfig as DatasetConfig
-    from .data.fitdata import Examples as Examples, FitData as FitData
+    from .data.examples import Examples as Examples
+    from .data.fitdata import FitData as FitData
     from .data.raw import Raw as Raw
     from .errors import (
         ArtifactError as ArtifactError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         require as require,
     )
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
+    from .metrics import register_metric as register_metric
     from .method import Inputs as Inputs, Method as Method, StageSpec as StageSpec
     from .networks import (
         Architecture as Architecture,
@@ -79,7 +81,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "DatasetConfig": "data.config",
     "Diverged": "errors",
     "EvaluateConfig": "evaluation",
-    "Examples": "data.fitdata",
+    "Examples": "data.examples",
     "FitData": "data.fitdata",
     "Gaussian": "predictive",
     "Inputs": "method",
@@ -112,6 +114,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "posterior_of": "registry",
     "read_config": "config:read",
     "register_method": "registry",
+    "register_metric": "metrics",
     "register_network": "networks",
     "register_ood_score": "evaluation",
     "register_posterior": "registry",

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .artifacts import State
-from .data.fitdata import Examples
+from .data.examples import Examples
 from .data.transform import Transform
 from .errors import require
 from .predictive import Categorical, Continuous, Predictive

@@ -7,7 +7,8 @@ import numpy as np
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import FitMany
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.posterior import NetworkSpec

@@ -16,7 +16,8 @@ from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
 from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
 from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.config import read
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent

@@ -11,7 +11,8 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.exact_gp import ExactGp
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import Predictor

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bdl_pipe import config
-from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.bpc import methods
 from bdl_pipe.coresets.bpc.descent import OuterConfig, drawn_start
 from bdl_pipe.coresets.bpc.experts import Experts
@@ -18,9 +18,9 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import snapshots
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+from tests.resuming import Watched, resumed, same_bits
 
 from .cases import tiny_data
-from .test_distil import Stopped, Stops
 
 EXPERTS = {
     "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
@@ -85,11 +85,7 @@ def test_a_run_that_is_stopped_ends_with_the_same_bits(
 ) -> None:
     outer = OUTER | {"average": average, "optimiser": {"name": rule, "lr": 0.02, "momentum": 0.5 * (rule == "sgd")}}
     whole = distilled(name, trajectories, outer=outer)
-    stops = Stops(at=4, every=3)
-    with pytest.raises(Stopped):
-        distilled(name, trajectories, stops, outer=outer)
-    stops.at = -1
-    assert to_bytes(distilled(name, trajectories, stops, outer=outer)) == to_bytes(whole)
+    assert same_bits(resumed(lambda report: distilled(name, trajectories, report, outer=outer), 3), whole)
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(5).fold("start"))
     assert not torch.equal(whole.tensors["images"], start.images)  # images move, labels and classes do not
     assert torch.equal(whole.tensors["labels"], start.labels) and torch.equal(whole.tensors["classes"], start.classes)
@@ -98,10 +94,10 @@ def test_a_run_that_is_stopped_ends_with_the_same_bits(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_reports_what_may_diverge(name: str, trajectories: list[State]) -> None:
-    stops = Stops(at=-1, every=100)
-    distilled(name, trajectories, stops)
-    assert {"surrogate", "gradient", "rms"} <= stops.seen[-1].keys() and len(stops.seen) == 6
-    assert all(seen["gradient"] > 0 for seen in stops.seen)
+    report = Watched()
+    distilled(name, trajectories, report)
+    assert {"surrogate", "gradient", "rms"} <= report.seen[-1].keys() and len(report.seen) == 6
+    assert all(seen["gradient"] > 0 for seen in report.seen)
 
 
 def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[State]) -> None:

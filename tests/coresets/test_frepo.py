@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bdl_pipe import config
-from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.protocols.network import ridge_head
 from bdl_pipe.coresets.shared.init import balanced
@@ -17,9 +17,9 @@ from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.resuming import killed, resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
-from .test_distil import Stopped, Stops
 
 SECTION = {"ipc": 2, "network": tiny_vbpc()["network"], "ridge": 1e-6, "coreset": tiny_vbpc()["coreset"]}
 
@@ -70,11 +70,8 @@ def test_gradients_of_features_and_labels_are_finite_differences() -> None:
 
 
 def test_a_run_that_is_stopped_ends_with_the_same_bits() -> None:
-    whole, stops = distilled(), Stops(at=7, every=3)
-    with pytest.raises(Stopped):
-        distilled(stops)
-    stops.at = -1
-    assert to_bytes(distilled(stops)) == to_bytes(whole)
+    whole = distilled()
+    assert same_bits(resumed(distilled, 6), whole)
     assert whole.config["coreset"] == "frepo"
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(2).fold("start"))
     assert not torch.equal(whole.tensors["images"], start.images)
@@ -102,11 +99,7 @@ def test_it_predicts_the_data_better_than_the_images_it_started_from() -> None:
 
 
 def test_half_way_it_is_the_coreset_of_the_checkpoint() -> None:
-    stops = Stops(at=7, every=3)
-    with pytest.raises(Stopped):
-        distilled(stops)
-    checkpoint = stops.load()
-    assert checkpoint is not None
+    checkpoint = killed(distilled, 6)
     half_way = frepo.FREPO.stages["coreset"].from_checkpoint
     assert half_way is not None
     state = half_way(checkpoint, tiny_data(), {}, read(), rng=Seed(2))

@@ -25,7 +25,8 @@ from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc.distil import DatasetLoss
 from bdl_pipe.coresets.vbpc.method import VBPC
 from bdl_pipe.data.augment import AugmentConfig, augment
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 

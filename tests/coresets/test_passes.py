@@ -13,11 +13,12 @@ from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, build
 from bdl_pipe.networks.passes import trunk_pass
-from bdl_pipe.progress import Silent
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.resuming import resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
-from .test_distil import Stopped, Stops, distil_coreset, same_bits
+from .test_distil import distil_coreset
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 DATA, AT = tiny_data(), Seed(0).fold("coreset")
@@ -50,11 +51,11 @@ def test_other_passes_distil_the_same_and_resume(pool: dict[str, Any], most: flo
     """Each of the eight steps moves a label by at most .1, and an image by .01; .1 is less than two of them."""
     undisturbed = distilled(**pool)
     assert 0 < apart(undisturbed, distilled()) < most
-    report = Stops(5, 3)
-    with pytest.raises(Stopped):
-        distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report)
-    report.at = -1
-    assert same_bits(undisturbed, distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report))
+
+    def distil(report: Report) -> State:
+        return distil_coreset(DATA, {}, settings(**pool), rng=AT, report=report)
+
+    assert same_bits(undisturbed, resumed(distil, 3))
 
 
 @needs_compiler

@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 from bdl_pipe import config
-from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.protocols import chains, closed_form, network
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc import closed_form as vbpc
@@ -19,9 +19,9 @@ from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.resuming import Watched, resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
-from .test_distil import Stopped, Stops
 
 NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"}
 TRAINED = {
@@ -119,9 +119,9 @@ def test_the_logit_scale_moves_no_class_and_sharpens() -> None:
 
 
 def test_training_on_the_coreset_descends() -> None:
-    stops = Stops(at=-1, every=1000)
-    fitted("nn", stops, steps=60, batch=6, augmentation=None)
-    assert stops.seen[-1]["loss"] < 0.5 * stops.seen[0]["loss"]
+    report = Watched()
+    fitted("nn", report, steps=60, batch=6, augmentation=None)
+    assert report.seen[-1]["loss"] < 0.5 * report.seen[0]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,7 @@ def test_training_on_the_coreset_descends() -> None:
     [("nn", {}), ("krr", {}), ("sgmcmc", {"augmentation": TRAINED["augmentation"]}), ("sgmcmc", HMC)],
 )
 def test_a_fit_that_is_stopped_ends_with_the_same_bits(name: str, changes: dict[str, Any]) -> None:
-    whole, stops = fitted(name, **changes), Stops(at=6, every=5)
-    with pytest.raises(Stopped):
-        fitted(name, stops, **changes)
-    stops.at = -1
-    assert to_bytes(fitted(name, stops, **changes)) == to_bytes(whole)
+    assert same_bits(fitted(name, **changes), resumed(lambda report: fitted(name, report, **changes), 5))
 
 
 @pytest.mark.parametrize("changes", [{}, HMC, {"start_sd": None}])
@@ -152,12 +148,13 @@ def test_draws_are_of_all_chains_one_after_another(changes: dict[str, Any]) -> N
 def test_the_share_of_accepted_proposals_is_told() -> None:
     shares = []
     for step_size in (0.002, 0.2):
-        stops = Stops(at=-1, every=1000)
-        fitted("sgmcmc", stops, kernel={"name": "hmc", "step_size": step_size, "leapfrogs": 3}, prior_precision=100.0)
-        shares.append(stops.seen[-1]["acceptance"])
+        report = Watched()
+        fitted("sgmcmc", report, kernel={"name": "hmc", "step_size": step_size, "leapfrogs": 3}, prior_precision=100.0)
+        shares.append(report.seen[-1]["acceptance"])
     assert shares[0] > 0.9 and shares[1] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["sghmc", "hmc"])
 def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
     """λ = 1e4 and a coreset of six rows: weights are N(0, T/λ) but for a thousandth of it; 4 chains, ~1,000 weights.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bdl_pipe import config, networks
-from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.rcig import linearised
 from bdl_pipe.coresets.rcig.method import RCIG, RcigConfig, clipped, outer_gradient
 from bdl_pipe.coresets.shared.init import balanced
@@ -19,9 +19,9 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks.convnet import ConvNetConfig
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.resuming import killed, resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
-from .test_distil import Stopped, Stops
 
 EXACT = linearised.ExactConfig("exact")
 CG = linearised.ConjugateGradientConfig("cg", 2000, 1e-13)
@@ -206,6 +206,7 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     return RCIG.stages["coreset"].fit_one(tiny_data(), {}, read(**changes), rng=Seed(2), report=report or Silent())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     [
@@ -216,11 +217,8 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     ids=["exact", "cg", "adam"],
 )
 def test_a_run_that_is_stopped_ends_with_the_same_bits(solver: dict[str, Any]) -> None:
-    whole, stops = distilled(solver=solver), Stops(at=7, every=3)
-    with pytest.raises(Stopped):
-        distilled(stops, solver=solver)
-    stops.at = -1
-    assert to_bytes(distilled(stops, solver=solver)) == to_bytes(whole)
+    whole = distilled(solver=solver)
+    assert same_bits(resumed(lambda report: distilled(report, solver=solver), 6), whole)
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(2).fold("start"))
     for name in ("images", "labels"):
         assert not torch.equal(whole.tensors[name], getattr(start, name))
@@ -228,21 +226,13 @@ def test_a_run_that_is_stopped_ends_with_the_same_bits(solver: dict[str, Any]) -
 
 def test_the_average_is_that_of_all_steps() -> None:
     """Its checkpoint after step 6 holds Σ .1·.9^(6−i) x_i, and what is read from it is that over 1 − .9⁶."""
-    images: list[Tensor] = []
-
-    class Seen(Stops):
-        def save(self, state: State) -> None:
-            images.append(state.tensors["task.images"].clone())
-            super().save(state)
-
-    stops = Seen(at=7, every=1)
-    with pytest.raises(Stopped):
-        distilled(stops)
-    checkpoint, half_way = stops.load(), RCIG.stages["coreset"].from_checkpoint
-    assert checkpoint is not None and half_way is not None and len(images) == 6
+    checkpoints = [killed(distilled, step) for step in range(1, 7)]
+    images = [checkpoint.tensors["task.images"] for checkpoint in checkpoints]
+    half_way = RCIG.stages["coreset"].from_checkpoint
+    assert half_way is not None
     weights = 0.1 * 0.9 ** np.arange(5, -1, -1)
     expected = sum(w * x.double() for w, x in zip(weights, images, strict=True)) / weights.sum()
-    found = half_way(checkpoint, tiny_data(), {}, read(), rng=Seed(2)).tensors["images"]
+    found = half_way(checkpoints[-1], tiny_data(), {}, read(), rng=Seed(2)).tensors["images"]
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     assert relative(found.double(), images[-1].double()) > 1e-4
 

@@ -9,7 +9,8 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.coresets.shared.init import balanced
 from bdl_pipe.coresets.vbpc.method import VBPC
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Silent

@@ -10,7 +10,8 @@ from scipy import stats
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge, read
 from bdl_pipe.dark_knowledge import distil
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -18,6 +19,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
+from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
@@ -72,6 +74,7 @@ def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, 
     return data.tensors("train")[0][:2], NetworkDraws.from_state(state)
 
 
+@pytest.mark.slow
 def test_a_student_of_classes_reaches_the_mixture():
     """One draw per step, rate to zero: within .03 of E p, where averaged logits are further off than .05."""
     inputs = {"teacher": teachers(two_inputs("classification"), "classification", scale=3.0)}
@@ -82,6 +85,7 @@ def test_a_student_of_classes_reaches_the_mixture():
     assert float((geometric - mixture).abs().max()) > 0.05
 
 
+@pytest.mark.slow
 def test_a_student_of_regression_reaches_mean_and_variance():
     """Within 10 % of E f, Var f + 1/λ_n; without 1/λ_n = .3 or without Var f it would be off by more."""
     inputs = {"teacher": teachers(two_inputs("regression"), "regression", scale=0.9)}
@@ -99,11 +103,7 @@ def test_a_student_of_regression_reaches_mean_and_variance():
 @modes
 @pytest.mark.parametrize("at", [1, 23, 60])
 def test_a_resumed_student_has_the_same_bits(task, mode, at):
-    undisturbed = fit(task, mode)
-    report = cases.Stopping(at)
-    with pytest.raises(cases.Stop):
-        fit(task, mode, report)
-    assert cases.equal(fit(task, mode, cases.Stopping(start=report.kept)), undisturbed)
+    assert same_bits(resumed(lambda report: fit(task, mode, report), from_step=at), fit(task, mode))
 
 
 @tasks

@@ -11,7 +11,7 @@ from bdl_pipe import artifacts, config
 from bdl_pipe.data import catalog, prepare, prepared, sources
 from bdl_pipe.data.catalog import CATALOG, OPTIONS, Entry, Named, register
 from bdl_pipe.data.config import DatasetConfig, ood_source
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Kind, Raw, Source, Task
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed

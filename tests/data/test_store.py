@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from bdl_pipe.data import store
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.errors import ArtifactError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)

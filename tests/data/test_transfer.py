@@ -12,7 +12,7 @@ from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.raw import Raw
 from bdl_pipe.data.sources.images import Npz

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,6 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import ROOT, make
-from tests.end_to_end.test_jobs import _until
 
 CLUSTER: Final = ROOT / "cluster"
 PARAMS: Final = """
@@ -57,6 +57,7 @@ def test_the_image_has_what_make_install_has_and_no_project() -> None:
         assert re.search(r"pip install .*-c \S+/packages.txt torch$", each, re.M)  # what its CUDA build needs
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["aws.yaml", "ssh.yaml"])
 def test_ray_reads_the_launchers(name: str) -> None:
     """As ``ray up`` does before it asks the cloud; a file with a key of another name is refused."""
@@ -75,12 +76,22 @@ def test_ray_reads_the_launchers(name: str) -> None:
         validate_config(prepare_config({**config, "max_worker": 3}))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml", "aws.yaml", "ssh.yaml"])
+def test_the_files_parse_and_name_the_pinned_ray_and_one_image(name: str) -> None:
+    """Schemas of Kubernetes and Ray are tests of make soak."""
+    text = (CLUSTER / name).read_text()
+    assert [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+    (pinned,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert set(re.findall(r"rayVersion: (\S+)", text)) <= {pinned}
+    assert len(set(re.findall(r"image: (\S+)", text))) <= 1
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("cluster")
 @pytest.mark.parametrize("taken", [False, True])
 def test_slurm_s_script(taken: bool, tmp_path: Path) -> None:
-    """One node, whose steps are processes here: it works and ends; or is told to go, and asks to be queued again."""
+    """One node, whose steps are processes here: it works and ends, or is terminated and asks for a second start."""
     project = make(tmp_path / "project", PARAMS)
     (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1])
     stand_ins = tmp_path / "bin"
@@ -119,8 +130,15 @@ def test_slurm_s_script(taken: bool, tmp_path: Path) -> None:
     _until(lambda: not _left(number), 30)
 
 
+def _until(is_so: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def _left(number: str) -> list[str]:
-    """What of the job's Ray still runs."""
+    """List the processes of the job's Ray that still run."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -20,7 +20,7 @@ import yaml
 
 from tests.end_to_end.conftest import ROOT
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Ray imports with its command line
+pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # Ray's imports warn
 CLUSTER: Final = ROOT / "cluster"
 KUBERNETES: Final = "1.37"
 AUTHOR: Final = ("-c", "user.name=t", "-c", "user.email=t@t")
@@ -228,11 +228,12 @@ def test_versions_ports_and_the_image_are_the_project_s() -> None:
 def test_the_entry_point_is_a_command_of_ours() -> None:
     claim, job = documents("rayjob.yaml")
     *_, inner = shlex.split(job["spec"]["entrypoint"])
-    words = shlex.split(inner.split("&&")[1])
+    words = shlex.split(inner.split("&&")[-1])
+    assert "export BDL_WAIT_FOR_NODES=" in inner, "its workers come when work asks for them"
     assert words[:4] == ["PYTHONPATH=src", "python", "-m", "pipeline"]
     from pipeline import cli
 
-    assert cli.parser().parse_args(words[4:]).verb == "repro"
+    assert cli.parse(words[4:]).info_name == "repro"
     (volume,) = groups_of(job)[0]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 

@@ -17,7 +17,7 @@ import yaml
 from pipeline.core.scores import COLUMNS
 from tests.end_to_end.conftest import ROOT, Project, make
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
 def digest(folder: Path) -> dict[str, bytes]:
@@ -98,15 +98,17 @@ def test_no_stage_but_evaluate_opens_the_holdout(project: Project) -> None:
 import sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from pipeline.core.params import load
-from pipeline.graph import body, plan
+from pipeline.core.load import load
+from importlib import import_module
+from pipeline.core.settings import Settings
+from pipeline.plan import plan
+from pipeline.plan.code import BODIES
+from pipeline.work.choose import choose
 student = "boston-deterministic"
 for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", "")):
     opened.clear()
-    params = load()
-    stage = plan.one(kind, key, params)
-    with body.shell.opened("inline", params) as (_, executor, settings):
-        body._work(stage, params, executor, settings)
+    params, settings = load(), Settings.read(executor="inline")
+    import_module(BODIES[kind]).run(plan.one(kind, key, params), params, choose(settings), settings)
     print("READ", kind, any("holdout" in path for path in opened), any("work/" in path for path in opened))
 """
     said = project.run(sys.executable, "-c", text).stdout
@@ -117,15 +119,15 @@ for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate
 def test_a_failing_stage_stops_its_descendants_only(project: Project) -> None:
     project.edit(
         "pipeline/run/body.py",
-        "        from ..stages import fit as fitting\n",
-        '        from ..stages import fit as fitting\n\n        if stage.name == "student@digits-ensemble":\n'
-        '            raise SystemExit("no luck today")\n',
+        "    with alone(stage):\n",
+        '    if stage.name == "student@digits-ensemble":\n        raise SystemExit("no luck today")\n'
+        "    with alone(stage):\n",
     )
     shutil.rmtree(project.folder / "work/student")
     shutil.rmtree(project.folder / "work/evaluate")
     done = project.pipeline("repro", "-j", "2", code=1)
     assert "FAILED student@digits-ensemble" in done.stderr and "no luck today" in done.stderr
-    assert "not run, because they need those: evaluate@digits-ensemble, report" in done.stderr
+    assert "not run, because a stage that they need failed: evaluate@digits-ensemble, report" in done.stderr
     assert (project.folder / "work/evaluate/boston-deterministic").exists()
 
 
@@ -160,7 +162,7 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
                 "there is no GPU",
             ),
             (("run", "trajectory", "digits-sdg"), {}, "is not a run (did you mean digits-sgd?)"),
-            (("run", "trajectory"), {}, "needs the key of a row"),
+            (("run", "trajectory"), {}, "needs the name of a run or data set"),
             (("repro", "studant"), {}, "studant is not a stage"),
         ]
         before = digest(project.folder / "work")
@@ -175,24 +177,6 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
     assert digest(project.folder / "work") == before
 
 
-def test_killed_real_trajectory_ends_with_the_same_bits(project: Project) -> None:
-    project.edit("params.yaml", "epochs: 2", "epochs: 40")
-    eager = {"BDL_CHECKPOINT_SECONDS": "0"}
-    command = (sys.executable, "-m", "stages.trajectory", "digits-sgd")
-    checkpoints = project.folder / ".state/checkpoints/trajectory/digits-sgd"
-    for wanted in ("0-0.part", "0-1.part"):
-        process = project.start(*command, env=eager)
-        while not list(checkpoints.rglob(wanted)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    project.run(*command, env=eager)
-    resumed = digest(project.folder / "work/trajectory/digits-sgd")
-    project.run(*command)
-    assert digest(project.folder / "work/trajectory/digits-sgd") == resumed
-
-
 def named(process: psutil.Process) -> str:
     try:
         return process.cmdline()[0]
@@ -200,6 +184,7 @@ def named(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.soak
 def test_a_short_run_needs_no_worker_and_an_interrupt_of_a_long_one_leaves_no_process(project: Project) -> None:
     """The parallel executor with its own Ray head: with the bits of before, then stopped where workers are at work."""
     ray = {"BDL_EXECUTOR": "ray"}

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from bdl_pipe.data import sources
-from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.data.raw import Raw, checked
 from bdl_pipe.data.sources.images import ImageFolder, Npz

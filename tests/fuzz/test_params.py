@@ -13,12 +13,14 @@ import yaml
 from bdl_pipe import config
 from bdl_pipe.errors import brief
 from bdl_pipe.registry import METHODS
-from pipeline.core import params
+from pipeline.core.load import read_yaml, unwatched
+from pipeline.core.load import typed as typed_params
+from pipeline.core.model import SECTIONS as SECTIONS_params
 
 from .judge import Case, cases, judge
 
 ROOT: Final = Path(__file__).parents[2]
-SECTIONS: Final = ("seed", "datasets", "methods", *params.SECTIONS.values(), "evaluate", "report")
+SECTIONS: Final = ("seed", "datasets", "methods", *SECTIONS_params.values(), "evaluate", "report")
 ODD: Final[list[Any]] = [
     *(None, True, False, 0, 1, -1, 2, 3.7, 0.0, -0.5, 1.5, math.nan, math.inf, -math.inf, 1e300, -1e-300, 10**9, 2**62),
     *("", " ", "none", "null", "1", "1e-3", "é", "a\nb", "\x1b[31m", "x" * 5000, "a|b", "[bold]x[/]", "../..", "日本"),
@@ -29,8 +31,8 @@ ODD: Final[list[Any]] = [
 
 def whole() -> list[dict[str, Any]]:
     """params.yaml, with each overlay on it, and the papers' own files."""
-    base = params.read_yaml(ROOT / "params.yaml")
-    read = [params.read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
+    base = read_yaml(ROOT / "params.yaml")
+    read = [read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
     return [dict(base), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
 
 
@@ -79,8 +81,8 @@ def mutate(raw: dict[str, Any], rng: random.Random) -> str:
 
 def check(raw: Any) -> None:
     """Typed, read again from what was typed, and fit to be written down as its provenance."""
-    typed = params.typed(raw)
-    params.unwatched(typed)
+    typed = typed_params(raw)
+    unwatched(typed)
     json.dumps(typed.raw, sort_keys=True)
     assert type(typed.seed) is int and typed.seed >= 0
     for row in typed.runs.values():
@@ -114,7 +116,7 @@ def small() -> str:
     raw = whole()[0]
     datasets = {"boston": raw["datasets"]["boston"]}
     methods = {name: raw["methods"][name] for name in ("sgd", "deterministic", "gp")}
-    rows = {section: {} for section in params.SECTIONS.values()}
+    rows = {section: {} for section in SECTIONS_params.values()}
     rows["trajectories"] = {"boston-sgd": raw["trajectories"]["boston-sgd"]}
     rows["runs"] = {key: raw["runs"][key] for key in ("boston-deterministic", "boston-gp")}
     kept = {"seed": 0, "datasets": datasets, "methods": methods, **rows}
@@ -161,7 +163,7 @@ def test_damaged_params_files(tmp_path: Path) -> None:
 
         def work() -> None:
             path.write_bytes(blob)
-            raw = params.read_yaml(path)
+            raw = read_yaml(path)
             names.update(brief(key) for key in raw)
             check(raw)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.artifacts import State, from_bytes, read_state, write_state
+from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
@@ -22,7 +22,8 @@ from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, LEARN
 from tests.conftest import make_tiny_images, make_tiny_table
-from tests.test_conformance import Interrupted, Recorder, draws, same
+from tests.resuming import Watched, killed, resumed, same_bits
+from tests.test_conformance import draws
 
 PRUNED = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w")
 CASES = [(method, task) for method in PRUNED for task in ("classification", "regression")]
@@ -111,23 +112,17 @@ def test_it_stores_and_optimises_less(method: str, task: str) -> None:
     assert packed <= sum(-(-m.numel() // 8) for m in sizes.values())
     saved = sum(v.nbytes for v in whole.tensors.values()) - sum(v.nbytes for v in small.tensors.values())
     assert saved == 4 * sides * removed - packed > 0
-    recorder = Recorder(stop_at=2)
-    with pytest.raises(Interrupted):
-        fine_tuned(method, task, recorder)
-    assert recorder.kept is not None
-    moments = [v for k, v in from_bytes(recorder.kept).tensors.items() if k.endswith("exp_avg")]
+    checkpoint = killed(lambda report: fine_tuned(method, task, report), 2)
+    moments = [v for k, v in checkpoint.tensors.items() if k.endswith("exp_avg")]
     assert sum(v.numel() for v in moments) == sum(p.numel() for p in learner(small).parameters() if p.requires_grad)
 
 
 @cases
 def test_equal_seeds_and_a_resumed_run_give_equal_bits(method: str, task: str) -> None:
-    undisturbed = Recorder()
-    assert same(fine_tuned(method, task, undisturbed), tuned(method, task))
+    undisturbed = Watched()
+    assert same_bits(fine_tuned(method, task, undisturbed), tuned(method, task))
     for stop in (1, undisturbed.asked // 2):
-        interrupted = Recorder(stop_at=stop)
-        with pytest.raises(Interrupted):
-            fine_tuned(method, task, interrupted)
-        assert same(fine_tuned(method, task, Recorder(start=interrupted.kept)), tuned(method, task))
+        assert same_bits(resumed(lambda report: fine_tuned(method, task, report), stop), tuned(method, task))
 
 
 @cases
@@ -139,7 +134,7 @@ def test_a_posterior_read_from_its_file_predicts_the_same_bits(method: str, task
     read_back = posterior_of(read_state(tmp_path / "0-0"))
     after = read_back.predict(inputs, rng=Seed(1))
     assert all(torch.equal(a, b) for a, b in zip(draws(before), draws(after), strict=True))
-    assert same(read_back.state(), state)
+    assert same_bits(read_back.state(), state)
 
 
 def test_fitting_on_repairs_what_pruning_broke() -> None:
@@ -192,18 +187,18 @@ def test_what_does_not_fit_its_input(name: str) -> None:
     change, words = WRONG[name]
     source: RandomConfig | None = config_of("ffg_u", "regression")
     good: dict[str, Any] = {"prune": 0.5, "training": {**LEARN, **FIXED}}
-    validate_sources(config_of("ffg_u", "regression", **good), {"student": source})
+    validate_sources("ffg_u", config_of("ffg_u", "regression", **good), {"student": source})
     given = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
         validate_sources(
-            config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source}
+            "ffg_u", config_of("ffg_u", "regression", **good | given), {} if "source" in change else {"student": source}
         )
 
 
 def test_a_pruned_posterior_is_not_pruned_again() -> None:
     config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
     with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
-        validate_sources(config, {"student": config})
+        validate_sources("ffg_u", config, {"student": config})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])

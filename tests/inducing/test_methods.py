@@ -183,7 +183,6 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"weights": {"kind": "ffg_w"}}, "weights.kind must be ensemble_u"),
         ({"draws": 5}, r"draws must be a multiple of weights.members \(2\)"),
         ({"validation_draws": 3}, "validation_draws must be a multiple"),
         ({"annealing": {"start": 2.0, "end": 1.0}}, r"annealing.end must be >= start \(2.0\)"),
@@ -194,6 +193,14 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
 def test_a_section_that_breaks_a_rule(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(ENSEMBLE_U.config, CONFIGS["ensemble_u", "regression"] | change, "methods.ensemble_u")
+
+
+def test_a_section_of_another_kind_is_refused() -> None:
+    config = read(FFG_U.config, CONFIGS["ffg_u", "regression"], "methods.ffg_u")
+    check = ENSEMBLE_U.stages["student"].validate_sources
+    assert check is not None
+    with pytest.raises(ConfigError, match=r"^weights\.kind must be ensemble_u, got 'ffg_u'$"):
+        check(config, {})
 
 
 @pytest.mark.parametrize("method", [FFG_U, FFG_W, FCG_W], ids=lambda m: m.name)

@@ -46,6 +46,7 @@ def problem() -> tuple[regression.Reference, Tensor, Tensor]:
     return rough, torch.from_numpy(stored.x), torch.from_numpy(stored.y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GAUSSIAN)
 def test_a_method_has_the_references_prior(kind: Kind) -> None:
     """At q = p the KL is 0 and functions are the reference's: W₁ at the level of two samples of the prior.

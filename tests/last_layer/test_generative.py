@@ -20,21 +20,6 @@ FALSE_ALARM = 1e-6  # of each statistical test, two-sided
 Z = scipy.stats.norm.isf(FALSE_ALARM / 2)
 
 
-@pytest.fixture
-def layer() -> Generative:
-    return make()
-
-
-@pytest.fixture
-def features() -> Tensor:
-    return 1.5 * draws(ROWS, WIDTH, at="features")
-
-
-@pytest.fixture
-def labels() -> Tensor:
-    return torch.arange(ROWS) % CLASSES
-
-
 def literal_bound(layer: Generative, features: Tensor, labels: Tensor, widened: bool = True) -> Tensor:
     """Eq. 52 as it is printed, a row and a class at a time; not ``widened``: Σ for Σ + S in the LSE."""
     mean, spread, noise, alpha = parts(layer)

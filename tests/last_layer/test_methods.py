@@ -1,19 +1,14 @@
 """The fitted last-layer models: their losses, what they start from, what they keep, what they never see."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from bdl_pipe.artifacts import State, read_state, write_state
-from bdl_pipe.baselines.gbll import GBLL, LDGBLL
-from bdl_pipe.baselines.map_blr import MAP_BLR
+from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.prepare import uci_splits
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import (
@@ -22,7 +17,7 @@ from bdl_pipe.last_layer.learner import (
     LastLayerLearner,
     LastLayerSpec,
 )
-from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL, VBLL_BNN, LastLayerPosterior
+from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL_BNN, LastLayerPosterior
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -30,7 +25,6 @@ from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.learner import FitResult
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
-from tests.tables import table_of
 
 RNG = Seed(5).fold("member", 0)
 
@@ -190,31 +184,3 @@ def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: 
     if name != "g_vbll":
         head = trajectory.tensors["head.weight"][-1]
         torch.testing.assert_close(state.tensors["layer.mean"], head, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("targets", ["standardise", "centre"])
-@pytest.mark.parametrize("method", [VBLL, VBLL_BNN, GBLL, LDGBLL, MAP_BLR], ids=lambda m: m.name)
-def test_test_rows_leave_every_fitted_bit_alone(method: Method, targets: str, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    rows = np.round(random.normal(3, 2, (60, 5)), 3)
-    ((train, test),) = uci_splits(60, 1)
-    wild = rows.copy()
-    wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row is another one
-    states = [_fit_table(method, values, targets, tmp_path / str(i)) for i, values in enumerate((rows, wild))]
-    assert states[0].config == states[1].config
-    assert all(torch.equal(value, states[1].tensors[name]) for name, value in states[0].tensors.items())
-    shifted = rows.copy()
-    shifted[train[0]] += 0.5  # and a training row does not
-    other = _fit_table(method, shifted, targets, tmp_path / "2")
-    assert any(not torch.equal(value, other.tensors[name]) for name, value in states[0].tensors.items())
-
-
-def _fit_table(method: Method, values: np.ndarray, targets: Any, folder: Path) -> State:
-    return fitted(method, table_of(values, targets, folder))
-
-
-def test_a_posterior_is_its_file(tiny_images: FitData, tmp_path: Path) -> None:
-    state = fitted(G_VBLL, tiny_images)
-    write_state(tmp_path / "0-0", state)
-    again = LastLayerPosterior.from_state(read_state(tmp_path / "0-0"))
-    assert again.learner.refit is not None and again.state().config == state.config

@@ -10,22 +10,7 @@ from bdl_pipe.last_layer import Generative
 from bdl_pipe.last_layer.refit import Refit
 from bdl_pipe.seeds import Seed
 
-from .generative_cases import CLASSES, ROWS, WIDTH, draws, make, mixture, parts
-
-
-@pytest.fixture
-def layer() -> Generative:
-    return make()
-
-
-@pytest.fixture
-def features() -> Tensor:
-    return 1.5 * draws(ROWS, WIDTH, at="features")
-
-
-@pytest.fixture
-def labels() -> Tensor:
-    return torch.arange(ROWS) % CLASSES
+from .generative_cases import CLASSES, ROWS, WIDTH, mixture, parts
 
 
 def numpy_refit(layer: Generative, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import MultivariateNormal
-from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Regression
 from bdl_pipe.seeds import Seed
 
-from .cases import FORMS, Loss, draw, perturbed
+from .cases import FORMS, draw, perturbed
 
 WIDTH, ROWS, PRIOR, NOISE = 4, 9, 1.7, 0.3
 
@@ -126,53 +125,6 @@ def test_loss_is_the_sum_of_its_terms() -> None:
         torch.testing.assert_close(layer.loss(features, targets, num_train=50, kl_weight=weight), -terms)
 
 
-@pytest.mark.parametrize(("form", "rank"), [("dense", None), ("diagonal", None), ("lowrank", 2)])
-def test_kl_is_zero_at_the_prior(form: str, rank: int | None) -> None:
-    layer = Regression(WIDTH, 3, covariance=form, rank=rank, prior_variance=0.5, initial_variance=0.5).double()
-    with torch.no_grad():
-        layer.mean.zero_()
-        if form == "lowrank":
-            layer.covariance.factor.zero_()
-            layer.covariance.log_scale.fill_(0.5 * math.log(0.5))
-    assert 0 <= layer.kl().item() < 1e-12
-    assert perturbed(layer, 0.01).kl() > 1e-5
-
-
-@pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_gradients(form: str, rank: int | None) -> None:
-    layer = perturbed(Regression(WIDTH, 2, covariance=form, rank=rank))
-    names, values = zip(*layer.named_parameters(), strict=True)
-    wrapped = Loss(layer, 20)
-    features, targets = draw(1, ROWS, WIDTH).requires_grad_(), draw(2, ROWS, 2)
-
-    def loss(features: Tensor, *values: Tensor) -> Tensor:
-        named = {f"layer.{n}": v for n, v in zip(names, values, strict=True)}
-        return functional_call(wrapped, named, (features, targets))
-
-    assert torch.autograd.gradcheck(loss, (features, *values))
-
-
-@pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_many_layers_as_one(form: str, rank: int | None) -> None:
-    layers: list[nn.Module] = [
-        Loss(perturbed(Regression(WIDTH, 2, covariance=form, rank=rank), seed=seed), 20) for seed in range(3)
-    ]
-    features, targets = draw(1, 3, ROWS, WIDTH), draw(2, 3, ROWS, 2)
-    parameters, buffers = stack_module_state(layers)
-
-    def losses(parameters: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
-        return functional_call(layers[0], (parameters, buffers), (features, targets))
-
-    together = vmap(losses)(parameters, features, targets)
-    alone = torch.stack([layer(f, t) for layer, f, t in zip(layers, features, targets, strict=True)])
-    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
-    gradients = torch.autograd.grad(together.sum(), list(parameters.values()))
-    for (name, _), gradient in zip(layers[0].named_parameters(), gradients, strict=True):
-        for index, layer in enumerate(layers):
-            (one,) = torch.autograd.grad(layer(features[index], targets[index]), layer.get_parameter(name))
-            torch.testing.assert_close(gradient[index], one, rtol=1e-10, atol=1e-12)
-
-
 def test_half_precision_around_it_changes_nothing() -> None:
     layer = perturbed(Regression(WIDTH, 1)).float()
     features, targets = draw(1, ROWS, WIDTH).bfloat16(), draw(2, ROWS, 1).float()
@@ -182,15 +134,6 @@ def test_half_precision_around_it_changes_nothing() -> None:
         variance = layer.predict(features).variance
     torch.testing.assert_close(inside, plain, rtol=0, atol=0)
     torch.testing.assert_close(variance, layer.predict(features.float()).variance, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_state_dict_round_trip(form: str, rank: int | None) -> None:
-    layer = perturbed(Regression(WIDTH, 2, covariance=form, rank=rank))
-    other = Regression(WIDTH, 2, covariance=form, rank=rank, rng=Seed(9)).double()
-    other.load_state_dict(layer.state_dict())
-    features, targets = draw(1, ROWS, WIDTH), draw(2, ROWS, 2)
-    assert torch.equal(other.loss(features, targets, num_train=3), layer.loss(features, targets, num_train=3))
 
 
 def test_initial_weights_follow_the_seed() -> None:
@@ -225,26 +168,6 @@ def test_loss_is_the_published_packages(form: str, rank: int | None) -> None:
     predictive = theirs(features).predictive
     torch.testing.assert_close(ours.predict(features).mean, predictive.mean)
     torch.testing.assert_close(ours.predict(features).variance, predictive.variance)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ({"in_features": 0}, "in_features"),
-        ({"out_features": 0}, "out_features"),
-        ({"covariance": "full"}, "covariance"),
-        ({"rank": 2}, "rank"),
-        ({"covariance": "lowrank"}, "rank"),
-        ({"prior_variance": 0.0}, "prior_variance"),
-        ({"prior_variance": float("nan")}, "prior_variance"),
-        ({"wishart_dof": -1.0}, "wishart_dof"),
-        ({"wishart_scale": 0.0}, "wishart_scale"),
-        ({"initial_variance": -1.0}, "initial_variance"),
-    ],
-)
-def test_refuses_arguments(arguments: dict[str, object], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} must be"):
-        Regression(**{"in_features": WIDTH, "out_features": 1, **arguments})
 
 
 def test_refuses_data_and_weights_of_the_loss() -> None:

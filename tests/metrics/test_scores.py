@@ -57,3 +57,16 @@ def test_partial_sums_of_unequal_parts_add_up_to_the_whole() -> None:
 
 def test_nothing_counted_is_not_a_number() -> None:
     assert np.isnan(metrics.Mean().value)
+
+
+def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> None:
+    """The order is the order of stored scores, which must not change."""
+    lower, higher = "nll brier ece rmse crps width_90 out_of_reach", "accuracy log_likelihood joint_gap"
+    better = {metric.name: metric.better for metric in metrics.registered()}
+    assert {better[name] for name in lower.split()} == {-1} and {better[name] for name in higher.split()} == {+1}
+    assert [name for name in better if metrics.METRICS[name].shifted] == ["accuracy", "nll", "brier", "ece"]
+    names = """rmse nll_recalibrated crps_recalibrated coverage_conformal size_conformal width_conformal accuracy nll
+    brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps out_of_reach ece
+    ece_recalibrated joint_nll joint_gap log_likelihood_normalised"""
+    assert list(better) == names.split()
+    assert all(metric.label and metric.about for metric in metrics.registered())

@@ -1,16 +1,14 @@
 """VGG-16: parameters by hand, its layers from the paper's table, and the network against plain arithmetic."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import Network, VggConfig, build, dropout_masks, fastest_order
+from bdl_pipe.networks import Network, VggConfig, build, dropout_masks
 from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.networks.pooling import MaxPool
 from bdl_pipe.seeds import Seed
@@ -124,44 +122,6 @@ def test_dropout_comes_before_both_hidden_layers_in_training_alone(network: Netw
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_parameter_has_a_gradient(network: Network) -> None:
-    with dropout_masks(network.train(), Seed(0)):
-        loss = F.cross_entropy(network(images(4)), torch.arange(4))
-    biases = {f"trunk.{i - 1}.bias" for i, m in enumerate(network.trunk) if isinstance(m, nn.BatchNorm2d)}
-    for name, gradient in zip(
-        dict(network.named_parameters()), torch.autograd.grad(loss, list(network.parameters())), strict=True
-    ):
-        assert gradient.isfinite().all(), name
-        assert name in biases or gradient.abs().max() > 0, name  # a norm takes a bias before it away
-
-
-@torch.no_grad()
-def test_channels_last_changes_the_memory_order_only(network: Network) -> None:
-    assert fastest_order(network) is torch.channels_last
-    batch = images(2)
-    plain = network.eval()(batch)
-    fast = network.to(memory_format=torch.channels_last)(batch.contiguous(memory_format=torch.channels_last))
-    network.to(memory_format=torch.contiguous_format)
-    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
-
-
-def test_equal_addresses_give_equal_weights(network: Network) -> None:
-    """Of either norm, which draws nothing."""
-    again, other = (build(PLAIN, (3, 32, 32), 10, rng=Seed(s)) for s in (0, 1))
-    first, again, other = ([p for p in n.parameters() if p.ndim > 1] for n in (network, again, other))
-    assert all(torch.equal(old, new) for old, new in zip(first, again, strict=True))
-    assert not any(torch.equal(old, new) for old, new in zip(first, other, strict=True))
-
-
-def test_initial_weights_have_their_deviation(network: Network) -> None:
-    """The fourteen layers of 36,864 weights or more: 5 standard errors are 1.9 %; false alarm 8e-6."""
-    layers = [m for m in network.trunk if isinstance(m, nn.Conv2d | nn.Linear)]
-    large = [m.weight for m in layers if m.weight.numel() >= 36_864]
-    assert len(large) == 14 and not any(m.bias.any() for m in layers)
-    for weight in large:
-        assert weight.std().item() == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.019)
-
-
 @torch.no_grad()
 def test_running_statistics_are_refreshed() -> None:
     """The first norm's: those of the convolution of all rows."""
@@ -172,13 +132,3 @@ def test_running_statistics_are_refreshed() -> None:
     torch.testing.assert_close(network.trunk[1].running_var, convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
     together = network.eval()(rows)
     torch.testing.assert_close(network(rows[:2]), together[:2], rtol=1e-3, atol=1e-3)
-
-
-def test_rules() -> None:
-    for changed, message in [
-        ({"norm": "group"}, "n.norm must be one of none, batch, got 'group'"),
-        ({"dropout": 1.0}, "n.dropout must be in [0, 1), got 1.0"),
-    ]:
-        with pytest.raises(ConfigError) as caught:
-            read(VggConfig, {"name": "vgg", "norm": "none", "dropout": 0.5} | changed, "n")
-        assert str(caught.value) == message

@@ -1,14 +1,10 @@
 """WRN: parameters by hand, sizes by arithmetic, and the block against a plain transcription of its formula."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bdl_pipe.config import read
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import WideResNetConfig, build
 from bdl_pipe.networks.wideresnet import Block
 from bdl_pipe.seeds import Seed
@@ -54,18 +50,6 @@ def test_depth_counts_the_main_paths_layers() -> None:
     assert len([m for m in layers if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]) == 2
 
 
-@pytest.mark.parametrize(("side", "sides"), [(32, [32, 16, 8]), (28, [28, 14, 7]), (9, [9, 5, 3])])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_groups_halve_the_image_and_double_the_width(side: int, sides: list[int], channels: int) -> None:
-    network, seen = wrn(16, 2, (channels, side, side)), []
-    for module in network.modules():
-        if isinstance(module, Block):
-            module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
-    assert network(images(2, side, channels)).shape == (2, 10)
-    assert seen == [(2, 32 * 2**g, sides[g], sides[g]) for g in range(3) for _ in range(2)]
-    assert network.width == 128 and network.trunk(images(2, side, channels)).shape == (2, 128)
-
-
 def norm_relu(x: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
     return ((x - mean) / (variance + eps).sqrt()).clamp(min=0)
@@ -91,30 +75,6 @@ def test_block_is_its_formula(before: int, after: int, stride: int) -> None:
         )
 
 
-def test_equal_addresses_give_equal_weights() -> None:
-    first, again, other = (wrn(10, 1, seed=s).state_dict() for s in (0, 0, 1))
-    assert all(torch.equal(first[k], again[k]) for k in first)
-    assert not torch.equal(first["trunk.stem.weight"], other["trunk.stem.weight"])
-
-
-def test_initial_weights_have_their_deviation() -> None:
-    """Seven convolutions of 36,864 weights or more: 5 standard errors are 1.9 %; false alarm 4e-6."""
-    large = [m.weight for m in wrn(16, 4).modules() if isinstance(m, nn.Conv2d) and m.weight.numel() >= 36_864]
-    assert len(large) >= 7
-    for weight in large:
-        assert weight.std().item() == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.019)
-
-
-@pytest.mark.parametrize("depth", [10, 40, 100])
-def test_features_keep_their_scale_with_depth(depth: int) -> None:
-    """The last norm makes each channel standard; were it normal, the mean of its relu is 1/√(2π) = 0.399."""
-    with torch.no_grad():
-        features = wrn(depth, 1).train().trunk(images(8))
-    assert features.isfinite().all() and features.min() >= 0
-    assert features.mean().item() == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.1)
-    assert 0.01 < features.std().item() < 0.3
-
-
 @torch.no_grad()
 def test_evaluation_uses_running_statistics() -> None:
     network, batch = wrn(10, 1), images(16, 16)
@@ -136,16 +96,3 @@ def test_dropout_acts_in_training_only() -> None:
     plain = build(WideResNetConfig("wide_resnet", 10, 1), (3, 8, 8), 2, rng=Seed(0))
     assert torch.equal(network.eval()(images(2, 8)), plain.eval()(images(2, 8)))
     assert not torch.equal(network.train()(images(2, 8)), plain.train()(images(2, 8)))
-
-
-def test_rules() -> None:
-    for changed, message in [
-        ({"depth": 27}, "n.depth must be 6n + 4, n >= 1, got 27"),
-        ({"depth": 4}, "n.depth must be 6n + 4, n >= 1, got 4"),
-        ({"depth": -2}, "n.depth must be 6n + 4, n >= 1, got -2"),
-        ({"widen": 0}, "n.widen must be > 0, got 0"),
-        ({"dropout": 1.0}, "n.dropout must be in [0, 1), got 1.0"),
-    ]:
-        with pytest.raises(ConfigError) as caught:
-            read(WideResNetConfig, {"name": "wide_resnet", "depth": 28, "widen": 10} | changed, "n")
-        assert str(caught.value) == message

@@ -153,10 +153,16 @@ def doomed(payload: tuple[int, bool], shared: Mapping[str, Any], report: Report)
 def wrong(payload: int, shared: Mapping[str, Any], report: Report) -> int:
     if payload == 1:
         raise UserError("the number must not be 1")
-    if payload == 2:
-        raise ZeroDivisionError("by two")
-    time.sleep(60)
-    return payload
+    raise ZeroDivisionError("by two")
+
+
+def waits_or_fails(payload: str, shared: Mapping[str, Any], report: Report) -> int:
+    """Wait for the file ``payload``; fail without one."""
+    if not payload:
+        raise UserError("there is no file to wait for")
+    while not Path(payload).exists():
+        time.sleep(0.05)
+    return 1
 
 
 class _Fused(Report):
@@ -197,10 +203,15 @@ def ends(payload: str, shared: Mapping[str, Any], report: Report) -> tuple[bool,
     return file.file.is_here(), float(weights.rows("w", -1, None).sum()), file.read(1, 3)
 
 
-def placed(payload: float, shared: Mapping[str, Any], report: Report) -> tuple[list[str], str, float, float]:
-    """Which GPUs and node the task has been given, and from when to when it held them for ``payload`` seconds."""
+def placed(payload: tuple[str, int], shared: Mapping[str, Any], report: Report) -> tuple[list[str], str, float, float]:
+    """Return the task's GPUs and node, and when it began and ended.
+
+    It ends once payload[1] tasks have left a file in the folder payload[0], so that many run at once.
+    """
     import ray
 
-    context, began = ray.get_runtime_context(), time.time()
-    time.sleep(payload)
+    context, began, folder = ray.get_runtime_context(), time.time(), Path(payload[0])
+    (folder / context.get_task_id()).touch()
+    while len(list(folder.iterdir())) < payload[1]:
+        time.sleep(0.02)
     return [str(gpu) for gpu in context.get_accelerator_ids()["GPU"]], context.get_node_id(), began, time.time()

@@ -12,11 +12,11 @@ import pytest
 
 from bdl_pipe.errors import UserError
 from pipeline import cli
-from pipeline.add import look as look_module
-from pipeline.add.cost import SHARES
-from pipeline.add.numbers import METHODS, Size
-from pipeline.add.verb import made, needed
-from pipeline.core import params
+from pipeline.add import table as table_module
+from pipeline.add.command import overlay_of
+from pipeline.add.defaults import METHODS
+from pipeline.add.size import Size
+from pipeline.core.load import load, read_yaml, typed
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -71,11 +71,11 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
         "16 methods, 5 splits; a network sees 13 numbers a row",
     ):
         assert line in said
-    read = params.load()
+    read = load()
     dataset = read.datasets["houses"]
     assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "log", 5)
     assert {run.method.name for run in read.of("student") if run.spec.dataset == "houses"} == {
-        name for name, entry in METHODS.items() if "regression" in entry.tasks and name != "svgp"
+        name for name, default in METHODS.items() if "regression" in default.tasks and name != "svgp"
     }
 
 
@@ -90,26 +90,25 @@ def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: in
         target = "price" if task == "regression" else "made_of"
         source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
         own = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
-    chosen = [name for name, entry in METHODS.items() if size.task in entry.tasks and entry.fits(size)]
-    overlay = made("houses", own, size, chosen)
-    raw = dict(params.read_yaml(Path("params.yaml")))
+    chosen = [name for name, default in METHODS.items() if size.task in default.tasks and default.fits(size)]
+    overlay = overlay_of("houses", own, size, chosen)
+    raw = dict(read_yaml(Path("params.yaml")))
     for section, entries in overlay.items():
         raw[section] = {**raw[section], **entries}
-    read = params.typed(raw)
+    read = typed(raw)
     assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
-    assert {*chosen, *needed(chosen, size)} <= SHARES.keys()
 
 
 def test_what_was_added_is_removed_without_a_trace(project: Path) -> None:
-    before = params.read_yaml(Path("params.yaml"))
+    before = read_yaml(Path("params.yaml"))
     assert add("--target", "price") == 0
     assert Path("params/data/houses.yaml").is_file()
     assert cli.main(["remove", "houses"]) == 0
-    assert params.read_yaml(Path("params.yaml")) == before
+    assert read_yaml(Path("params.yaml")) == before
     assert not Path("params/data/houses.yaml").exists()
     for name in before["datasets"]:
         assert cli.main(["remove", name]) == 0
-    assert not params.load().runs
+    assert not load().runs
 
 
 def test_a_dry_run_writes_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +187,7 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
 def test_a_file_that_grows_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = look_module.open_table
+    opened = table_module.open_table
 
     def growing(path: Path, form: Any) -> Any:
         table = opened(path, form)
@@ -196,7 +195,7 @@ def test_a_file_that_grows_is_refused(
             file.write("1,wood,2,3,1990-01-01,small,True\n")
         return table
 
-    monkeypatch.setattr(look_module, "open_table", growing)
+    monkeypatch.setattr(table_module, "open_table", growing)
     assert add("--target", "price") == 2
     assert "changed while it was read; wait until it is whole" in capsys.readouterr().err
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from bdl_pipe.data import sources
 from pipeline import cli
-from pipeline.add.numbers import Size
-from pipeline.core import params
+from pipeline.add.size import Size
+from pipeline.core.load import load, read_yaml
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -50,7 +50,7 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
         "photos: 20 methods, 5 splits; a network sees 1×12×12 pixels",
     ):
         assert line in said
-    read = params.load()
+    read = load()
     assert {run.method.name for run in read.of("coreset") if run.spec.dataset == "photos"} == {"vbpc", "random_coreset"}
     own = [run for run in read.of("student") if run.spec.dataset == "photos"]
     same = {
@@ -58,7 +58,7 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
     }
     assert len(same) == 1
     assert cli.main(["remove", "photos"]) == 0
-    assert params.read_yaml(Path("params.yaml")) == params.read_yaml(PARAMS)
+    assert read_yaml(Path("params.yaml")) == read_yaml(PARAMS)
 
 
 def test_an_npz_with_test_rows_has_one_split(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_an_npz_with_test_rows_has_one_split(project: Path, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "60 grey images of 12×12 pixels and 30 test images" in said
     assert "10 test images are training images, too" in said
-    assert params.load().datasets["own"].splits == 1
+    assert load().datasets["own"].splits == 1
 
 
 def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
@@ -79,7 +79,7 @@ def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
     assert cli.main(["add", "data/photos", "--size", "10"]) == 0
     command = "# made by: python -m pipeline add data/photos --size 10 --minutes 10\n"
     assert command in Path("params/data/photos.yaml").read_text()
-    raw = sources.load(params.load().datasets["photos"].source)
+    raw = sources.load(load().datasets["photos"].source)
     assert raw.train.inputs.shape == (80, 3, 10, 10)
     path = sorted(Path("data/photos/columns").iterdir())[3]
     with Image.open(path) as image:
@@ -144,7 +144,7 @@ def test_broken_files_are_counted_and_left_out(project: Path, capsys: pytest.Cap
     assert cli.main(["add", "data/photos", "--skip-broken"]) == 0
     said = capsys.readouterr().out
     assert "note: 2 files are no readable images and are left out, the first data/photos/rows/bad.png" in said
-    raw = sources.load(params.load().datasets["photos"].source)
+    raw = sources.load(load().datasets["photos"].source)
     assert len(raw.train) == 80
 
 
@@ -189,7 +189,7 @@ def test_networks_follow_from_the_pixels() -> None:
 
 def test_from_a_folder_to_predictions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BDL_EXECUTOR", "inline")
-    methods = ["deterministic", "sgld", "d_vbll", "vbpc"]
+    methods = ["d_vbll", "vbpc"]
     assert cli.main(["add", "data/photos", "--size", "8", "--splits", "1", "--methods", *methods]) == 0
     for name in ("fashion_mnist", "boston"):
         assert cli.main(["remove", name]) == 0

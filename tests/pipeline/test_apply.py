@@ -5,8 +5,8 @@ import tune_cases
 
 import bdl_pipe.registry
 from bdl_pipe.errors import UserError
-from pipeline.core import params
-from pipeline.verbs import apply
+from pipeline.core import overlays
+from pipeline.core.load import load
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def overlay(target, text):
 def test_only_the_named_numbers_change(target):
     before = target.read_text().splitlines()
     text = "methods: {level: {add: 1.0e-4}}\nruns: {toy-shift: {override: {inner: {shift: 2.5}}}}\n"
-    lines = apply.apply(overlay(target, text), target)
+    lines = overlays.apply(overlay(target, text), target)
     after = target.read_text().splitlines()
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert [a.split(":")[0].strip() for a, _ in changed] == ["level", "toy-shift"]
     assert len(lines) == 2
-    read = params.load(target)
+    read = load(target)
     assert read.run("teacher", "toy-level").config.add == 1e-4
     assert read.run("student", "toy-shift").config.inner.shift == 2.5
     assert read.run("student", "toy-other").config.inner.shift == 6.0
@@ -39,9 +39,9 @@ def test_only_the_named_numbers_change(target):
 
 def test_applying_twice_changes_nothing_more(target):
     path = overlay(target, "seed: 9\n")
-    assert apply.apply(path, target) == ["seed: 3 -> 9"]
+    assert overlays.apply(path, target) == ["seed: 3 -> 9"]
     once = target.read_bytes()
-    assert apply.apply(path, target) == []
+    assert overlays.apply(path, target) == []
     assert target.read_bytes() == once
 
 
@@ -50,9 +50,9 @@ def test_new_entries_are_a_line_a_section(target):
         f"  toy-new{i}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}\n"
         for i in range(6)
     )
-    lines = apply.apply(overlay(target, f"seed: 9\nruns:\n{runs}"), target)
+    lines = overlays.apply(overlay(target, f"seed: 9\nruns:\n{runs}"), target)
     assert lines == ["seed: 3 -> 9", "runs: 6 new: toy-new0, toy-new1, toy-new2, toy-new3 and 2 more"]
-    assert params.load(target).run("student", "toy-new5").config.inner.shift == 6.0
+    assert load(target).run("student", "toy-new5").config.inner.shift == 6.0
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_new_entries_are_a_line_a_section(target):
 def test_a_bad_overlay_changes_nothing(target, text, said):
     before = target.read_bytes()
     with pytest.raises(UserError, match=said):
-        apply.apply(overlay(target, text), target)
+        overlays.apply(overlay(target, text), target)
     assert target.read_bytes() == before
     assert sorted(p.name for p in target.parent.iterdir()) == ["overlay.yaml", "params.yaml"]

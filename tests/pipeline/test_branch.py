@@ -12,7 +12,9 @@ import yaml
 from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline.core import params
+from pipeline.core.load import load as load_params
+from pipeline.core.load import typed
+from pipeline.core.model import Params, Run
 from pipeline.core.settings import Settings
 from pipeline.search import branch
 from pipeline.stages import prepare
@@ -36,11 +38,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(**methods: Any) -> params.Params:
-    return params.load(Path("params.yaml"), REGISTRY | methods)
+def load(**methods: Any) -> Params:
+    return load_params(Path("params.yaml"), REGISTRY | methods)
 
 
-def names(rows: tuple[params.Run, ...]) -> list[str]:
+def names(rows: tuple[Run, ...]) -> list[str]:
     return [f"{row.kind}/{row.key}" for row in rows]
 
 
@@ -74,7 +76,7 @@ def test_a_trial_gets_what_is_made_before_and_what_it_has_made(
     assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(again, trajectories, strict=True))
 
 
-def rngs(numbers: params.Params) -> list[Seed]:
+def rngs(numbers: Params) -> list[Seed]:
     return [Seed(numbers.seed).fold("tune", "trajectory", "b-walk", 0, member) for member in range(2)]
 
 
@@ -95,7 +97,7 @@ def test_a_row_between_is_made_of_its_own_member(
     raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"seeds": 1, "method": "all", "input": "trajectory/b-next"}}
     raw["methods"]["all"] = {"steps": 1}
     known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
-    numbers = params.typed(raw, known)
+    numbers = typed(raw, known)
     asked = ("all", "boston", None, "tune", SETTINGS)
     found = branch.branch_of(numbers, *asked)
     assert names(found.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
@@ -105,6 +107,6 @@ def test_a_row_between_is_made_of_its_own_member(
     assert [s.config["count"] for s in upstream["trajectory", "b-next"]] == [1, 1]
     raw["methods"]["walk"]["steps"] += 1  # of the first row alone; what is made from it is made anew, too
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
-    changed = params.typed(raw, known)
+    changed = typed(raw, known)
     branch.make_upstream(branch.branch_of(changed, *asked), data, changed, SETTINGS)
     assert (tmp_path / "steps").read_text().count("\n") == 2 * (6 + 4)

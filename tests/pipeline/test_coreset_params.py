@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bdl_pipe.errors import UserError
-from pipeline.core import params
+from pipeline.core.load import typed
 from tests.coresets.test_bpc_methods import COMMON, EXPERTS, INNER
 from tests.coresets.test_protocols import CHAINS
 
@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 
 
 def test_what_fits_together_is_taken() -> None:
-    assert params.typed(GOOD).run("student", "run").sources == {"coreset": "fkl"}
+    assert typed(GOOD).run("student", "run").sources == {"coreset": "fkl"}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -109,5 +109,5 @@ def test_what_does_not_fit_together_is_named(case: str) -> None:
         section = section[parent]
     section[last] = value
     with pytest.raises(UserError) as caught:
-        params.typed(raw)
+        typed(raw)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Coresets × protocols in the report: what stands where, what is the floor, and who is told not to beat it."""
+"""Coresets × protocols in the report: the place of each run, the floor, and the remarks on coresets below it."""
 
 import csv
 import io
@@ -56,13 +56,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
     return runs(tmp_path_factory.mktemp("cross"))
 
 
-def told(made: list[RunInfo]) -> report.Headline:
+def table_of(made: list[RunInfo]) -> report.Grid:
     (found,) = [h for h in report.headlines(made) if "coresets" in h.title]
     return found
 
 
 def test_rows_are_coresets_and_columns_protocols(made: list[RunInfo]) -> None:
-    found = told(made)
+    found = table_of(made)
     protocols = ["nn acc. %", "nn NLL", "nn batch NLL", "krr acc. %", "krr NLL"]
     assert found.head == ["Coreset", "Method", "ipc", "Distilled in", *protocols]
     rows = {row[0].text: [cell.figure for cell in row[1:]] for row in found.rows}
@@ -80,26 +80,26 @@ def test_a_protocol_is_a_column_whether_or_not_a_method_brings_its_coreset(tmp_p
     info, scores = coreset(tmp_path, "d-frepo"), [Score(0, 0, Quantity("accuracy"), 0.5, 10)]
     names = ["vbpc", "coreset_nn", "coreset_krr", "random_coreset", "coreset_vi"]
     made = [replace(write_run(tmp_path, "d", name, "a", scores), coreset=info) for name in names]
-    assert told(made).head[4:] == ["coreset_vi acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
-    assert told(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
+    assert table_of(made).head[4:] == ["coreset_vi acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
+    assert table_of(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
 
 
 def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[RunInfo]) -> None:
     """A tie, as of bpc's accuracy, beats nothing; frepo10 has no random coreset of its size."""
-    assert told(made).remarks == [
+    assert table_of(made).remarks == [
         "† frepo is no better than random images of its size: krr NLL",
         "† bpc is no better than random images of its size: nn acc. %",
         "no random_coreset of the same size is under the same protocol, to be beaten: frepo10 (nn)",
     ]
     better = [run for run in made if run.coreset and run.coreset.key in ("d-random", "d-frepo") and run.method == "nn"]
-    assert told(better).remarks == []
+    assert table_of(better).remarks == []
 
 
 def test_a_score_that_is_not_finite_beats_nothing(tmp_path: Path, made: list[RunInfo]) -> None:
     random, frepo = made[0], made[2]
     assert random.coreset and random.coreset.key == "d-random" and random.method == frepo.method == "nn"
     broken = write_run(tmp_path, "d", "nn", "nan", [Score(0, 0, Quantity("nll"), math.nan, 10)])
-    assert told([random, replace(broken, coreset=frepo.coreset)]).remarks == [
+    assert table_of([random, replace(broken, coreset=frepo.coreset)]).remarks == [
         "† frepo is no better than random images of its size: nn NLL"
     ]
 
@@ -123,7 +123,7 @@ def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own
         figures = [Score(0, 0, Quantity("accuracy"), accuracy, 10)]
         other = write_run(tmp_path, "d", "nn", f"{run.setting} resnet", figures)
         second.append(replace(other, coreset=run.coreset))
-    found = told([made[0], made[2], *second])
+    found = table_of([made[0], made[2], *second])
     assert [(row[0].text, row[4].figure) for row in found.rows] == [
         ("random (random)", "51.00 ± 1.00"),
         ("random (random resnet)", "90.00"),
@@ -142,9 +142,9 @@ def test_methods_with_one_student_are_one_protocol(tmp_path: Path, made: list[Ru
 
     random, frepo, own, floor = made[0], made[2], run("vbpc", made[2]), run("random_coreset", made[0])
     network = run("coreset_nn", frepo)
-    assert told([own, floor, network]).head[4:] == ["vbpc NLL", "coreset_nn NLL"]
-    assert told([own, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
-    assert told([own, floor, run("coreset_vi", random)]).head[4:] == ["coreset_vi NLL"]
+    assert table_of([own, floor, network]).head[4:] == ["vbpc NLL", "coreset_nn NLL"]
+    assert table_of([own, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
+    assert table_of([own, floor, run("coreset_vi", random)]).head[4:] == ["coreset_vi NLL"]
 
 
 def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunInfo]) -> None:
@@ -183,8 +183,8 @@ def test_a_coreset_that_is_gone_or_unrecorded_is_a_dash_and_a_damaged_one_is_nam
     assert made[2].coreset and made[2].coreset.record and made[0].coreset
     made[2].coreset.record.unlink()
     (made[2].coreset.path / artifacts.MANIFEST).unlink()
-    row = next(row for row in told(made).rows if row[0].text == "frepo")
+    row = next(row for row in table_of(made).rows if row[0].text == "frepo")
     assert [cell.text for cell in row[2:5]] == ["—", "—", "71.00"]
     (made[0].coreset.path / "0-0.safetensors").write_bytes(b"")
     with pytest.raises(ArtifactError, match="random"):
-        told(made)
+        table_of(made)

@@ -9,7 +9,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
-from pipeline.core.params import Run, RunSpec
+from pipeline.core.model import Run, RunSpec
 from pipeline.run import body
 from pipeline.search import trial
 from pipeline.search.studies import POINT, SEED, point

@@ -1,14 +1,14 @@
 """What DVC is asked to record, and in which words."""
 
+import hashlib
 import json
-import os
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
+from pipeline.core import places
 from pipeline.plan.plan import Plan, Stage
 from pipeline.run import dvc
 
@@ -21,75 +21,114 @@ def plan_of(**keys: int) -> Plan:
     return {stage.name: stage for stage in [*stages, Stage("report", "", frozenset(), (), (), {}, {})]}
 
 
-def recorded(targets: list[str], plan: Plan) -> set[str]:
-    """The stages that DVC records for these targets."""
-    if targets == ["dvc.yaml"]:
-        return {*plan, "sources"}
-    return {name for target in targets for name in (*plan, "sources") if target in (name, name.partition("@")[0])}
+PLAN = plan_of(prepare=2, student=39, evaluate=39)
+
+
+class Recorder:
+    """DVC's place in these tests: it writes ``dvc.lock`` as ``dvc commit`` does, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.problem: str | None = None
+
+    def __call__(self, *words: str) -> str | None:
+        self.asked.append(words)
+        if self.problem is None:
+            dvc.LOCK.write_text(yaml.safe_dump({"stages": {"sources": {}} | {n: entry(s) for n, s in PLAN.items()}}))
+        return self.problem
+
+
+def entry(stage: Stage) -> dict[str, object]:
+    path = places.identity(stage.kind, stage.key)
+    return {"outs": [{"path": str(path), "md5": hashlib.md5(path.read_bytes()).hexdigest()}]}
 
 
 @pytest.fixture
-def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A project in which every stage of PLAN has a result."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    return tmp_path / "dvc.yaml"
+    for stage in PLAN.values():
+        path = places.identity(stage.kind, stage.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(stage.name)
+    made = Recorder()
+    monkeypatch.setattr(dvc, "_dvc", made)
+    return made
 
 
-def test_all_is_one_target(graph: Path) -> None:
-    plan = plan_of(prepare=2, student=39, evaluate=39)
-    assert dvc._targets([*plan, "sources"], list(plan), plan) == ["dvc.yaml"]
+def recorded(targets: Sequence[str]) -> set[str]:
+    """The stages that DVC records for these targets."""
+    if targets == ["dvc.yaml"]:
+        return {*PLAN, "sources"}
+    return {name for target in targets for name in (*PLAN, "sources") if target in (name, name.partition("@")[0])}
 
 
-@pytest.mark.parametrize("names", [["report"], ["sources"], ["student@r3"]])
-def test_one_stage_is_one_target(graph: Path, names: list[str]) -> None:
-    plan = plan_of(prepare=2, student=39, evaluate=39)
-    assert dvc._targets(names, list(plan), plan) == names
+def test_all_is_one_target(recorder: Recorder) -> None:
+    assert dvc._targets([*PLAN, "sources"], list(PLAN), PLAN) == ["dvc.yaml"]
 
 
-def test_many_of_a_kind_are_that_kind(graph: Path) -> None:
-    plan = plan_of(prepare=2, student=39, evaluate=390)
-    names = [f"student@r{i}" for i in range(9)]
-    assert dvc._targets(names, list(plan), plan) == ["student"]
+def test_few_stages_are_named_one_by_one(recorder: Recorder) -> None:
+    assert dvc._targets(["report", "student@r3"], list(PLAN), PLAN) == ["report", "student@r3"]
 
 
-def test_a_stage_that_is_out_of_date_is_never_recorded(graph: Path) -> None:
-    """Neither by its kind nor by the file; the others all are."""
-    plan = plan_of(prepare=2, student=39, evaluate=39)
-    fresh = [name for name in plan if name != "student@r5"]
-    targets = dvc._targets([*fresh, "sources"], fresh, plan)
-    assert recorded(targets, plan) == {*fresh, "sources"} and "evaluate" in targets
+def test_many_stages_are_named_by_kinds_and_none_that_is_out_of_date(recorder: Recorder) -> None:
+    fresh = [name for name in PLAN if name != "student@r5"]
+    targets = dvc._targets([*fresh, "sources"], fresh, PLAN)
+    assert recorded(targets) == {*fresh, "sources"} and "evaluate" in targets and "student" not in targets
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_stage_of_somebody_else_is_left_alone(graph: Path, damaged: bool) -> None:
-    """The file is no target where it holds other stages than ours, or cannot be read."""
-    plan = plan_of(prepare=2, student=39, evaluate=39)
-    stages = yaml.safe_load(graph.read_text())
+def test_a_stage_of_the_users_own_is_never_recorded(recorder: Recorder, tmp_path: Path) -> None:
+    stages = yaml.safe_load((tmp_path / "dvc.yaml").read_text())
     stages["stages"]["deploy"] = {"cmd": "true", "outs": ["deployed"]}
-    graph.write_text("stages: [" if damaged else yaml.safe_dump(stages))
-    assert dvc._targets([*plan, "sources"], list(plan), plan) == ["sources", "evaluate", "prepare", "report", "student"]
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(stages))
+    targets = dvc._targets([*PLAN, "sources"], list(PLAN), PLAN)
+    assert targets == ["evaluate", "prepare", "report", "sources", "student"]
 
 
-@pytest.mark.parametrize("kind", ["read", "write"])
-def test_a_lock_of_a_container_that_is_gone_is_forgotten(kind: str, graph: Path) -> None:
-    """Its process's number is one that another process has here, for which DVC would refuse every command."""
-    path = graph.parent / ".dvc/tmp/rwlock"
-    path.parent.mkdir(parents=True)
+def test_what_is_recorded_is_not_recorded_again(recorder: Recorder) -> None:
+    assert dvc.record(PLAN, PLAN) is None and dvc.record(PLAN, PLAN) is None
+    assert recorder.asked == [("commit", "--force", "dvc.yaml")]
+    places.identity("student", "r3").write_text("another result")
+    dvc.record(PLAN, PLAN)
+    assert recorder.asked[1:] == [("commit", "--force", "student@r3")]
 
-    def listed(pid: int) -> dict[str, object]:
-        who = {"pid": pid, "cmd": "dvc repro"}
-        return {"read": {}, "write": {}, kind: {"/project/out": [who] if kind == "read" else who}}
 
-    alive, mine = listed(os.getppid()), listed(os.getpid())
-    for lock, written, left in (
-        (alive, time.time(), alive),  # it may be at work
-        (mine, psutil.Process().create_time() - 60.0, {"read": {}, "write": {}}),
-        (listed(2**22 + 1), time.time(), {"read": {}, "write": {}}),  # a number that no process can have
-    ):
-        path.write_text(json.dumps(lock))
-        os.utime(path, (written, written))
-        dvc.mend()
-        assert json.loads(path.read_text()) == left
-    path.write_text('{"read": {"/pro')
-    dvc.mend()
-    assert not path.exists()
+def test_a_record_that_git_has_brought_is_not_believed(recorder: Recorder) -> None:
+    """DVC's cache may lack the files, so a clone records what it has made though ``dvc.lock`` has it."""
+    recorder()
+    dvc.record(PLAN, PLAN)
+    assert recorder.asked[1:] == [("commit", "--force", "dvc.yaml")]
+
+
+def test_a_failure_is_returned_and_tried_again(recorder: Recorder) -> None:
+    recorder.problem = "dvc commit: no"
+    assert dvc.record(PLAN, PLAN) == "dvc commit: no"
+    recorder.problem = None
+    assert dvc.record(PLAN, PLAN) is None and len(recorder.asked) == 2
+
+
+def test_a_lock_file_that_a_kill_has_cut_is_written_again(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it was cut: DVC reads the rest, which is recorded over, or refuses, and starts from nothing."""
+    dvc.record(PLAN, PLAN)
+    whole = dvc.LOCK.read_text()
+
+    def refuses(*words: str) -> str | None:
+        recorder.problem = "dvc commit: dvc.lock is invalid" if dvc.LOCK.is_file() else None
+        return recorder(*words)
+
+    for reads in (True, False):
+        dvc.LOCK.write_text(whole[:-20])
+        recorder.asked.clear()
+        monkeypatch.setattr(dvc, "_dvc", recorder if reads else refuses)
+        assert dvc.record(PLAN, PLAN) is None and dvc.LOCK.read_text() == whole
+        assert recorder.asked == [("commit", "--force", "dvc.yaml")] * (1 if reads else 2)
+    assert "DVC cannot read dvc.lock (now .state/dvc.lock.broken)" in capsys.readouterr().err
+
+
+def test_a_record_that_is_damaged_costs_a_record_and_nothing_else(recorder: Recorder) -> None:
+    dvc.record(PLAN, PLAN)
+    (places.STATE / "recorded.json").write_text(json.dumps([1])[:-1])
+    assert dvc.record(PLAN, PLAN) is None and len(recorder.asked) == 2

@@ -12,9 +12,9 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline import cli
-from pipeline.core import params
+from pipeline.core import overlays
+from pipeline.core.load import load
 from pipeline.tracking import experiments
-from pipeline.verbs import apply
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     monkeypatch.setitem(CATALOG._values, "fashion_mnist", entry)
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
-    apply.apply(ROOT / f"params/{overlay}.yaml")
+    overlays.apply(ROOT / f"params/{overlay}.yaml")
     raw = small_networks(yaml.safe_load(Path("params.yaml").read_text()))
     runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in OVERLAYS[overlay]}
     other = {"corrupted_images": 2 if shifted else 0, "ood": ["digits"] if shifted else []}
@@ -86,7 +86,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
         small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
     small_methods(small["methods"], members=2 if shifted else 5)
     Path("params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
-    params.load()
+    load()
     stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
     for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
         assert cli.main(["run", *stage.split(), "--executor", "inline"]) in (0, None), stage

@@ -1,6 +1,7 @@
 """Class-incremental learning as runs of the graph: what is made from what, what is scored, and the report of it."""
 
 import copy
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +22,15 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import cli
-from pipeline.core import params
-from pipeline.core.scores import Quantity
+from pipeline.core import overlays
+from pipeline.core.load import load, typed
+from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
-from pipeline.report import increments, page, tables
-from pipeline.report.estimates import Estimate
+from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
 from pipeline.tracking import experiments
-from pipeline.verbs import apply
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]
@@ -125,27 +125,27 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
         assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
     go("trajectory", "e1")
-    inputs.bundle("both", params.load())
+    inputs.bundle("both", load())
     go("coreset", "b1")
     from_experts = artifacts.load(Path("work/coreset/b1"), "coreset").state("0-0")
     assert torch.equal(from_experts.tensors["images"][:6], first.tensors["images"])
-    numbers = params.load()
+    numbers = load()
     assert {row.key: row.step and row.step.number for row in report.infos(numbers)[0]} == {"r0": 0, "r1": 1}
 
 
 def test_a_chain_of_steps_is_planned() -> None:
-    numbers = params.typed(with_experts(raw()))
+    numbers = typed(with_experts(raw()))
     assert plan(numbers)["coreset@c1"].needs == {"prepare@d1", "coreset@c0"}
     assert [r.key for r in numbers.lineage(numbers.run("student", "r1"))] == ["c0", "c1", "r1"]
     assert numbers.run("coreset", "b1").sources == {"trajectory": "e1", "coreset": "c0"}
     alone = raw()
     alone["coresets"]["c1"]["input"] = "prepare/d1"  # a learner that forgets
-    assert params.typed(alone).run("coreset", "c1").sources == {}
+    assert typed(alone).run("coreset", "c1").sources == {}
 
 
 def refused(made: dict[str, Any]) -> str:
     with pytest.raises(UserError) as caught:
-        params.typed(made)
+        typed(made)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -186,11 +186,11 @@ def test_what_else_cannot_be_made_from_what_is_named() -> None:
     rule = "must be trajectory/<run> or inputs/<key> with trajectory and coreset"
     assert refused(made) == f"coresets.b1.input {rule}, got 'coreset/c0'"
     made["coresets"]["b1"]["input"] = "trajectory/e1"
-    assert params.typed(made).run("coreset", "b1").sources == {"trajectory": "e1"}
+    assert typed(made).run("coreset", "b1").sources == {"trajectory": "e1"}
 
 
 def test_a_search_goes_over_one_data_set() -> None:
-    numbers = params.typed(raw())
+    numbers = typed(raw())
     with pytest.raises(UserError, match=r"^r1: is made from runs on d0: a search fits all on d1; search on the first"):
         branch.branch_of(numbers, "random_coreset", "d1", None, "tune", Settings())
     assert branch.branch_of(numbers, "random_coreset", "d0", None, "tune", Settings()).run.key == "r0"
@@ -198,8 +198,8 @@ def test_a_search_goes_over_one_data_set() -> None:
 
 def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
-    apply.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
-    numbers = params.load(tmp_path / "params.yaml")
+    overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
+    numbers = load(tmp_path / "params.yaml")
     for order in range(2):
         for name in ("frepo", "random_coreset"):
             lineage = numbers.lineage(numbers.run("student", f"fashion_mnist-{order}-4-{name}"))
@@ -222,23 +222,23 @@ def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> Non
     """Seeds first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
-    (group,) = increments.groups(table.runs)
     expected = [(2, Estimate(pytest.approx(0.7), pytest.approx(0.1), 2))]  # type: ignore[arg-type]
     expected += [(4, Estimate(pytest.approx(0.3), pytest.approx(0.2), 2))]  # type: ignore[arg-type]
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy") == expected
-    text = page.render(table, [], {}, {}, 110)
-    part = text[text.index(f'<section id="{increments.ANCHOR}">') :]
+    assert page.over_orders(table, runs, "accuracy") == expected
+    text = page.render(table, {}, 110)["index.html"]
+    part = text[text.index('<section id=".steps">') :]
     assert "fashion_mnist, 2 classes a step" in part and part.count("<svg") == 2
-    assert "<td>70.00 <small>± 10.00</small></td><td>30.00 <small>± 20.00</small></td>" in part
+    assert re.search(r">70.00 <small>± 10.00</small></td><td[^>]*>30.00 <small>± 20.00</small></td>", part)
     assert 'aria-label="accuracy after the last step: vbpc 30"' in part
     missing = [replace(runs[1], evaluate=tmp_path / "absent"), *runs[2:]]  # the first order's first step
-    table = tables.gather(missing)
-    (group,) = increments.groups(table.runs)
-    assert group.scores(table, "d-0-0-vbpc-a", "accuracy")[0] == (2, Estimate(pytest.approx(0.6), None, 1))  # type: ignore[arg-type]
-    page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), [], {}, {}, 110)
+    assert page.over_orders(tables.gather(missing), missing, "accuracy")[0] == (
+        2,
+        Estimate(pytest.approx(0.6), None, 1),
+    )  # type: ignore[arg-type]
+    page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), {}, 110)
 
 
 def test_a_report_without_steps_has_no_such_part(tmp_path: Path) -> None:
     table = tables.gather(infos(tmp_path)[:1])
     assert table.estimate("whole-vbpc-a", Quantity("accuracy")) is not None
-    assert increments.TITLE not in page.render(table, [], {}, {}, 110)
+    assert "Class by class" not in page.render(table, {}, 110)["index.html"]

@@ -1,4 +1,4 @@
-"""Inputs that are larger than memory should be: what is read of them, by whom, and what is sent."""
+"""Inputs that exceed the memory a fit should take: which parts are read, by which process, and what is sent."""
 
 import json
 import os
@@ -16,14 +16,16 @@ from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
-from pipeline.core import params, places
+from pipeline.core import places
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
+from pipeline.plan.plan import one
 from pipeline.stages import prepare
 from pipeline.work.base import Executor, Task
 from pipeline.work.choose import choose
 from pipeline.work.display import Display
 from pipeline.work.inline import Inline
-from pipeline.work.remote_files import HubFile, through_hub
+from pipeline.work.sending import HubFile, through_hub
 from tests.pipeline import fake_work
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
@@ -33,25 +35,21 @@ EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB, 32 of them an expert
 WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
-from pipeline.core import params
-from pipeline.work.choose import choose
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
+from pipeline.plan.plan import one
 from pipeline.stages import fit
-from pipeline.tracking import experiments
-from contextlib import contextmanager
+from pipeline.work.choose import choose
 from tests.pipeline.fake_work import REGISTRY
 
-@contextmanager
-def untracked(*args, **named):
-    yield experiments.StageRun()
+settings = Settings(executor="ray", tracking=False)
+loaded, executor = load(registry=REGISTRY), choose(settings)
 
-experiments.stage_run = untracked
-settings = Settings(executor="ray")
-numbers, executor = params.load(registry=REGISTRY), choose(settings)
-fit.fit("teacher", "b-walk", numbers, executor, settings)  # whatever is loaded once
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-fit.fit("student", "b-last", numbers, executor, settings)
-print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+def peak(kind, key):
+    fit.run(one(kind, key, loaded), loaded, executor, settings)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+print(json.dumps([peak("teacher", "b-walk"), peak("student", "b-last")]))  # the first one has imported all
 executor.close()
 """
 
@@ -73,7 +71,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", params.load(registry=REGISTRY), Inline(Settings()))
+        loaded, settings = load(registry=REGISTRY), Settings(tracking=False)
+        prepare.run(one("prepare", "boston", loaded), loaded, Inline(settings), settings)
         with artifacts.publish(
             places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}
         ) as place:
@@ -86,9 +85,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
-    """The ends of eight experts are 5 MB of 256; a quarter of these may be fan_in, by the driver and by a worker."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    """The ends of eight experts are 5 MB of 256; a quarter of these may be read, by the driver and by a worker."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "BDL_TRACKING": "off",
+    }
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], cwd=prepared, env=env, capture_output=True, text=True, check=True
     )
@@ -101,11 +106,11 @@ def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
     assert peaks[1] - peaks[0] < limit
 
 
-@pytest.mark.slow
-def test_a_worker_without_the_file_asks_the_driver(tmp_path: Path) -> None:
+@pytest.mark.ray
+def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tmp_path: Path) -> None:
     artifacts.write_state(tmp_path / "0-0", State({"w": torch.arange(6.0).reshape(3, 2)}))
     (tmp_path / "notes").write_bytes(b"abcdef")
-    executor: Executor = choose(Settings(executor="ray"))
+    executor: Executor = choose(Settings(executor="ray"), lambda: ray_head)
 
     def relative(path: Path) -> FileBytes:
         found = FileBytes.of(path)
@@ -133,6 +138,6 @@ def test_files_alone_are_replaced(tmp_path: Path) -> None:
     file, plain = FileBytes.of(tmp_path / "notes"), State({"w": torch.zeros(2)})
     found = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")
     assert found == {"a": {"b": HubFile(file, "hub")}, "c": plain, "d": 3} and found["c"] is plain
-    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # it is here: no hub is asked
+    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # the file is on this machine
     assert through_hub(found, "other") == found
     assert pickle.loads(pickle.dumps(file)) == file

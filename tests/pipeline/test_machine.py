@@ -1,8 +1,7 @@
-"""machine.yaml, and what it gives to tasks: on a cluster of two kinds of node, one of which says that it has a GPU."""
+"""machine.yaml, and the resources that tasks receive on a cluster of two kinds of node; one declares a GPU."""
 
 import os
 import pickle
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ resources:
 """
 
 
-def test_the_most_specific_number_decides(tmp_path: Path) -> None:
+def test_the_most_specific_entry_decides(tmp_path: Path) -> None:
     path = tmp_path / "machine.yaml"
     path.write_text(TEXT)
     settings = Settings.read({"BDL_MACHINE": str(path), "BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0.5"})
@@ -39,13 +38,13 @@ def test_the_most_specific_number_decides(tmp_path: Path) -> None:
     assert settings.of("trajectory", "sgd").needs == Needs(gpus=1, memory_gb=2.5)
     assert settings.of("evaluate", "sgld").needs == Needs(gpus=0.25, others=(("A100", 1.0),))
     ciber = settings.of("student", "ciber")
-    assert ciber.needs == Needs(cpus=2) and ciber.device == "cpu"  # it has no GPU, so it computes without one
+    assert ciber.needs == Needs(cpus=2) and ciber.device == "cpu", "a task without a GPU computes on the CPU"
     assert settings.of("student", "swag").device == "cuda"
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert Settings.read({"BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0"}).of("student", "swag").device == "cuda"
 
 
-def test_without_a_file_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings.read({}).of("student", "swag") == Settings.read({}) == Settings()
     (tmp_path / "machine.yaml").write_text(TEXT)
@@ -64,7 +63,7 @@ def test_without_a_file_nothing_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         ("resources: {student: {gpus: -1}}", r"resources\.student\.gpus must be a number >= 0, got -1"),
         ("resources: {student: {gpus: true}}", r"resources\.student\.gpus must be a number >= 0, got True"),
         ("resources: {student: {gpus: .nan}}", r"resources\.student\.gpus must be a number >= 0, got nan"),
-        ("resources: {student: {gpus: 1.5}}", r"gpus must be a whole number where it is more than 1, got 1\.5"),
+        ("resources: {student: {gpus: 1.5}}", r"gpus must be a whole number if it is more than 1, got 1\.5"),
         (
             "resources: {student: {resources: 3}}",
             r"resources\.student\.resources must be a mapping of names to amounts",
@@ -78,8 +77,8 @@ def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
         machine.read(tmp_path / "machine.yaml")
 
 
-def test_a_method_and_a_file_that_are_not_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"resources\.student\.swga is of no method \(did you mean swag\?\)"):
+def test_an_unknown_method_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resources\.student\.swga names no method \(did you mean swag\?\)"):
         Machine({"student.swga": {}}).check_methods(["swag", "sgd"])
     with pytest.raises(ConfigError, match="BDL_MACHINE must be a file, got"):
         Settings.read({"BDL_MACHINE": str(tmp_path / "none.yaml")})
@@ -104,26 +103,29 @@ def mixed() -> Iterator[tuple[str, str]]:
         os.environ.update(before)
 
 
+@pytest.mark.ray
 @pytest.mark.xdist_group("cluster")
-def test_tasks_are_placed_and_packed_by_what_they_take(mixed: tuple[str, str], tmp_path: Path) -> None:
-    """Four halves of a GPU: two at once and never three, on the node that has it; the bits are those of the CPU."""
+def test_tasks_are_placed_and_packed_by_their_resources(mixed: tuple[str, str], tmp_path: Path) -> None:
+    """Four halves of a GPU: two at once, which wait for each other, and never three; the bits of a fit stay equal."""
     address, node = mixed
     settings = Settings(address=address, checkpoint_seconds=60.0)
 
-    def run(needs: Needs, seconds: float, count: int) -> list[tuple[list[str], str, float, float]]:
+    def run(needs: Needs, count: int, together: int = 1) -> list[tuple[list[str], str, float, float]]:
         executor = choose(replace(settings, needs=needs))
-        tasks = [Task(f"t{number}", seconds) for number in range(count)]
+        folder = tmp_path / f"{needs} {count}"
+        folder.mkdir()
+        tasks = [Task(f"t{number}", (str(folder), together)) for number in range(count)]
         try:
             with Display("placed") as display:
                 return [done.result for done in executor.map(fake_work.placed, tasks, shared={}, display=display)]
         finally:
             executor.close()
 
-    halves = run(Needs(gpus=0.5), 1.5, 4)
+    halves = run(Needs(gpus=0.5), 4, together=2)
     assert {(tuple(gpus), where) for gpus, where, _, _ in halves} == {(("0",), node)}
     assert _at_once(halves) == 2
-    assert _at_once(run(Needs(gpus=1), 0.5, 2)) == 1
-    (named,) = run(Needs(others=(("A100", 1.0),)), 0, 1)
+    assert _at_once(run(Needs(gpus=1), 2)) == 1
+    (named,) = run(Needs(others=(("A100", 1.0),)), 1)
     assert named[1] == node and not named[0]
     for needs, words in (
         (Needs(gpus=8), "no node of the Ray cluster has 1 CPU and 8 GPU for a task; the most is 4 CPU and 1 GPU"),
@@ -131,10 +133,9 @@ def test_tasks_are_placed_and_packed_by_what_they_take(mixed: tuple[str, str], t
         (Needs(cpus=5), "has 5 CPU for a task; the most is 4 CPU and 1 GPU"),
         (Needs(memory_gb=10**6), "has 1 CPU and 1e+06 GB memory for a task"),
     ):
-        start = time.monotonic()
         with pytest.raises(UserError) as error:
-            run(needs, 0, 1)
-        assert words in str(error.value) and time.monotonic() - start < 20
+            run(needs, 1)
+        assert words in str(error.value)
 
     made = []
     for name, executor in (
@@ -152,5 +153,5 @@ def test_tasks_are_placed_and_packed_by_what_they_take(mixed: tuple[str, str], t
 
 
 def _at_once(spans: list[tuple[list[str], str, float, float]]) -> int:
-    """The most tasks that held something at one moment."""
+    """Return the largest number of tasks that ran at one moment."""
     return max(sum(began <= start < ended for _, _, began, ended in spans) for _, _, start, _ in spans)

@@ -11,7 +11,7 @@ from torch import nn
 from bdl_pipe import plugins
 from bdl_pipe.config import merge
 from bdl_pipe.errors import ConfigError
-from pipeline.core.params import typed, unwatched
+from pipeline.core.load import typed, unwatched
 from pipeline.tracking.summaries import _network
 from tests.end_to_end.conftest import PARAMS
 from tests.pipeline.test_plugin_stages import digests

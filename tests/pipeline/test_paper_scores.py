@@ -17,8 +17,8 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from pipeline import papers
-from pipeline.core import params
-from pipeline.report.sections import OOD_METRICS, OOD_SCORES
+from pipeline.core.load import read_yaml
+from pipeline.report.columns import METRICS, OOD_SCORES
 
 
 class Answering:
@@ -71,7 +71,7 @@ def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path
                 of = table.quantity(metric, method)
                 assert of.metric in known[of.set], (method, metric)
                 assert of.score is None or of.score in known["score"], (method, metric)
-    names = config.read(papers.Names, params.read_yaml(path), path.name)
+    names = config.read(papers.Names, read_yaml(path), path.name)
     for method, counterpart in names.methods.items():
         assert counterpart.scores.keys() <= names.metrics.keys(), method
         assert {*counterpart.scores.values()} <= known["score"], method
@@ -80,4 +80,6 @@ def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path
 def test_every_score_of_other_data_has_its_columns_in_the_report() -> None:
     tasks = ("classification", "regression")
     assert {name for task in tasks for name in written(task)["score"]} == {*OOD_SCORES}
-    assert {name for task in tasks for name in written(task)["ood"]} == {metric for metric, _, _ in OOD_METRICS}
+    assert {name for task in tasks for name in written(task)["ood"]} == {
+        name for name, metric in METRICS.items() if metric.set == "ood"
+    }

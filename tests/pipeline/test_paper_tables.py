@@ -10,20 +10,19 @@ from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
 from pipeline import papers
-from pipeline.core import params, scores
-from pipeline.core.scores import Quantity, RunScores, Score
+from pipeline.core import scores
+from pipeline.core.load import load
+from pipeline.core.scores import Estimate, Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
-from pipeline.papers.compare import Cell, Line
-from pipeline.report import estimates
-from pipeline.report.estimates import Estimate
+from pipeline.papers.compare import Line, Pair
 
 ROOT = Path(__file__).parents[2]
 ZENG = range(1, 11)
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
 
 
-def cell(ours: Estimate | None, value: str, error: str = "") -> Cell:
-    return Cell(ours, Printed(value, error))
+def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:
+    return Pair(ours, Printed(value, error))
 
 
 def test_differences_in_combined_standard_errors() -> None:
@@ -38,7 +37,7 @@ def test_differences_in_combined_standard_errors() -> None:
         cell(Estimate(2, 0.0, 2), "1.5", "0.0"),
     ):
         assert unknown.z is None and not unknown.far
-    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Cell(Estimate(2, 0.3, 2)).z is None
+    assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Pair(Estimate(2, 0.3, 2)).z is None
 
 
 def test_disagreement_is_said_with_its_size() -> None:
@@ -66,9 +65,9 @@ def stored(figures: Iterable[tuple[int, int, Quantity, float]]) -> RunScores:
 def test_seeds_of_a_split_are_averaged_before_the_error() -> None:
     run = stored((split, seed, Quantity("nll"), 10.0 * split + seed) for split in range(3) for seed in range(2))
     spread = pytest.approx(10 / math.sqrt(3))
-    assert estimates.of_run(run, Quantity("nll")) == Estimate(10.5, spread, 3)
-    assert estimates.of_run(run, Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
-    assert estimates.of_run(run, Quantity("rmse")) is None
+    assert run.estimate(Quantity("nll")) == Estimate(10.5, spread, 3)
+    assert run.estimate(Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
+    assert run.estimate(Quantity("rmse")) is None
 
 
 def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
@@ -83,15 +82,15 @@ def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
         if not (kind == "fog" and severity == 1)
     )
     spread = pytest.approx(math.sqrt(5 / 3) / 2)  # of 10, 11, 12, 13, whatever the corruptions' own spread
-    assert estimates.of_run(run, wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
-    first = estimates.of_run(run, Quantity("ece", "corrupted", severity=1), 100)
+    assert run.estimate(wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
+    first = run.estimate(Quantity("ece", "corrupted", severity=1), 100)
     assert first == Estimate(pytest.approx(16.5), spread, 4)
-    assert estimates.of_run(run, Quantity("ece", "corrupted", severity=2)) is None
-    assert estimates.of_run(run, Quantity("ece")) is None
+    assert run.estimate(Quantity("ece", "corrupted", severity=2)) is None
+    assert run.estimate(Quantity("ece")) is None
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:
-    found = params.load(ROOT / "params/paper/inducing-table2.yaml")
+    found = load(ROOT / "params/paper/inducing-table2.yaml")
     shown = {
         name: [row.key for row in compare.runs_of(papers.load(f"inducing:{name}"), dataset, found)]
         for name, dataset in (
@@ -112,7 +111,7 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
-    found, shown = params.load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
+    found, shown = load(ROOT / "params/paper/inducing-table2.yaml"), set[str]()
     for table in (papers.load(f"inducing:table{number}") for number in RITTER):
         assert table.source == "table2"
         for dataset, figures in table.figures.items():
@@ -184,7 +183,7 @@ def test_a_terminal_of_any_width_shows_all(name: str, dataset: str, width: int) 
             "run",
             "",
             True,
-            {m: Cell(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
+            {m: Pair(Estimate(12.3456, 1.5, 20), f.get(m)) for m in table.metrics(dataset)},
             3.0,
         )
         for method, f in table.figures[dataset].items()
@@ -205,7 +204,7 @@ def test_every_params_file_of_a_table_is_right() -> None:
     assert len(paths) >= 9
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
-        found = params.load(path)
+        found = load(path)
         known = {table.names.datasets[name] for name in table.figures}
         assert {row.spec.dataset for row in found.of("student")} <= known
         assert f"python -m pipeline paper {table}" in path.read_text()

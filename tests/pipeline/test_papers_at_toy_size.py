@@ -18,7 +18,8 @@ from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from pipeline import cli, papers
-from pipeline.core import params, scores
+from pipeline.core import scores
+from pipeline.core.load import read_yaml
 from pipeline.core.scores import Quantity
 from pipeline.tracking import experiments
 from tests.data import archives as made
@@ -100,7 +101,7 @@ def write(project: Path, name: str, raw: Any) -> None:
 
 def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
     """Put a shrunk params file of the project's into ``project``, and return it."""
-    raw = shrunk(params.read_yaml(ROOT / f"params/paper/{name}.yaml"), small)
+    raw = shrunk(read_yaml(ROOT / f"params/paper/{name}.yaml"), small)
     write(project, name, raw)
     return raw
 

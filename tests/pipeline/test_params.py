@@ -11,9 +11,11 @@ import yaml
 
 from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
-from pipeline.core import params
+from pipeline.core import overlays
+from pipeline.core.load import load, read_yaml, unwatched
+from pipeline.core.load import typed as typed_params
+from pipeline.core.model import Params
 from pipeline.plan.sources import data_digest
-from pipeline.verbs import apply
 from tests.pipeline.fake_work import REGISTRY
 
 GOOD: dict[str, Any] = {
@@ -43,10 +45,10 @@ GOOD: dict[str, Any] = {
 }
 
 
-def read(tmp_path: Path, raw: Any) -> params.Params:
+def read(tmp_path: Path, raw: Any) -> Params:
     path = tmp_path / "params.yaml"
     path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw))
-    return params.load(path, REGISTRY)
+    return load(path, REGISTRY)
 
 
 def changed(place: str, value: Any) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be sections"):
         read(tmp_path, "- 1\n")
     with pytest.raises(UserError, match="there is no such file"):
-        params.load(tmp_path / "absent.yaml", REGISTRY)
+        load(tmp_path / "absent.yaml", REGISTRY)
 
 
 def damaged(path: Path, blob: bytes) -> Path:
@@ -298,7 +300,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
     make, message = UNREADABLE[case]
     path = make(tmp_path / "params.yaml")
     with pytest.raises(UserError) as caught:
-        params.load(path, REGISTRY)
+        load(path, REGISTRY)
     said = str(caught.value)
     assert said.startswith(str(path)) and message in said and "\n" not in said
 
@@ -307,7 +309,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
 def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
     damaged(tmp_path / "params.yaml", b"seed: 0").chmod(0)
     with pytest.raises(UserError, match=r"params\.yaml: cannot be read \(Permission denied\)"):
-        params.load(tmp_path / "params.yaml", REGISTRY)
+        load(tmp_path / "params.yaml", REGISTRY)
 
 
 @pytest.mark.parametrize("section", [name for name in GOOD if name != "seed"])
@@ -346,7 +348,7 @@ def test_aliases_of_aliases_are_refused_at_once(tmp_path: Path) -> None:
         laughs = "\n".join(["x: ", *(f"  {line}" for line in lines), "seed: *a29"])
         path = tmp_path / "laughs.yaml"
         path.write_text(laughs)
-        params.typed({**GOOD, "seed": params.read_yaml(path)["seed"]}, REGISTRY)
+        typed_params({**GOOD, "seed": read_yaml(path)["seed"]}, REGISTRY)
 
 
 def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         overlay = tmp_path / case / "overlay.yaml"
         overlay.parent.mkdir()
         with pytest.raises(UserError) as caught:
-            apply.apply(make(overlay), target)
+            overlays.apply(make(overlay), target)
         assert message in str(caught.value) and "overlay.yaml" in str(caught.value)
     assert target.read_text() == yaml.safe_dump(GOOD)
 
@@ -368,10 +370,10 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
 
 def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
     table = {"name": "table", "path": "elsewhere/a.csv", "target": ["y"], "task": "regression"}
-    (line,) = params.unwatched(read(tmp_path, changed("datasets.boston.source", table)))
+    (line,) = unwatched(read(tmp_path, changed("datasets.boston.source", table)))
     assert "elsewhere/a.csv is outside data/" in line
     table["path"] = "data/a.csv"
-    assert params.unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
+    assert unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
 
 
 def test_a_registered_source_is_named_and_watched_as_the_others(
@@ -383,7 +385,7 @@ def test_a_registered_source_is_named_and_watched_as_the_others(
     monkeypatch.setitem(CATALOG._values, "mine", entry)
     typed = read(tmp_path, changed("datasets.boston.source", {"name": "mine"}))
     assert typed.datasets["boston"].task == "regression"
-    (line,) = params.unwatched(typed)
+    (line,) = unwatched(typed)
     assert f"{file} is outside data/" in line
     before = data_digest("boston", typed)
     assert data_digest("boston", typed) == before
@@ -397,10 +399,10 @@ def test_rows_that_another_one_names_are_pointed_out(tmp_path: Path) -> None:
     images = GOOD["datasets"]["boston"] | {"normalise": "train", "splits": 1, "validation": 10}
     raw["datasets"]["clothes"] = images | {"source": {"name": "fashion_mnist"}, "ood": ["digits", "noise", "figures"]}
     raw["datasets"]["figures"] = images | {"source": {"name": "mnist5k"}}
-    (line,) = params.unwatched(read(tmp_path, raw))
+    (line,) = unwatched(read(tmp_path, raw))
     rule = "datasets.clothes.ood: a change of datasets.figures.source goes unnoticed (dvc repro -f prepare@clothes)"
     assert line == rule
     raw["datasets"]["figures"]["transfer"] = ["digits"]
-    assert params.unwatched(read(tmp_path, raw)) == [rule]
+    assert unwatched(read(tmp_path, raw)) == [rule]
     raw["datasets"]["digits"] = images | {"source": {"name": "digits"}}
-    assert len(params.unwatched(read(tmp_path, raw))) == 3
+    assert len(unwatched(read(tmp_path, raw))) == 3

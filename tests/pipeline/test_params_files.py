@@ -17,7 +17,8 @@ from bdl_pipe import config
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from pipeline import papers
-from pipeline.core import params
+from pipeline.core import load as loading
+from pipeline.core.model import Params
 
 ROOT: Final = Path(__file__).parents[2]
 DIGESTS: Final = Path(__file__).with_name("params_files.json")
@@ -25,13 +26,13 @@ FILES: Final = ["params.yaml", *sorted(str(path.relative_to(ROOT)) for path in (
 PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
 
 
-def load(name: str) -> params.Params:
+def load(name: str) -> Params:
     """Check a file, on top of params.yaml where it is an overlay or has one."""
-    raw = params.read_yaml(ROOT / name)
+    raw = loading.read_yaml(ROOT / name)
     if name.startswith("params/") and not name.startswith("params/paper/"):
         overlay = raw["overlay"] if name.startswith("params/study/") else raw
-        raw = config.merge(params.read_yaml(ROOT / "params.yaml"), overlay)
-    return params.typed(raw)
+        raw = config.merge(loading.read_yaml(ROOT / "params.yaml"), overlay)
+    return loading.typed(raw)
 
 
 def digest(name: str) -> str:
@@ -61,8 +62,8 @@ def test_the_figures_of_a_paper_are_those_that_were_read_off(name: str) -> None:
 
 
 def test_a_digest_depends_on_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = {**params.read_yaml(ROOT / "params.yaml")}
-    monkeypatch.setattr(params, "read_yaml", lambda path: raw)
+    raw = {**loading.read_yaml(ROOT / "params.yaml")}
+    monkeypatch.setattr(loading, "read_yaml", lambda path: raw)
     before = digest("params.yaml")
     key = next(iter(raw["trajectories"]))
     raw["trajectories"] = raw["trajectories"] | {key: raw["trajectories"][key] | {"override": {"epochs": 77}}}

@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import PARAMS, ROOT
 
 DIGESTS = """
 import json
-from pipeline.core.params import load
+from pipeline.core.load import load
 from pipeline.graph import plan
 print(json.dumps({name: dict(stage.digests) for name, stage in plan.plan(load()).items()}))
 """

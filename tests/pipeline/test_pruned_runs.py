@@ -15,7 +15,9 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 from bdl_pipe.inducing.methods import RandomWeightsPosterior
 from bdl_pipe.registry import load_predictor
-from pipeline.core import params, places, records
+from pipeline.core import places, records
+from pipeline.core.load import load
+from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.search import branch
@@ -49,9 +51,9 @@ RAW: dict[str, Any] = {
 }
 
 
-def read(folder: Path, raw: dict[str, Any]) -> params.Params:
+def read(folder: Path, raw: dict[str, Any]) -> Params:
     (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    return params.load(folder / "params.yaml")
+    return load(folder / "params.yaml")
 
 
 def changed(**runs: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """Boston prepared, without tracking."""
 
     @contextmanager
@@ -178,7 +180,7 @@ def parameters(key: str) -> list[float]:
     return [r["value"] for r in rows if (r["set"], r["metric"]) == ("cost", "parameters")]
 
 
-def test_a_run_and_its_pruned_run_are_made_and_compared(project: params.Params) -> None:
+def test_a_run_and_its_pruned_run_are_made_and_compared(project: Params) -> None:
     for key in ("b-whole", "b-half"):
         fit.fit("student", key, project, Inline(SETTINGS), SETTINGS)
         evaluate.evaluate(key, project, Inline(SETTINGS), SETTINGS)

@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import itertools
 import json
 import math
 import os
@@ -21,9 +20,9 @@ from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, wri
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from pipeline import report
-from pipeline.core.scores import Quantity, RunScores, Score, read
-from pipeline.report import COLUMNS, columns, estimates, images, page, plots, sections, svg, tables
-from pipeline.report.estimates import Estimate
+from pipeline.core import scores
+from pipeline.core.scores import Estimate, Quantity, RunScores, Score, read
+from pipeline.report import COLUMNS, columns, images, page, plots, tables
 
 FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -45,7 +44,7 @@ def scored(root: Path, values: list[float], **record):
 class Page(HTMLParser):
     """Balanced tags, and every URL that a browser would fetch."""
 
-    VOID = frozenset({"meta", "link", "img", "br"})
+    VOID = frozenset({"meta", "link", "img"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -95,14 +94,37 @@ def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     assert [r[7] for r in rows[1:]] == ["" if s is None else str(s) for s in table.column("severity").to_pylist()]
 
 
-def test_means_and_standard_errors_against_the_standard_library(tmp_path):
-    values = [0.91, 0.93, 0.95, 0.88]
-    stat = tables.gather([scored(tmp_path, values)]).estimate("d-m-s", Quantity("accuracy"))
-    assert stat.mean == pytest.approx(statistics.mean(values), abs=1e-15)
-    assert stat.error == pytest.approx(statistics.stdev(values) / math.sqrt(4), rel=1e-12)
-    assert stat.error != pytest.approx(statistics.pstdev(values) / math.sqrt(4), rel=1e-3)
-    assert stat.n == 4
-    assert estimates.estimate([0.5]) == Estimate(0.5, None, 1) and estimates.estimate([]) is None
+NLL, CORRUPTED = Quantity("nll"), Quantity("nll", "corrupted")
+
+
+@pytest.mark.parametrize(
+    ("figures", "of", "values"),
+    [
+        ([(0, seed, NLL, v) for seed, v in enumerate((0.91, 0.93, 0.95, 0.88))], NLL, [0.91, 0.93, 0.95, 0.88]),
+        # two splits of three seeds are two independent values, and not six
+        ([(s, i, NLL, v) for s, row in enumerate([(1, 2, 3), (5, 6, 10)]) for i, v in enumerate(row)], NLL, [2.0, 7.0]),
+        # which values are independent is a fact of the run, also for a score that only some of its splits have
+        ([(0, 0, NLL, 0.5), (1, 0, NLL, 0.5), *((1, i, CORRUPTED, 0.5 + i) for i in (0, 1))], CORRUPTED, [1.0]),
+        # a mean over corruptions and severities is within a seed first
+        (
+            [(0, s, Quantity("nll", "corrupted", c, 1), v) for s, c, v in
+             ((0, "fog", 0.2), (0, "snow", 0.6), (1, "fog", 0.4), (1, "snow", 0.8))], CORRUPTED, [0.4, 0.6],
+        ),
+        ([(0, 0, NLL, 0.5)], CORRUPTED, []),
+    ],
+)  # fmt: skip
+def test_means_and_standard_errors_against_the_standard_library(tmp_path, figures, of, values):
+    run = write_run(tmp_path, "d", "m", "s", [Score(*figure, n=9) for figure in figures])
+    table = tables.gather([run])
+    found = table.estimate(run.key, of)
+    assert found == RunScores(read(run.evaluate / "scores.parquet")).estimate(of)
+    assert table.groups(run.key, of) == pytest.approx(values)
+    if not values:
+        assert found is None
+        return
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    assert (found.mean, found.n) == (pytest.approx(statistics.mean(values), abs=1e-15), len(values))
+    assert found.error == (error and pytest.approx(error, rel=1e-12))
 
 
 @pytest.mark.parametrize(
@@ -116,52 +138,8 @@ def test_means_and_standard_errors_against_the_standard_library(tmp_path):
     ],
 )
 def test_scores_of_a_diverged_fit_have_a_mean_and_no_finite_error(values, mean):
-    found = estimates.estimate(values)
+    found = scores.estimate(values)
     assert found.mean == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
-
-
-def test_seeds_of_a_split_are_averaged_first(tmp_path):
-    """Two splits of three seeds: two independent values, and not six; where there is one split, its seeds."""
-    values = {0: [1.0, 2.0, 3.0], 1: [5.0, 6.0, 10.0]}  # means 2 and 7
-    scores = [Score(split, seed, Quantity("nll"), v, 9) for split, row in values.items() for seed, v in enumerate(row)]
-    run = write_run(tmp_path, "d", "m", "s", scores)
-    assert tables.gather([run]).estimate(run.key, Quantity("nll")) == Estimate(4.5, 2.5, 2)  # s = 5/√2, over √2
-    assert tables.gather([run]).groups(run.key, Quantity("nll")) == [2.0, 7.0]
-    run = write_run(tmp_path, "d", "m", "s", [score for score in scores if score.split == 1])
-    assert tables.gather([run]).estimate(run.key, Quantity("nll")) == Estimate(7.0, pytest.approx(math.sqrt(7 / 3)), 3)
-
-
-def test_a_score_of_one_split_alone_is_one_value(tmp_path):
-    """Which values are independent is a fact of the run, also for a score that only some of its splits have."""
-    scores = [Score(split, 0, Quantity("nll"), 0.5, 9) for split in (0, 1)]
-    scores += [Score(1, seed, Quantity("out_of_reach"), 0.5 + seed, 9) for seed in (0, 1)]
-    run = write_run(tmp_path, "d", "m", "s", scores)
-    assert tables.gather([run]).estimate(run.key, Quantity("out_of_reach")) == Estimate(1.0, None, 1)
-
-
-def test_the_report_and_the_papers_tables_have_one_error(tmp_path):
-    scores = [
-        Score(split, seed, Quantity("nll", "corrupted", name, 1), 0.1 * split + 0.01 * seed + 0.3 * i, 9)
-        for split in range(4)
-        for seed in range(3)
-        for i, name in enumerate(("fog", "snow"))
-    ]
-    run = write_run(tmp_path, "d", "m", "s", scores)
-    estimate = tables.gather([run]).estimate(run.key, Quantity("nll", "corrupted"))
-    stored = RunScores(read(run.evaluate / "scores.parquet"))
-    assert estimate == estimates.of_run(stored, Quantity("nll", "corrupted", severity=1))
-    assert estimate.n == 4 and estimate.error == pytest.approx(0.1 * statistics.stdev(range(4)) / 2)
-
-
-def test_a_mean_over_corruptions_is_within_a_seed_first(tmp_path):
-    grid = {0: {"a": 0.2, "b": 0.6}, 1: {"a": 0.4, "b": 0.8}}
-    of = {name: Quantity("accuracy", "corrupted", name, 1) for name in "ab"}
-    run = write_run(
-        tmp_path, "d", "m", "s", [Score(0, s, of[c], v, 9) for s, cs in grid.items() for c, v in cs.items()]
-    )
-    estimate = tables.gather([run]).estimate(run.key, Quantity("accuracy", "corrupted"))
-    assert (estimate.mean, estimate.n) == (pytest.approx(0.5), 2)
-    assert estimate.error == pytest.approx(0.1)  # seeds' means .4 and .6: s = .1414, over sqrt(2)
 
 
 def test_what_is_stored_has_its_columns_and_types_and_reads_back(tmp_path):
@@ -219,7 +197,7 @@ def test_calibration_bins_merge_by_count(tmp_path):
 def test_best_values_are_bold_by_the_metrics_own_direction(built):
     table = tables.gather(built[1])
     for column in columns.columns(table, "fashion_mnist"):
-        cells = columns.cells(table, table.of("fashion_mnist"), column, {})
+        cells = columns.cells(table, table.of("fashion_mnist"), column)
         values = [c.value for c in cells if c.value is not None]
         best = (min if column.of.metric in ("nll", "brier", "ece") or column.of.set == "cost" else max)(values)
         assert {c.value for c in cells if c.best} == ({best} if len(set(values)) > 1 else set())
@@ -246,6 +224,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     parsed = Page(text)
     assert parsed.open == []
     assert all(url.startswith(("#", "data:")) for url in parsed.urls)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
     assert "://" not in text and "@import" not in text and "url(//" not in text
     for run in built[1]:
         assert f'title="{run.key}"' in text
@@ -253,20 +232,34 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert "split R-hat" in parsed.text and "1 run carries a warning" in parsed.text
     ids = [a["id"] for _, a in parsed.tags if "id" in a]
     assert len(ids) == len(set(ids))
+    assert all(url[1:] in ids for url in parsed.urls if url.startswith("#"))
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
-    assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and "class" not in a and a)
+    assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
     assert len(figures) == 8 + 2 + 3 + 2 + 3 + 1  # reliability, severity, cost, dots, cost of boston, ranks
     assert sum(tag == "img" for tag, _ in parsed.tags) == 10 + 100
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
 
 
-def test_no_stand_in_colour_remains_and_methods_keep_theirs(built):
-    text = (built[0] / "report/index.html").read_text()
-    assert not re.search(r"#0[0-9a-f]0[0-9a-f]{3}\b", text)
-    look = plots.Look(built[1])
-    assert look.colour("fashion_mnist-sgld-small") == look.colour("boston-sgld-small")
-    ipc1, ipc10 = "fashion_mnist-vbpc-ipc1", "fashion_mnist-vbpc-ipc10"
-    assert look.colour(ipc1) == look.colour(ipc10) and look.marker(ipc1) != look.marker(ipc10)
+def test_methods_keep_their_colour_and_settings_differ_in_shape(built):
+    looks = plots.marks(built[1])
+    assert looks["fashion_mnist-sgld-small"].colour == looks["boston-sgld-small"].colour
+    ipc1, ipc10 = looks["fashion_mnist-vbpc-ipc1"], looks["fashion_mnist-vbpc-ipc10"]
+    assert ipc1.colour == ipc10.colour and ipc1.marker != ipc10.marker and ipc1.glyph != ipc10.glyph
+
+
+def test_a_figure_as_a_file_has_its_own_colours_and_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
+    table = tables.gather(built[1][8:])
+    drawing = plots.dots(plots.part(table, "boston", plots.marks(table.runs)), "rmse")
+    assert drawing.file().startswith(b"<?xml") and plots.INK.encode() in drawing.file()
+    assert drawing.file() == drawing.file() and b"var(--" not in drawing.file()
+    more = page.Section("regression", "Another <section>", lambda part: {"figures": [drawing]})
+    monkeypatch.setattr(page, "SECTIONS", (more,))
+    monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
+    text = page.render(table, {}, 80)["index.html"]
+    assert "<h3>Another &lt;section&gt;</h3>" in text and "<title>Another page</title>" in text
+    assert text.count('<a href="index.html">') == 2
 
 
 def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, built):
@@ -307,37 +300,20 @@ def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
 
-def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
-    runs = [scored(tmp_path, [0.5])]
-    report.build(runs, [], tmp_path / "out", provenance={"commit": "old"}, dpi=80)
-    before = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-
-    def broken(*_, **__):
-        raise RuntimeError("no figure")
-
-    monkeypatch.setattr(page, "render", broken)
-    with pytest.raises(RuntimeError, match="no figure"):
-        report.build(runs, [], tmp_path / "out", provenance={"commit": "new"}, dpi=80)
-    with pytest.raises(RuntimeError, match="no figure"):
-        report.build(runs, [], tmp_path / "fresh", provenance={}, dpi=80)
-    assert {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()} == before
-    assert not (tmp_path / "fresh").exists() and not list(tmp_path.glob(".*"))
-
-
-def test_a_report_that_cannot_take_its_place_leaves_the_one_before(tmp_path, monkeypatch):
-    """The older one has been moved aside when the second rename fails."""
-    runs, out, real = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace
+@pytest.mark.parametrize("at", ["page", "rename"])
+def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch, at):
+    """A page that fails, or the second of two renames, when the older report has been moved aside."""
+    runs, out, real, failed = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace, []
     report.build(runs, [], out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
-    failed = []
 
-    def replaced(source, target):
-        if Path(target) == out and not failed:
+    def fails(source, target="", *_):
+        if at == "page" or (Path(target) == out and not failed):
             failed.append(source)
             raise OSError(errno.EIO, "Input/output error")
         real(source, target)
 
-    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(*{"page": (page, "render"), "rename": (os, "replace")}[at], fails)
     with pytest.raises(OSError, match="Input/output error"):
         report.build(runs, [], out, provenance={"commit": "new"}, dpi=80)
     assert failed and {f.name: f.read_bytes() for f in out.iterdir()} == before
@@ -361,13 +337,6 @@ def test_upstream_warnings_are_shown(tmp_path):
     teacher.write_text(json.dumps({"warnings": ["R-hat 1.3"]}))
     table = tables.gather([replace(scored(tmp_path, [0.5], warnings=["own"]), upstream=(teacher,))])
     assert table.warnings["d-m-s"] == ("own", "d-sgld: R-hat 1.3")
-
-
-def test_end_labels_keep_their_distance_and_order():
-    places = plots.spread([0.1, 0.11, 0.5, 0.96, 0.97, 0.98], 0.06, 0.0, 1.0)
-    assert all(b - a >= 0.06 - 1e-12 for a, b in itertools.pairwise(places))
-    assert max(places) <= 1.0 and places[2] == 0.5
-    assert plots.spread([], 1, 0, 1) == []
 
 
 def test_images_are_written_as_they_are():
@@ -404,44 +373,35 @@ def test_figures_are_written_for_people(write, value, text):
     assert write(value) == text
 
 
-def test_scores_of_a_methods_own_density_have_their_columns(tmp_path):
-    of = [Quantity("auroc", "ood", "other", score=score) for score in ("max_prob", "feature_density")]
-    run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
-    table = tables.gather([run])
-    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
-    shown = Page(sections.ood_table(part, "other")).text
-    assert "score: feature density" in shown
-    assert "score: mutual information" not in shown
-    assert shown.count("0.750") == 2
-
-
-def test_a_score_that_a_plugin_adds_has_columns_under_its_own_name(tmp_path):
-    by = (("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "variance"))
+def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_own_name(tmp_path):
+    by = (("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "feature_density"))
     of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
     run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
-    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
-    shown = Page(sections.ood_table(part, "other")).text
-    places = [shown.index(f"score: {title}") for title in ("max probability", "variance", "top margin")]
-    assert places == sorted(places) and shown.count("0.750") == 4
+    (grid,) = page.ood(plots.part(table, "d", plots.marks(table.runs)))["grids"]
+    assert grid.groups == [("score: max probability", 1), ("score: feature density", 1), ("score: top margin", 2)]
+    assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
+    assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
 
 
 def test_transfer_scores_have_their_section_and_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
-        scores = []
+        made = []
         for seed, d in ((0, 0.01), (1, -0.01)):
             values = ((Quantity("accuracy"), 0.99), (other[0], accuracy + d), (other[1], nll))
-            scores += [Score(0, seed, of, value, 9) for of, value in values]
-        return write_run(tmp_path, "d", method, "s", scores)
+            made += [Score(0, seed, of, value, 9) for of, value in values]
+        return write_run(tmp_path, "d", method, "s", made)
 
     table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
-    part = sections.Part(table, "d", table.of("d"), columns.labels(table.of("d")), svg.Look(table.runs), {}, 100)
-    assert "<h4>on stl&lt;10</h4>" in sections.transfer(part)
-    shown = sections.transfer_table(part, "stl<10")
-    assert "<b>72.46</b> <small>± 1.00</small>" in shown and "<b>0.990</b>" in shown
-    assert "72.25" in shown and "Brier" not in shown and "99.00" not in shown
+    part = plots.part(table, "d", plots.marks(table.runs))
+    (grid,) = page.transfer(part)["grids"]
+    assert grid.title == "on stl<10" and grid.head == ["Method, setting", "Accuracy %", "NLL"]
+    assert [[(cell.figure, cell.best) for cell in row[1:]] for row in grid.rows] == [
+        [("72.46 ± 1.00", True), ("1.650 ± 0.000", False)],
+        [("72.25 ± 1.00", False), ("0.990 ± 0.000", True)],
+    ]
     titles = [c.title for c in columns.columns(table, "d")]
     assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert {"stl<10"} < {*tables.comparison(table)["name"].to_pylist()}
-    assert sections.transfer(replace(part, dataset="other")) == ""
+    assert "<h4>on stl&lt;10</h4>" in page.render(table, {}, 80)["index.html"]
+    assert page.transfer(replace(part, dataset="other")) is None

@@ -14,7 +14,7 @@ from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.export import predict
 from pipeline.search import trial
@@ -42,7 +42,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
     os.chdir(folder)
     try:
-        loaded = params.load()
+        loaded = load()
         prepare.prepare_dataset("toy", loaded, Inline(SETTINGS))
         for key in written["runs"]:
             fit.fit("student", key, loaded, Inline(SETTINGS), SETTINGS)
@@ -74,7 +74,7 @@ def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.
     assert not np.allclose(first["mean"], second["mean"], rtol=1e-4)
     served = serving.FittedPosterior()
     served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
-    loaded = params.load()
+    loaded = load()
     chain = trial.Chain((loaded.run("student", run),), method, loaded.seed)
     batches = load_predictor(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
     answers = {

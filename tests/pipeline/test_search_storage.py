@@ -179,13 +179,13 @@ def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_population_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.core import params
+    from pipeline.core.load import load
 
     machine(tmp_path / "toy", monkeypatch)
     with pytest.raises(UserError, match=r"--samples: must be >= 4, .*, got 3"):
-        tune.plan(params.load(), "shift", "toy", 3, None, Settings(), ray_tune.PBT)
+        tune.plan(load(), "shift", "toy", 3, None, Settings(), ray_tune.PBT)
     whole = tune_cases.StageSpec(tune_cases.shift, needs={"teacher": "all"})
     without = replace(tune_cases.SHIFT, stages={"student": whole})
     monkeypatch.setitem(tune_cases.REGISTRY, "shift", without)
     with pytest.raises(UserError, match="cannot be judged before its end"):
-        tune.plan(params.load(), "shift", "toy", 4, None, Settings(), ray_tune.PBT)
+        tune.plan(load(), "shift", "toy", 4, None, Settings(), ray_tune.PBT)

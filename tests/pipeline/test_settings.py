@@ -11,6 +11,8 @@ def test_defaults_and_gpu_share() -> None:
     assert Settings.read({}) == Settings("ray", "", "cpu", Needs(), 1, 15.0)
     assert Settings.read({}).workers == 1 and Settings.read({"BDL_WORKERS_PER_TASK": "4"}).workers == 4
     assert Settings.read({"BDL_DEVICE": "cuda"}).needs.gpus == 1.0
+    assert Settings.read({"BDL_WAIT_FOR_NODES": "600"}).node_seconds == 600.0
+    assert Settings.read({"RAY_ADDRESS": "http://head:8265/"}).jobs == "http://head:8265"
     assert Settings.read({"BDL_REMOTE": "off"}).remote == "" and Settings.read({"BDL_REMOTE": "on"}).remote == "on"
     assert Settings.read({"BDL_MLFLOW_ARTIFACTS": "s3://bucket/path/"}).artifacts == "s3://bucket/path"
     assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
@@ -27,6 +29,7 @@ def test_defaults_and_gpu_share() -> None:
         ("BDL_WORKERS_PER_TASK", "2.5", "must be a whole number, got '2.5'"),
         ("BDL_GPUS_PER_TASK", "half", "must be a number, got 'half'"),
         ("BDL_CHECKPOINT_SECONDS", "nan", "must be >= 0, got 'nan'"),
+        ("BDL_WAIT_FOR_NODES", "-1", "must be >= 0, got '-1'"),
         ("BDL_TRACKING", "no", "must be on or off, got 'no'"),
         (
             "BDL_REMOTE",

@@ -22,9 +22,10 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.method import StageSpec
 from bdl_pipe.seeds import Seed
-from pipeline.core import params, places, records
+from pipeline.core import places, records
+from pipeline.core.load import load as load_params
+from pipeline.core.model import Params
 from pipeline.core.settings import Settings
-from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
@@ -68,7 +69,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", load(), Inline(SETTINGS))
+        prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
     finally:
         os.chdir(before)
     return folder
@@ -80,18 +81,18 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch, silent: list[str]) ->
     return prepared
 
 
-def load() -> params.Params:
-    return params.load(Path("params.yaml"), REGISTRY)
+def load() -> Params:
+    return load_params(Path("params.yaml"), REGISTRY)
 
 
 def fit(kind: str, key: str) -> None:
-    fit_stage.fit(kind, key, load(), Inline(SETTINGS), SETTINGS)
+    fit_stage.run(one(kind, key, load()), load(), Inline(SETTINGS), SETTINGS)
 
 
 def bring_up_to_date(kind: str, key: str) -> None:
     """Run a stage as a command does, with the file of its identity."""
     loaded = load()
-    body.ensure(one(kind, key, loaded), loaded, "inline")
+    body.ensure(one(kind, key, loaded), loaded, SETTINGS)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -221,7 +222,7 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     monkeypatch.setattr(places, "STATE", there / "ample")
     quiet = Settings(executor="inline", checkpoint_seconds=1e6)
     with pytest.raises(UserError, match="the disk is full; nothing was written"):
-        fit_stage.fit("teacher", "b-walk", load(), Inline(quiet), quiet)
+        fit_stage.run(one("teacher", "b-walk", load()), load(), Inline(quiet), quiet)
     assert files(place) == before and sorted(p.name for p in place.parent.iterdir()) == beside
     assert not list(there.rglob("*.tmp"))
 
@@ -266,8 +267,6 @@ def test_a_stage_that_is_killed_ends_with_the_same_bits(
     places.record("trajectory", "b-walk").unlink()
     places.identity("trajectory", "b-walk").unlink(missing_ok=True)
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
-    monkeypatch.setenv("BDL_CHECKPOINT_SECONDS", "0")
-    monkeypatch.setattr(sources, "fit_digest", lambda method, params: "of the walk")
     kill_at(pattern, time, lambda: bring_up_to_date("trajectory", "b-walk"))
     bring_up_to_date("trajectory", "b-walk")
     assert files(place) == undisturbed and (tmp_path / "steps").read_text().count("\n") == steps
@@ -319,22 +318,22 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("seeds", "tasks", "rows", "environment", "here"),
+    ("seeds", "tasks", "rows", "environment", "where"),
     [
-        (5, 1, fit_stage.FEW_ROWS, {}, True),
-        (0, 1, 100, {}, True),
-        (5, 2, 100, {}, None),
-        (0, 2, 100, {}, None),
-        (0, 2, 100, {"workers": 2}, False),
-        (0, 2, 100, {"address": "head:6379"}, False),
-        (0, 1, 100, {"workers": 2}, False),
-        (5, 1, 100, {"address": "head:6379"}, True),
-        (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, False),
-        (0, 1, 100, {"address": "head:6379"}, False),
+        (5, 1, fit_stage.FEW_ROWS, {}, "here"),
+        (0, 1, 100, {}, "here"),
+        (5, 2, 100, {}, "try"),
+        (0, 2, 100, {}, "try"),
+        (0, 2, 100, {"workers": 2}, "workers"),
+        (0, 2, 100, {"address": "head:6379"}, "workers"),
+        (0, 1, 100, {"workers": 2}, "workers"),
+        (5, 1, 100, {"address": "head:6379"}, "here"),
+        (5, 1, fit_stage.FEW_ROWS, {"address": "head:6379"}, "workers"),
+        (0, 1, 100, {"address": "head:6379"}, "workers"),
     ],
 )
 def test_a_worker_is_started_where_it_has_something_to_give(
-    seeds: int, tasks: int, rows: int, environment: dict[str, Any], here: bool | None
+    seeds: int, tasks: int, rows: int, environment: dict[str, Any], where: str
 ) -> None:
     """A group of ``seeds`` or a single one; one task or more; on this machine alone or on a cluster."""
 
@@ -348,21 +347,4 @@ def test_a_worker_is_started_where_it_has_something_to_give(
     payload = fit_stage.GroupTask(("0-0",) * seeds, (one,) * seeds, lambda *a, **k: []) if seeds else one
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
-    assert fit_stage._light(Run(), planned, {"data-0": Data()}, settings) is here  # type: ignore[arg-type]
-
-
-def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None:
-    """Another family's code leaves it in place; that of the method, a number or the device does not."""
-    ours = params.load(Path(__file__).parents[2] / "params.yaml")
-    runs = {key: ours.run("student", key) for key in ("boston-vbll", "boston-gp")}
-    codes = {key: fit_stage.code_of(run, ours) for key, run in runs.items()}
-    assert codes == {key: sources.fit_digest(run.method.name, ours) for key, run in runs.items()}
-    assert codes["boston-vbll"] != codes["boston-gp"]
-    about = {"config": 1, "code": "a"}
-    identities = [
-        fit_stage.identity(about, SETTINGS, []),
-        fit_stage.identity({**about, "code": "b"}, SETTINGS, []),
-        fit_stage.identity({**about, "config": 2}, SETTINGS, []),
-        fit_stage.identity(about, dataclasses.replace(SETTINGS, threads=2), []),
-    ]
-    assert len(set(identities)) == 4 and identities[0] == fit_stage.identity(dict(about), SETTINGS, [])
+    assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]

@@ -50,15 +50,15 @@ def test_the_figure_shows_means_and_seeds_where_they_are(toy):
     """The heights in the drawing are affine in the metric; a panel of other trials is another drawing."""
     asked = planned(toy)
     trials = trials_of(asked, lambda at, seed: {"nll": at["inner.shift+more"] + seed, "rmse": 1.0})
-    drawn = figure.draw("fake-shift", asked.config, trials, 110)
-    assert drawn == figure.draw("fake-shift", asked.config, trials, 110)
+    drawn = figure.draw("fake-shift", asked.config, trials)
+    assert drawn == figure.draw("fake-shift", asked.config, trials)
     other = trials_of(asked, lambda at, seed: {"nll": at["inner.shift+more"] + 2 * seed, "rmse": 1.0})
-    assert drawn != figure.draw("fake-shift", asked.config, other, 110)
+    assert drawn != figure.draw("fake-shift", asked.config, other)
     text = drawn.decode()
     assert "var(" not in text  # a file of its own has no page's colours
     assert 'xmlns="http://www.w3.org/2000/svg"' in text
     assert "NLL -2.500 at shift -3" in ET.fromstring(text).attrib["aria-label"]
-    assert figure.draw("fake-shift", asked.config, [Trial(t.point, t.seed, {}, 0.0) for t in trials], 110)
+    assert figure.draw("fake-shift", asked.config, [Trial(t.point, t.seed, {}, 0.0) for t in trials])
 
 
 def test_about_a_base_each_axis_has_a_table(toy):
@@ -70,7 +70,7 @@ def test_about_a_base_each_axis_has_a_table(toy):
     assert "Each table departs from this point in one number alone: shift -3, log ." in page
     assert [line.split("|")[1].strip() for line in shift.splitlines()[2:5]] == ["-3", "-2.25", "1"]
     assert "| log.txt | 2 | 1.000 ± 0.000 | -38.000 ± 0.000 |" in log
-    assert figure.draw("fake-shift", asked.config, trials, 110)
+    assert figure.draw("fake-shift", asked.config, trials)
 
 
 def test_the_spread_is_over_seeds_that_did_not_diverge():
@@ -90,4 +90,4 @@ def test_the_shipped_study_is_whole():
     assert asked.chain.runs[-1].config.layers == {"head": {"rows": 10}}
     metrics = ("accuracy", "nll", "brier", "ece")
     trials = trials_of(asked, lambda at, seed: dict.fromkeys(metrics, 0.5))
-    assert b"<svg" in figure.draw(asked.name, asked.config, trials, 110)
+    assert b"<svg" in figure.draw(asked.name, asked.config, trials)

@@ -15,19 +15,21 @@ from rich.console import Console
 
 from bdl_pipe import artifacts
 from pipeline.core import places, scores
-from pipeline.core.params import Params, read_yaml, typed
+from pipeline.core.load import read_yaml, typed
+from pipeline.core.model import Params
 from pipeline.report import terminal
-from pipeline.report.columns import Cell, Headline
+from pipeline.report.columns import Cell, Grid
+from pipeline.stages.report import run_info
 
-TOY = Headline(
-    "toy",
+TOY = Grid(
     ["Method", "Setting", "NLL", "Parameters"],
     [
-        [Cell("vbpc"), Cell("ipc1"), Cell("0.635", "0.016", 0.635, best=True, paper="0.47 ± 0.03"), Cell("35.2 k")],
-        [Cell("random_coreset"), Cell("ipc1"), Cell("1.483", "0.016", 1.483), Cell("35.2 k")],
+        [Cell("vbpc"), Cell("ipc1"), Cell("0.635", "± 0.016", 0.635, best=True, paper="0.47 ± 0.03"), Cell("35.2 k")],
+        [Cell("random_coreset"), Cell("ipc1"), Cell("1.483", "± 0.016", 1.483), Cell("35.2 k")],
     ],
-    ["VBPC, table 1"],
-    ["toy-sgld: the chains disagree [toy-sgld]"],
+    "toy",
+    sources=["VBPC, table 1"],
+    remarks=["toy-sgld: the chains disagree [toy-sgld]"],
 )
 MARKDOWN = """## toy
 
@@ -96,7 +98,8 @@ def shown(
     fresh: Sequence[str], missing: Mapping[str, str], params: Params, width: int = 100, terminal_: bool = True
 ) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal_, color_system=None)
-    terminal.show_runs(fresh, missing, params, console)
+    runs = [run_info(run, params) for run in params.of("student") if run.key in fresh]
+    terminal.show_runs(runs, missing, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -35,14 +35,14 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
     return done
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_two_workers_end_where_one_does_though_one_was_killed(
-    tiny_images: FitData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_head: str, tiny_images: FitData, tmp_path: Path
 ) -> None:
     """To 1e-6, the rounding of 15 steps; a worker kills itself at step 7. Errors come as they were raised."""
-    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # one process less in each group
     alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
-    executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2))
+    executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
     try:
         fuse = tmp_path / "fuse"
         resumed = trajectory(executor, tiny_images, tmp_path / "resumed", str(fuse))

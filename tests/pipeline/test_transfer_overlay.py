@@ -22,10 +22,10 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
 from pipeline import cli
-from pipeline.core import params
+from pipeline.core import overlays
+from pipeline.core.load import load, typed
 from pipeline.plan.sources import data_digest
 from pipeline.tracking import experiments
-from pipeline.verbs import apply
 from tests.data import archives as made
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +82,9 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
     monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path / "data"))
     mnist5k(tmp_path / "data/mnist5k", monkeypatch)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
-    apply.apply(ROOT / "params/transfer.yaml")
+    overlays.apply(ROOT / "params/transfer.yaml")
     Path("params.yaml").write_text(yaml.safe_dump(small(yaml.safe_load(Path("params.yaml").read_text()))))
-    assert params.load().datasets["mnist5k"].transfer == ("digits",)
+    assert load().datasets["mnist5k"].transfer == ("digits",)
     go("prepare", "mnist5k")
     assert [p.name for p in Path("work").rglob("digits.arrow")] == ["digits.arrow"]
     assert Path("work/holdout/mnist5k/transfer/digits.arrow").is_file()
@@ -106,12 +106,12 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
 
 def test_a_transfer_sets_own_source_is_part_of_what_data_are_made_from(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
-    apply.apply(ROOT / "params/transfer.yaml", tmp_path / "params.yaml")
+    overlays.apply(ROOT / "params/transfer.yaml", tmp_path / "params.yaml")
     raw = yaml.safe_load((tmp_path / "params.yaml").read_text())
     raw["datasets"]["other"] = {**raw["datasets"]["mnist5k"], "source": {"name": "digits"}, "transfer": []}
     raw["datasets"]["mnist5k"]["transfer"] = ["other"]
-    before = data_digest("mnist5k", params.typed(raw))
+    before = data_digest("mnist5k", typed(raw))
     raw["datasets"]["other"] |= {"validation": 7}
-    assert data_digest("mnist5k", params.typed(raw)) == before
+    assert data_digest("mnist5k", typed(raw)) == before
     raw["datasets"]["other"]["source"] = {"name": "svhn"}
-    assert data_digest("mnist5k", params.typed(raw)) != before
+    assert data_digest("mnist5k", typed(raw)) != before

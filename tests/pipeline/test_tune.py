@@ -19,7 +19,7 @@ from bdl_pipe.data import prepared
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline.core import params
+from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.core.storage import Place
 from pipeline.search import branch, ray_tune, trial, tune
@@ -40,7 +40,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def search_of(samples=4):
-    return tune.plan(params.load(), "shift", "toy", samples, None, SETTINGS)
+    return tune.plan(load(), "shift", "toy", samples, None, SETTINGS)
 
 
 def gaussian_nll(targets, mean):
@@ -55,7 +55,7 @@ def test_the_chain_begins_with_the_searched_method_and_its_teacher_is_made_befor
 
 
 def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
-    search, loaded = search_of(), params.load()
+    search, loaded = search_of(), load()
     data = branch.load_data(search, loaded, SETTINGS)
     inline = Settings(executor="inline")
     ((row, states),) = branch.make_upstream(search, data, loaded, inline).items()
@@ -68,13 +68,13 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 
 
 def test_a_chain_that_is_made_from_data_alone_needs_nothing_before(toy):
-    search, loaded = replace(search_of(), upstream=()), params.load()
+    search, loaded = replace(search_of(), upstream=()), load()
     data = branch.load_data(search, loaded, SETTINGS)
     assert branch.make_upstream(search, data, loaded, Settings(executor="inline")) == {}
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
-    search, loaded = search_of(), params.load()
+    search, loaded = search_of(), load()
     data = branch.load_data(search, loaded, SETTINGS)
     states = branch.make_upstream(search, data, loaded, Settings(executor="inline"))["teacher", "toy-level"]
     chain = search.chain
@@ -131,7 +131,7 @@ def test_numbers_in_force_are_fitted_to_their_end_however_they_begin():
 )
 def test_what_cannot_be_searched_is_said(toy, method, dataset, run, said):
     with pytest.raises(UserError, match=said):
-        tune.plan(params.load(), method, dataset, 2, run, SETTINGS)
+        tune.plan(load(), method, dataset, 2, run, SETTINGS)
 
 
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
@@ -140,9 +140,9 @@ def test_a_data_set_without_validation_rows_cannot_be_searched(toy):
     from pipeline.stages import prepare
     from pipeline.work.inline import Inline
 
-    prepare.prepare_dataset("toy", params.load(), Inline(SETTINGS))
+    prepare.prepare_dataset("toy", load(), Inline(SETTINGS))
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
-        branch.load_data(search_of(), params.load(), SETTINGS)
+        branch.load_data(search_of(), load(), SETTINGS)
 
 
 def test_a_fresh_search_does_not_throw_away_an_unfinished_one(toy):
@@ -229,7 +229,7 @@ def test_a_search_that_is_interrupted_goes_on_and_its_winner_is_applied(toy):
     assert len(shifts) == 3
     assert 6.0 in shifts  # the numbers in force are the first sample
     assert best == min(shifts, key=lambda s: abs(4.5 + s))  # the means differ from the rows' by 4.5 + shift
-    after = params.load(path).run("student", "toy-shift").config
+    after = load(path).run("student", "toy-shift").config
     assert after.inner.shift == best
     kept = [line for line in before.splitlines() if "toy-shift:" not in line]
     assert kept == [line for line in path.read_text().splitlines() if "toy-shift:" not in line]

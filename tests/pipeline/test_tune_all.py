@@ -10,7 +10,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.registry import METHODS
 from pipeline import cli
 from pipeline.core import places
-from pipeline.core.params import load
+from pipeline.core.load import load
 from pipeline.search import every, tune
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from bdl_pipe.data import corrupt
 from pipeline import papers
-from pipeline.core import params
+from pipeline.core.load import load
+from pipeline.core.model import Params
 from pipeline.core.scores import Quantity
 from pipeline.papers import compare, show
 
@@ -19,15 +20,15 @@ FAMILY = ("BPC-rKL", "BPC-fKL", "FBPC", "BPC-CD")
 
 
 @pytest.fixture(scope="module")
-def published() -> params.Params:
-    return params.load(FILE)
+def published() -> Params:
+    return load(FILE)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) -> None:
+def test_a_cell_of_the_paper_has_one_run(number: int, published: Params) -> None:
     """But for chains of a network with running statistics; and AVBPC has a second line, of ridge regression."""
     table = papers.load(f"vbpc:table{number}")
-    found = published if table.source == "table1" else params.load(ROOT / f"params/paper/vbpc-{table.source}.yaml")
+    found = published if table.source == "table1" else load(ROOT / f"params/paper/vbpc-{table.source}.yaml")
     shown = [name for name in table.figures if table.names.datasets[name] in found.datasets]
     assert {*table.figures} - {*shown} == ({"Tiny-ImageNet"} if number == 1 else set())
     for dataset in shown:
@@ -44,7 +45,7 @@ def test_a_cell_of_the_paper_has_one_run(number: int, published: params.Params) 
             assert line.run is None or coreset_of(found, line.run) == expected_coreset(line.method)
 
 
-def coreset_of(found: params.Params, key: str) -> tuple[str, int, str]:
+def coreset_of(found: Params, key: str) -> tuple[str, int, str]:
     """Return the method of a run's coreset, its images per class, and what predicts from it."""
     run = found.run("student", key)
     coreset = found.run("coreset", run.sources["coreset"])
@@ -63,7 +64,7 @@ def expected_coreset(name: str) -> tuple[str, int, str]:
     return ours, ipc, "coreset_nn" if a or ours in ("frepo", "rcig") else "coreset_sgmcmc"
 
 
-def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: params.Params) -> None:
+def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: Params) -> None:
     shown = set[str]()
     for table in (papers.load(f"vbpc:table{number}") for number in (1, 2, 3, 4, 10)):
         for dataset in table.figures:

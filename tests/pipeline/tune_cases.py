@@ -141,7 +141,7 @@ report:
 
 def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further numbers of that method."""
-    from pipeline.core import params
+    from pipeline.core.load import load
     from pipeline.core.settings import Settings
     from pipeline.stages import prepare
     from pipeline.work.inline import Inline
@@ -152,4 +152,4 @@ def project(folder: Path, **shift: str) -> None:
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
     section = yaml.safe_dump({"inner": {"shift": 6.0}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
-    prepare.prepare_dataset("toy", params.load(), Inline(Settings()))
+    prepare.prepare_dataset("toy", load(), Inline(Settings()))

@@ -1,29 +1,16 @@
 """Tiny data and configs for chains and students."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.config import merge, read
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.progress import Report
 from bdl_pipe.sgmcmc.chains import SgldConfig
+from tests.cases import SGLD
 
-SGLD_SECTION = {
-    "target": {
-        "network": {"name": "mlp", "hidden": [8]},
-        "prior_precision": 1.0,
-        "noise_precision": 10.0,
-        "step_size": {"name": "constant", "value": 1e-3},
-        "batch": 16,
-    },
-    "thinning": {"steps": 230, "burn_in": 100, "every": 10},
-    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
-    "student": {"max_draws": None},
-}
+SGLD_SECTION = merge(SGLD, {"target": {"step_size": {"name": "constant", "value": 1e-3}}})
 
 
 def sgld_config(**override) -> SgldConfig:
@@ -53,35 +40,3 @@ def table(rows: int = 40, validation: int = 0) -> FitData:
     cut = rows - validation
     parts = Examples(inputs[:cut], targets[:cut]), Examples(inputs[cut:], targets[cut:])
     return FitData("regression", *parts, transform)
-
-
-class Stop(Exception):
-    """The kill of an interrupted fit."""
-
-
-class Stopping(Report):
-    """Saves at the first occasion from step ``at`` on, and stops the fit there."""
-
-    def __init__(self, at: int | None = None, start: bytes | None = None) -> None:
-        self.at, self.kept, self.step = at, start, 0
-        self.metrics: list[Mapping[str, float]] = []
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self.step = step
-        self.metrics.append(metrics or {})
-
-    def due(self) -> bool:
-        return self.at is not None and self.step >= self.at
-
-    def save(self, state: State) -> None:
-        self.kept = to_bytes(state)
-        raise Stop
-
-    def load(self) -> State | None:
-        return None if self.kept is None else from_bytes(self.kept)
-
-
-def equal(first: State, second: State) -> bool:
-    """Same names, same config, same bits."""
-    same = first.tensors.keys() == second.tensors.keys() and first.config == second.config
-    return same and all(torch.equal(t, second.tensors[name]) for name, t in first.tensors.items())

@@ -18,6 +18,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import chains, sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
+from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
@@ -64,7 +65,7 @@ def test_a_temperature_divides_the_log_joint(task):
 
     batches = sgld.Minibatches(len(data.train), target.batch, rng)
     visited = sgld.chain({"flat": joint.start}, quarter, batches, target.step_size, rng, 0, 4)
-    expected = joint.named(torch.stack([position["flat"] for _, position in visited]))
+    expected = joint.network.named(torch.stack([position["flat"] for _, position in visited]))
     thinning = {"steps": 4, "burn_in": 0, "every": 1}
     warm, plain = (fit(task, target={"temperature": t}, thinning=thinning).tensors for t in (4.0, 1.0))
     assert all(torch.equal(value, expected[name]) for name, value in warm.items())
@@ -88,7 +89,7 @@ def test_named_draws_are_the_network():
     rows = data.tensors("train")
     joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), HeldRows(*rows), 1.0, Seed(1))
     flat = torch.stack([joint.start, 2 * joint.start])
-    predictive = NetworkDraws(joint.spec, joint.named(flat)).predict(rows[0])
+    predictive = NetworkDraws(joint.spec, joint.network.named(flat)).predict(rows[0])
     for draw in range(2):
         expected = joint.outputs(flat[draw], rows[0]).log_softmax(-1)
         torch.testing.assert_close(predictive.draw_log_probs[draw], expected)
@@ -106,17 +107,9 @@ def test_a_chain_keeps_what_it_says(task):
 
 
 @tasks
-@pytest.mark.parametrize("at", [50, 100, 150, 200, 230])
+@pytest.mark.parametrize("at", [50, 150])
 def test_a_resumed_chain_has_the_same_bits(task, at):
-    undisturbed = fit(task)
-    report = cases.Stopping(at)
-    with pytest.raises(cases.Stop):
-        fit(task, report)
-    assert cases.equal(fit(task, cases.Stopping(start=report.kept)), undisturbed)
-
-
-def test_members_and_seeds_differ():
-    assert not cases.equal(fit("regression"), fit("regression", member=1))
+    assert same_bits(resumed(lambda report: fit(task, report), from_step=at), fit(task))
 
 
 def test_polynomial_steps_shrink_the_moves():

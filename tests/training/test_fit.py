@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
-from bdl_pipe.data.fitdata import Examples, FitData
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
@@ -19,6 +20,7 @@ from bdl_pipe.training.learner import EarlyStopping, FitResult, Learner, Trainin
 from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from tests.conftest import make_tiny_images, make_tiny_table
+from tests.resuming import Watched, killed
 
 OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, grad_clip_norm=0.5)
 CHOOSE = EarlyStopping(every=2, patience=None)
@@ -212,12 +214,14 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
     data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
     stop_anywhere(data, rngs, config(epochs=5, early_stopping=CHOOSE))
 
 
+@pytest.mark.slow
 def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
     data = [table(m, shift=7.0 * m) for m in range(3)]
     epochs = [m.epochs for m in stop_anywhere(data, RNGS, PATIENT)]
@@ -226,16 +230,13 @@ def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> 
 
 def stop_anywhere(data: list[FitData], rngs: list[Seed], how: TrainingConfig) -> list[FitResult]:
     """Hold a fit that was resumed from each of its steps to the fit itself; that fit."""
-    calm = Stopper(None)
+    calm = Watched()
     whole = fit(data, rngs, how, calm, snapshots=3)
     for stop in range(1, calm.asked + 1):
-        cut = Stopper(stop)
-        with pytest.raises(InterruptedError):
-            fit(data, rngs, how, cut, snapshots=3)
-        rest = Stopper(None, cut.kept)
-        resumed = fit(data, rngs, how, rest, snapshots=3)
+        rest = Watched(kept=to_bytes(killed(lambda report: fit(data, rngs, how, report, snapshots=3), stop)))
+        again = fit(data, rngs, how, rest, snapshots=3)
         assert stop + rest.asked == calm.asked
-        for one, other in zip(whole, resumed, strict=True):
+        for one, other in zip(whole, again, strict=True):
             same(one, other)
             assert one.loss == other.loss
     return whole
@@ -264,10 +265,7 @@ def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
 
     assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
     for stop, first in ((2, 2), (8, 3)):  # of 3 steps an epoch: before and after the first score
-        cut = Stopper(stop)
-        with pytest.raises(InterruptedError):
-            told(cut)
-        assert told(Scores(cut.kept)).scores == dict.fromkeys(range(first, 7), 0.0)
+        assert told(Scores(to_bytes(killed(told, stop)))).scores == dict.fromkeys(range(first, 7), 0.0)
 
 
 def test_running_statistics_of_batch_norm_are_kept() -> None:
@@ -308,27 +306,6 @@ class Scores(Report):
         self.steps += 1
         if "validation_nll" in metrics and metrics["epoch"].is_integer():
             self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
-
-
-class Stopper(Report):
-    """Saves and raises at one of the moments when it is asked whether a checkpoint is due."""
-
-    def __init__(self, stop_at: int | None, kept: bytes | None = None) -> None:
-        self.asked, self._stop_at, self.kept = 0, stop_at, kept
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        pass
-
-    def due(self) -> bool:
-        self.asked += 1
-        return self.asked == self._stop_at
-
-    def save(self, state: State) -> None:
-        self.kept = to_bytes(state)
-        raise InterruptedError
-
-    def load(self) -> State | None:
-        return None if self.kept is None else from_bytes(self.kept)
 
 
 def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:

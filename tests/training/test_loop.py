@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError, Diverged
-from bdl_pipe.progress import Report, Silent
+from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import Objective, OptimiserConfig, learning_rate, make_optimiser, run_steps
+from tests.resuming import Watched, killed
 
 STEPS = 40
 OPTIMISERS = [
@@ -57,35 +58,13 @@ class Regression(Objective):
         return {"loss": float(loss)}
 
 
-class StopAt(Report):
-    """Saves after step ``step`` and stops there; loads ``kept``."""
-
-    def __init__(self, step: int = 0, kept: bytes | None = None) -> None:
-        self._step, self.kept, self.done = step, kept, 0
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self.done = step
-
-    def due(self) -> bool:
-        return self.done == self._step
-
-    def save(self, state: State) -> None:
-        self.kept = to_bytes(state)
-        raise InterruptedError
-
-    def load(self) -> State | None:
-        return None if self.kept is None else from_bytes(self.kept)
-
-
 @optimisers
 @pytest.mark.parametrize("stop", [1, 13, STEPS - 1, STEPS])
 def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int) -> None:
     whole, half, rest = Regression(), Regression(), Regression()
     run_steps(whole, config, STEPS, Silent())
-    report = StopAt(stop)
-    with pytest.raises(InterruptedError):
-        run_steps(half, config, STEPS, report)
-    run_steps(rest, config, STEPS, StopAt(kept=report.kept))
+    checkpoint = killed(lambda report: run_steps(half, config, STEPS, report), stop)
+    run_steps(rest, config, STEPS, Watched(kept=to_bytes(checkpoint)))
     assert all(torch.equal(v, rest.state()[k]) for k, v in whole.state().items())
     if stop < STEPS:
         assert not torch.equal(half.weight, whole.weight)
@@ -96,13 +75,10 @@ def test_an_optimiser_that_forgets_gives_other_bits() -> None:
     config = OPTIMISERS[0]
     whole, rest = Regression(), Regression()
     run_steps(whole, config, STEPS, Silent())
-    report = StopAt(13)
-    with pytest.raises(InterruptedError):
-        run_steps(Regression(), config, STEPS, report)
-    state = from_bytes(report.kept)
+    state = killed(lambda report: run_steps(Regression(), config, STEPS, report), 13)
     kept = {k: v for k, v in state.tensors.items() if k.startswith("task.")}
     assert len(kept) < len(state.tensors)
-    run_steps(rest, config, STEPS, StopAt(kept=to_bytes(State(kept, state.config))))
+    run_steps(rest, config, STEPS, Watched(kept=to_bytes(State(kept, state.config))))
     assert not torch.equal(whole.weight, rest.weight)
 
 
@@ -117,7 +93,7 @@ def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConf
     blob = to_bytes(checkpoint(task, optimiser, 1))
     other = Regression()
     fresh = make_optimiser(other.parameters(), config)
-    assert resume(other, fresh, StopAt(kept=blob)) == 1
+    assert resume(other, fresh, Watched(kept=blob)) == 1
     for old, new in zip(task.parameters(), other.parameters(), strict=True):
         assert optimiser.state[old].keys() == fresh.state[new].keys()
         for name, value in optimiser.state[old].items():
@@ -308,14 +284,11 @@ def test_a_last_step_that_leaves_no_numbers_is_divergence() -> None:
 
 
 def test_every_step_is_reported_once() -> None:
-    steps = []
-
-    class Listener(Report):
-        def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-            steps.append((step, total, *(metrics or {})))
-
-    run_steps(Regression(), OPTIMISERS[3], 4, Listener())
-    assert steps == [(1, 4, "loss"), (2, 4, "loss"), (3, 4, "loss"), (4, 4, "loss")]
+    report = Watched()
+    run_steps(Regression(), OPTIMISERS[3], 4, report)
+    assert [(step, *metrics) for step, metrics in zip(report.steps, report.seen, strict=True)] == [
+        ((step, 4), "loss") for step in (1, 2, 3, 4)
+    ]
 
 
 @pytest.mark.parametrize(

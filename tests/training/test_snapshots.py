@@ -30,7 +30,7 @@ from bdl_pipe.training.snapshots import (
 )
 from bdl_pipe.training.warm_start import last_snapshot
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
-from tests.test_conformance import Interrupted, Recorder, same
+from tests.resuming import Watched, resumed, same_bits
 from tests.training.test_fit import table
 
 SECTION = {
@@ -97,8 +97,8 @@ def test_moments_leave_the_snapshots_alone(tiny_images: FitData) -> None:
     plain = trajectory(tiny_images, **section)
     with_them = trajectory(tiny_images, **section, moments={"count": 2, "every": 1})
     past = snapshots(with_them)
-    assert same(State(past, plain.config), plain) and moments(plain) is None
-    assert same(plain, State(snapshots(plain), plain.config))
+    assert same_bits(State(past, plain.config), plain) and moments(plain) is None
+    assert same_bits(plain, State(snapshots(plain), plain.config))
     parameters = read(NetworkSpec, plain.config["spec"], "spec").build(Seed(0)).named_parameters()
     assert close(with_them, numpys({name: past[name] for name, _ in parameters}, slice(None)))  # no running statistics
 
@@ -130,7 +130,7 @@ def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -
         assert not any(torch.equal(v[1], fresh[name]) for name, v in past.items())
         assert all(torch.equal(v, plain.tensors[name]) for name, v in trained(state).items())
         assert epochs(state) == list(range(13)) and state.config == plain.config | {"snapshots_at": epochs(state)}
-        assert epochs(plain) is None and same(State(trained(plain), plain.config), plain)
+        assert epochs(plain) is None and same_bits(State(trained(plain), plain.config), plain)
         for number in (0, 4, -1):
             assert all(torch.equal(v, past[name][number]) for name, v in snapshot(state, number).items())
 
@@ -174,7 +174,7 @@ def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) 
             method.stages["student"].fit_one(tiny_table, {"trajectory": [s]}, config, rng=Seed(1), report=Silent())
             for s in (plain, started)
         ]
-        assert same(*made), name
+        assert same_bits(*made), name
 
 
 def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
@@ -208,14 +208,10 @@ def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> 
     def make(report: Report) -> list[State]:
         return together(data, [{}] * members, config, rngs=rngs, report=report)
 
-    calm = Recorder()
+    calm = Watched()
     whole = make(calm)
     for stop in range(1, calm.asked + 1, 13):
-        cut = Recorder(stop_at=stop)
-        with pytest.raises(Interrupted):
-            make(cut)
-        resumed = make(Recorder(start=cut.kept))
-        assert all(same(one, other) for one, other in zip(whole, resumed, strict=True)), f"stopped at {stop}"
+        assert all(map(same_bits, whole, resumed(make, stop))), f"stopped at {stop}"
 
 
 def test_the_variance_is_the_floor_and_a_softplus(tiny_table: FitData) -> None:

@@ -14,7 +14,7 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
-from tests.test_conformance import Interrupted, Recorder, same
+from tests.resuming import resumed, same_bits
 
 RNG = Seed(0).fold("member", 0)
 SECTION = {
@@ -97,13 +97,8 @@ def test_what_started_elsewhere_and_stopped_within_an_epoch_ends_with_the_same_b
     before = trajectory(tiny_images, epochs=1)
     whole = trajectory(tiny_images, before, snapshots_per_epoch=5, snapshots=15)
     for stop in (2, 5, 8):
-        interrupted = Recorder(stop_at=stop)
-        with pytest.raises(Interrupted):
-            trajectory(tiny_images, before, interrupted, snapshots_per_epoch=5, snapshots=15)
-        assert same(
-            trajectory(tiny_images, before, Recorder(start=interrupted.kept), snapshots_per_epoch=5, snapshots=15),
-            whole,
-        )
+        again = resumed(lambda r: trajectory(tiny_images, before, r, snapshots_per_epoch=5, snapshots=15), stop)
+        assert same_bits(again, whole)
 
 
 def test_a_trajectory_of_another_variance_is_no_start(tiny_table: FitData) -> None:

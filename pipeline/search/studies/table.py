@@ -3,14 +3,14 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdl_pipe.method import Task
 
-from ...core.scores import Quantity
-from ...report import columns
-from ...report.estimates import Estimate, estimate
+from ...core.scores import Estimate, estimate
+from ...report.columns import METRICS as WRITTEN
+from ...report.columns import Metric, figure, places
 from . import METRICS, SEED, StudyConfig, Trial, written
 
 
@@ -30,7 +30,7 @@ def markdown(
     title: str, config: StudyConfig, task: Task, trials: Sequence[Trial], picture: str, facts: Mapping[str, Any]
 ) -> str:
     """Return the figure, the table of the points and where they come from, as Markdown."""
-    figures = ["fits", *(column(name).title for name in METRICS[task]), "seconds"]
+    figures = ["fits", *(column(name).label for name in METRICS[task]), "seconds"]
     if config.base:
         tables = [
             _table([config.title(axis), *figures], [(point[axis],) for point in points], points, trials, task)
@@ -71,11 +71,9 @@ def over_seeds(trials: Sequence[Trial], metric: str) -> Estimate | None:
     return estimate([t.scores[metric] for t in trials if math.isfinite(t.scores.get(metric, math.nan))])
 
 
-def column(metric: str) -> columns.Column:
-    """Return how the metric is written, as in the report."""
-    known = {c.of.metric: c for c in columns.CLEAN}
-    write: Callable[[float], str] = columns.places(3)
-    return known.get(metric) or columns.Column(metric, Quantity(metric), 0, write, "")
+def column(metric: str) -> Metric:
+    """Return the metric's name and how it is written, as in the report."""
+    return WRITTEN.get(metric) or Metric(metric, 0, places(3))
 
 
 def _table(
@@ -92,10 +90,9 @@ def _table(
 def _line(values: Sequence[Any], trials: Sequence[Trial], task: Task) -> list[str]:
     whole = sum(bool(t.scores) for t in trials)
     fits = str(whole) if whole == len(trials) else f"{whole} of {len(trials)}"
-    cells = [columns.figure(over_seeds(trials, name), column(name).write) for name in METRICS[task]]
+    cells = [figure(over_seeds(trials, name), column(name).write).figure for name in METRICS[task]]
     seconds = sum(t.seconds for t in trials) / max(len(trials), 1)
-    scores = [f"{value} ± {error}" if error else value for value, error in cells]
-    return [*map(written, values), fits, *scores, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]
+    return [*map(written, values), fits, *cells, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]
 
 
 def _pairs(config: StudyConfig, point: Mapping[str, Any]) -> str:

@@ -24,13 +24,12 @@ from torch import Tensor, nn
 
 from .. import networks
 from ..errors import require
-from ..method import Method, StageSpec
+from ..method import Method
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
-from ..predictive import Predictive
 from ..seeds import Seed
-from ..training.learner import Learner, TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood
+from ..training.learner import TrainingConfig
+from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights, begin
 
@@ -77,7 +76,7 @@ class BnnSpec(LearnerSpec[BnnConfig]):
 
 
 @final
-class Bnn(Learner):
+class Bnn(MixtureLearner):
     """A network ``random(fixed(x))``: with ``all`` nothing is fixed, with ``head`` the trunk is."""
 
     def __init__(self, spec: BnnSpec, rng: Seed, start: Weights | None = None) -> None:
@@ -96,14 +95,7 @@ class Bnn(Learner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         outputs = self.random(self.fixed(inputs), noise)  # [batch, output]
-        fit = self.likelihood(outputs[None]).log_prob(targets).mean()
-        return -fit + self.spec.config.kl_weight * self.random.kl() / num_train
-
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.draws, rng)
-
-    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.validation_draws, rng)
+        return -self.log_likelihood(outputs, targets) + self.spec.config.kl_weight * self.random.kl() / num_train
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         return self.random.draw(steps, generator)
@@ -112,13 +104,12 @@ class Bnn(Learner):
         """Return the variational parameters, whose prior is in the loss, and the noise."""
         sds = {f"random.log_sd.{name}" for name in self.random.log_sd}
         means = {f"random.module.{name.replace('/', '.')}" for name in self.random.log_sd}
-        return sds | means | {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
+        return sds | means | super().undecayed()
 
-    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+    def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Tensor:
         features = self.fixed(inputs)
         noises = [self.draw(rng.fold("draw", k), inputs.device) for k in range(draws)]
-        outputs = [self.random(features, noise) for noise in noises]
-        return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
+        return torch.stack([self.random(features, noise) for noise in noises])
 
 
 @final
@@ -132,11 +123,7 @@ BNN = Method(
     name="bnn",
     config=BnnConfig,
     tasks=("classification", "regression"),
-    stages={
-        "student": StageSpec(
-            fit_many=BnnPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
-        )
-    },
+    stages={"student": BnnPosterior.stage()},
     search={
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "initial_sd": (1e-3, 1e-1, "log"),

@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from .. import distributed, networks
 from ..errors import require
-from ..method import Method, StageSpec
+from ..method import Method
 from ..networks import NetworkConfig
 from ..networks.normalisation import evaluation
-from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood
+from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights, begin
 
@@ -69,7 +68,7 @@ class DropoutSpec(LearnerSpec[DropoutConfig]):
 
 
 @final
-class Dropout(NoisyLearner):
+class Dropout(MixtureLearner, NoisyLearner):
     """A network whose activations are masked by masks that the caller draws."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
@@ -99,13 +98,7 @@ class Dropout(NoisyLearner):
         return self.network.head(inputs)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        return -self.likelihood(self.outputs(inputs, noise)[None]).log_prob(targets).mean()
-
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.draws, rng)
-
-    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.validation_draws, rng)
+        return -self.log_likelihood(self.outputs(inputs, noise), targets)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return a mask for every row of every step: place -> bool [steps, batch, unit]."""
@@ -116,13 +109,9 @@ class Dropout(NoisyLearner):
         """Return the masks of this rank's rows: a row has the same one on any number of ranks."""
         return {place: distributed.shard(masks) for place, masks in noise.items()}
 
-    def undecayed(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
-
-    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+    def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Tensor:
         masks = [self.draw(rng.fold("draw", s), inputs.device) for s in range(draws)]
-        outputs = [self.outputs(inputs, mask) for mask in masks]
-        return self.likelihood(torch.stack(outputs))  # [draw, batch, output]
+        return torch.stack([self.outputs(inputs, mask) for mask in masks])
 
 
 def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
@@ -158,11 +147,7 @@ DROPOUT = Method(
     name="dropout",
     config=DropoutConfig,
     tasks=("classification", "regression"),
-    stages={
-        "student": StageSpec(
-            fit_many=DropoutPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
-        )
-    },
+    stages={"student": DropoutPosterior.stage()},
     search={
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),

@@ -15,8 +15,9 @@ from ..errors import DataError, require, short
 from ..plugins import PluginError, Registered, plugin_of, variant_name
 from .normalise import Published
 from .raw import Kind, Raw, Source, Task
-from .sources.archive import Archive, read_archive
+from .sources.archive import read_archive
 from .sources.cifar import CIFAR10, CIFAR100
+from .sources.files import Archive
 from .sources.idx import FASHION_MNIST, MNIST
 from .sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from .sources.images import ImageFolder, Npz

@@ -16,7 +16,8 @@ from ..errors import DataError, UserError
 from ..seeds import Seed
 from .config import DatasetConfig
 from .prepared import Job
-from .sources.archive import FOLDER_VARIABLE, manual_folder
+from .sources.archive import manual_folder
+from .sources.files import FOLDER_VARIABLE
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 

@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import DataError
+from .sources.columns import feature_matrix
 from .sources.images import SUFFIXES, image_array, image_files, open_npz, read_images
-from .sources.table import coded_rows, feature_matrix, open_table, sniffed
+from .sources.table import coded_rows, open_table, sniffed
 
 _ARRAYS: Final = ("x", "x_test")
 

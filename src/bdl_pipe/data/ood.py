@@ -8,7 +8,7 @@ from PIL import Image
 
 from ..errors import ConfigError, DataError
 from ..seeds import Seed
-from .fitdata import Examples
+from .examples import Examples
 from .raw import Raw, checked
 
 NOISE_IMAGES: Final = 1_000

@@ -32,7 +32,7 @@ from . import scratch, sources, store
 from .catalog import HELD_OUT, Noise, published_constants
 from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
-from .fitdata import Examples
+from .examples import Examples
 from .normalise import fit_transform
 from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from .. import artifacts
 from ..files import FileBytes
 from . import store
-from .fitdata import Examples, FitData
+from .examples import Examples
+from .fitdata import FitData
 from .transform import Transform
 
 FIT_KIND: Final = "prepare"

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DataError, short
 from .encoding import Column
-from .fitdata import Examples
+from .examples import Examples
 
 FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
 Kind = Literal["image", "table"]

@@ -7,14 +7,13 @@ of an epoch, whatever the number of rows. What a batch holds is the same either 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .fitdata import Examples
-    from .transform import Transform
+from .examples import Examples
+from .transform import Transform
 
 HELD: Final = {"table": 2**25, "image": 2**31}  # bytes of transformed inputs up to which all are held
 _BATCH: Final = 8192  # rows of one look at all
@@ -78,7 +77,7 @@ class HeldRows(Rows):
 class StreamedRows(Rows):
     """Raw rows that are transformed as they are asked for; memory-mapped ones are read then."""
 
-    def __init__(self, examples: "Examples", transform: "Transform", device: torch.device | str) -> None:
+    def __init__(self, examples: Examples, transform: Transform, device: torch.device | str) -> None:
         self._examples, self._transform = examples, transform
         self.device, self.shape = torch.device(device), transform.shape(tuple(examples.inputs.shape[1:]))
 
@@ -95,7 +94,7 @@ class StreamedRows(Rows):
         return inputs, self._transform.targets(self._examples.targets[start:stop], self.device)
 
 
-def rows_of(examples: "Examples", transform: "Transform", device: torch.device | str) -> Rows:
+def rows_of(examples: Examples, transform: Transform, device: torch.device | str) -> Rows:
     """Return rows, held where they are few enough."""
     shape = transform.shape(tuple(examples.inputs.shape[1:]))
     cells = torch.Size(shape).numel() * len(examples)

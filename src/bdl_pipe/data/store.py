@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ..errors import ArtifactError
 from ..files import Source
-from .fitdata import Examples
+from .examples import Examples
 
 _ABOUT: Final = b"bdl_pipe"
 

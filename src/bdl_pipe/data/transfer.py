@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from .fitdata import Examples
+from .examples import Examples
 from .ood import test_rows, to_shape
 from .raw import Raw
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from .. import distributed, networks
 from ..errors import require
 from ..networks import NetworkConfig
-from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood
+from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
 from ..training.posterior import LearnerSpec
 from ..training.warm_start import Weights, begin
 from .config import WeightConfig
@@ -49,7 +48,7 @@ class AnnealingConfig:
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """The config that the methods of random weights have in common.
+    """The sections ``methods.ffg_u``, ``fcg_u``, ``ensemble_u``, ``ffg_w`` and ``fcg_w`` of params.yaml.
 
     Attributes:
         network: the architecture.
@@ -85,6 +84,8 @@ class RandomConfig:
 
     def __post_init__(self) -> None:
         require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
+        prunable = self.prune is None or self.weights.kind != "fcg_w"
+        require(prunable, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
         require(self.shared is None or min(self.shared) > 0, "shared", "must be > 0 or null", self.shared)
@@ -120,7 +121,7 @@ class RandomSpec(LearnerSpec[RandomConfig]):
 
 
 @final
-class RandomWeights(NoisyLearner):
+class RandomWeights(MixtureLearner, NoisyLearner):
     """A converted network and its likelihood.
 
     Attributes:
@@ -159,15 +160,9 @@ class RandomWeights(NoisyLearner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: Noise) -> Tensor:
         weight_noise = {name: values for name, values in noise.items() if name != _KL}
-        fit = self.likelihood(self.net(inputs, weight_noise)[None]).log_prob(targets).mean()
+        fit = self.log_likelihood(self.net(inputs, weight_noise), targets)
         divergence = self.net.kl(num_train if self.spec.config.function_space else None)
         return -fit + noise[_KL] * divergence / num_train
-
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.draws, rng)
-
-    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._mixture(inputs, self.spec.config.validation_draws, rng)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> Noise:
         return self.net.draw(steps, generator, self._batch(batch))
@@ -190,13 +185,13 @@ class RandomWeights(NoisyLearner):
         return {k: distributed.shard(v) if k.endswith(_OUTPUTS) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:
-        """Return all that has a prior in the loss, and the noise."""
-        spared = ("net.layers.", "net.shared.", "likelihood.")
-        return {name for name, _ in self.named_parameters() if name.startswith(spared)}
+        """Return the parameters that have a prior in the loss, and the noise."""
+        random = {name for name, _ in self.named_parameters() if name.startswith(("net.layers.", "net.shared."))}
+        return random | super().undecayed()
 
     def _batch(self, rows: int) -> Tensor:
         return torch.zeros(rows, *self.spec.input_shape, device=self.net.device, dtype=self.net.dtype)
 
-    def _mixture(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+    def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Tensor:
         together = 1 if inputs.ndim == 4 else draws  # filters of many draws are slower together than in turn
-        return self.likelihood(outputs(self.net, inputs, draws, rng, together=together))
+        return outputs(self.net, inputs, draws, rng, together=together)

@@ -9,8 +9,8 @@ Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in 
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, final
+from functools import partial
+from typing import Any, Final, Literal, final
 
 from torch import Tensor
 
@@ -29,54 +29,6 @@ from .config import Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, require_same_shape
 
 _NORM_ROWS: Final = 4096  # training rows that refresh running statistics
-
-
-@dataclass(frozen=True)
-class _Of(RandomConfig):
-    """The config of one method, which admits that method's ``weights.kind`` alone."""
-
-    kind: ClassVar[Kind]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.weights.kind == self.kind, "weights.kind", f"must be {self.kind}", self.weights.kind)
-        known = self.prune is None or self.kind != "fcg_w"
-        require(known, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
-
-
-@dataclass(frozen=True)
-class FfgUConfig(_Of):
-    """The section ``methods.ffg_u`` of params.yaml."""
-
-    kind = "ffg_u"
-
-
-@dataclass(frozen=True)
-class FcgUConfig(_Of):
-    """The section ``methods.fcg_u`` of params.yaml."""
-
-    kind = "fcg_u"
-
-
-@dataclass(frozen=True)
-class EnsembleUConfig(_Of):
-    """The section ``methods.ensemble_u`` of params.yaml."""
-
-    kind = "ensemble_u"
-
-
-@dataclass(frozen=True)
-class FfgWConfig(_Of):
-    """The section ``methods.ffg_w`` of params.yaml."""
-
-    kind = "ffg_w"
-
-
-@dataclass(frozen=True)
-class FcgWConfig(_Of):
-    """The section ``methods.fcg_w`` of params.yaml."""
-
-    kind = "fcg_w"
 
 
 @final
@@ -113,22 +65,23 @@ def fit(
     return RandomWeightsPosterior.fit(data, inputs, config, rngs=rngs, report=report)
 
 
-def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> None:
-    """Check ``config`` against those of what a posterior is made from: a posterior, a trajectory, or nothing.
+def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKind, Any]) -> None:
+    """Check the config of the method ``kind``, and the configs of its inputs: a posterior, a trajectory, or none.
 
     Raises:
-        ConfigError: ``prune`` without a posterior or a posterior without ``prune``; a posterior of another method,
-            another network or other weights, or that is pruned itself; epochs that would be chosen on rows that it was
-            fitted on; a posterior and a trajectory.
+        ConfigError: ``weights.kind`` of another method; ``prune`` without a posterior or a posterior without ``prune``;
+            a posterior of another method, another network or other weights, or that is pruned itself; epochs that would
+            be chosen on rows that it was fitted on; a posterior and a trajectory.
     """
+    require(config.weights.kind == kind, "weights.kind", f"must be {kind}", config.weights.kind)
     source = sources.get("student")
     if source is None:
         rule = "must be null where no posterior is pruned (input: student/<run>)"
         require(config.prune is None, "prune", rule, config.prune)
         return
     require(len(sources) == 1, "input", "must be a posterior or a trajectory, not both")
-    kind = source.weights.kind if isinstance(source, RandomConfig) else type(source).__name__
-    require(kind == config.weights.kind, "input", f"must be a run of {config.weights.kind}", kind)
+    other = source.weights.kind if isinstance(source, RandomConfig) else type(source).__name__
+    require(other == kind, "input", f"must be a run of {kind}", other)
     require(config.prune is not None, "prune", "must be a share in (0, 1) where the input is a posterior", None)
     rule = "must be a posterior that is not pruned itself"
     require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
@@ -140,7 +93,7 @@ def validate_sources(config: RandomConfig, sources: Mapping[StageKind, Any]) -> 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """Return the one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
     source = _source(inputs)
-    validate_sources(config, {} if source is None else {"student": source.spec.config})
+    validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
     assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
@@ -158,27 +111,30 @@ def _source(inputs: Inputs) -> RandomWeights | None:
     return RandomWeightsPosterior.from_state(state).learner
 
 
-def _method(config: type[_Of]) -> Method:
-    weights = config.kind.endswith("_w")
-    search = {"training.optimiser.lr": (1e-4, 1e-2, "log"), "kl_weight": (1e-2, 1.0, "log")}
+def _method(kind: Kind) -> Method:
+    weights = kind.endswith("_w")
+    search: dict[str, tuple[float, float, Literal["log"]]] = {
+        "training.optimiser.lr": (1e-4, 1e-2, "log"),
+        "kl_weight": (1e-2, 1.0, "log"),
+    }
     if not weights:
         search["weights.lambda_max"] = (1e-2, 1.0, "log")
-    if config.kind != "ensemble_u":
+    if kind != "ensemble_u":
         search["weights.sd_max"] = (1e-2, 1.0, "log")
     trajectory: tuple[StageKind, ...] = ("trajectory",) if weights else ()
-    posterior: tuple[StageKind, ...] = () if config.kind == "fcg_w" else ("student",)
+    posterior: tuple[StageKind, ...] = () if kind == "fcg_w" else ("student",)
     stage = StageSpec(
         fit_many=fit,
         needs=dict.fromkeys((*trajectory, *posterior), "one_to_one"),
         input_optional=True,
         data_parallel=True,
-        validate_sources=validate_sources,
+        validate_sources=partial(validate_sources, kind),
     )
-    return Method(config.kind, config, ("classification", "regression"), {"student": stage}, search)  # type: ignore[arg-type]
+    return Method(kind, RandomConfig, ("classification", "regression"), {"student": stage}, search)
 
 
-FFG_U = _method(FfgUConfig)
-FCG_U = _method(FcgUConfig)
-ENSEMBLE_U = _method(EnsembleUConfig)
-FFG_W = _method(FfgWConfig)
-FCG_W = _method(FcgWConfig)
+FFG_U = _method("ffg_u")
+FCG_U = _method("fcg_u")
+ENSEMBLE_U = _method("ensemble_u")
+FFG_W = _method("ffg_w")
+FCG_W = _method("fcg_w")

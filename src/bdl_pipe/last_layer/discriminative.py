@@ -12,7 +12,7 @@ entry (equal to ours at ν + classes − 1), stores log σ (ours: −log σ) and
 (ours: half of it).
 """
 
-from typing import Final, final, get_args
+from typing import Final, Unpack, final, get_args
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from ..predictive import Categorical
 from ..seeds import Seed
 from .covariance import Form
 from .fused import Weights, diagonal_loss
-from .layer import LastLayer, full_precision
+from .layer import LastLayer, Options, full_precision
 from .softmax import CLOSED, Rule, sampled
 
 
@@ -44,32 +44,14 @@ class Discriminative(LastLayer):
         in_features: int,
         num_classes: int,
         *,
-        covariance: str = "dense",
-        rank: int | None = None,
         predictive: str = "sampled",
         draws: int = 20,
-        prior_variance: float = 1.0,
-        wishart_dof: float = 1.0,
-        wishart_scale: float = 1.0,
-        initial_variance: float | None = None,
-        rng: Seed = Seed(0),
+        **options: Unpack[Options],
     ) -> None:
         require(num_classes > 1, "num_classes", "must be > 1", num_classes)
         require(predictive in get_args(Rule), "predictive", f"must be one of {', '.join(get_args(Rule))}", predictive)
         require(draws > 0, "draws", "must be > 0", draws)
-        super().__init__(
-            in_features,
-            num_classes,
-            matrices=num_classes,
-            noise_size=1,
-            covariance=covariance,
-            rank=rank,
-            prior_variance=prior_variance,
-            wishart_dof=wishart_dof,
-            wishart_scale=wishart_scale,
-            initial_variance=initial_variance,
-            rng=rng,
-        )
+        super().__init__(in_features, num_classes, matrices=num_classes, noise_size=1, **options)
         self.predictive: Final = predictive
         self.draws: Final = draws
 

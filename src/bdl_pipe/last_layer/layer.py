@@ -11,7 +11,7 @@ Deviation: the KL keeps its constants, so that it is 0 at the prior and never ne
 
 import math
 from abc import ABC, abstractmethod
-from typing import Final, final
+from typing import Final, TypedDict, final
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,18 @@ from torch import Tensor, nn
 from ..errors import require
 from ..seeds import Seed
 from .covariance import Covariance, Form, gaussian_kl
+
+
+class Options(TypedDict, total=False):
+    """The arguments that all last layers pass on to :class:`LastLayer`, which has their defaults."""
+
+    covariance: str
+    rank: int | None
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    initial_variance: float | None
+    rng: Seed
 
 
 class LastLayer(nn.Module, ABC):
@@ -50,13 +62,13 @@ class LastLayer(nn.Module, ABC):
         *,
         matrices: int,
         noise_size: int,
-        covariance: str,
-        rank: int | None,
-        prior_variance: float,
-        wishart_dof: float,
-        wishart_scale: float,
-        initial_variance: float | None,
-        rng: Seed,
+        covariance: str = "dense",
+        rank: int | None = None,
+        prior_variance: float = 1.0,
+        wishart_dof: float = 1.0,
+        wishart_scale: float = 1.0,
+        initial_variance: float | None = None,
+        rng: Seed = Seed(0),
     ) -> None:
         super().__init__()
         require(in_features > 0, "in_features", "must be > 0", in_features)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.fitdata import FitData
-from ..method import Method, StageSpec, Task
+from ..method import Method, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
@@ -140,15 +140,13 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
-    stage = StageSpec(
-        fit_many=LastLayerPosterior.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True
-    )
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
         "layer.wishart_scale": (1e-3, 1e1, "log"),
     }
-    return Method(name=name, config=config, tasks=tasks, stages={"student": stage}, search=search)  # type: ignore[arg-type]
+    stages = {"student": LastLayerPosterior.stage()}
+    return Method(name=name, config=config, tasks=tasks, stages=stages, search=search)  # type: ignore[arg-type]
 
 
 VBLL = _method("vbll", VbllConfig, ("regression",))

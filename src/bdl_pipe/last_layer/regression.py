@@ -14,7 +14,7 @@ and averages over them where eq. 16 sums. With one output the losses differ by t
 """
 
 import math
-from typing import final
+from typing import Unpack, final
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from ..errors import DataError, require
 from ..predictive import Gaussian
 from ..seeds import Seed
 from .covariance import Form
-from .layer import LastLayer, full_precision
+from .layer import LastLayer, Options, full_precision
 
 
 @final
@@ -39,29 +39,10 @@ class Regression(LastLayer):
         self,
         in_features: int,
         out_features: int,
-        *,
-        covariance: str = "dense",
-        rank: int | None = None,
-        prior_variance: float = 1.0,
-        wishart_dof: float = 1.0,
-        wishart_scale: float = 1.0,
-        initial_variance: float | None = None,
-        rng: Seed = Seed(0),
+        **options: Unpack[Options],
     ) -> None:
         require(out_features > 0, "out_features", "must be > 0", out_features)
-        super().__init__(
-            in_features,
-            out_features,
-            matrices=1,
-            noise_size=out_features,
-            covariance=covariance,
-            rank=rank,
-            prior_variance=prior_variance,
-            wishart_dof=wishart_dof,
-            wishart_scale=wishart_scale,
-            initial_variance=initial_variance,
-            rng=rng,
-        )
+        super().__init__(in_features, out_features, matrices=1, noise_size=out_features, **options)
         self.noise_factor = nn.Parameter(torch.zeros(out_features, out_features))  # L below its diagonal
 
     def _noise_root(self) -> Float[Tensor, "output output"]:

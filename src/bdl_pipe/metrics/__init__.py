@@ -6,6 +6,7 @@ Natural logarithms and per-example means throughout.
 """
 
 from .classification import (
+    DETECTION,
     Bins,
     accuracy,
     batch_nll,
@@ -16,12 +17,17 @@ from .classification import (
     joint_scores,
     target_terms,
 )
-from .regression import covered, crps, interval, squared_error
-from .scores import Mean, log_likelihood, nll
+from .metric import Mean, Metric
+from .registered import METRICS, register_metric, registered
+from .regression import covered, crps, interval, out_of_reach, squared_error
+from .scores import log_likelihood, nll
 
 __all__ = [
+    "DETECTION",
+    "METRICS",
     "Bins",
     "Mean",
+    "Metric",
     "accuracy",
     "batch_nll",
     "bins_of",
@@ -34,6 +40,9 @@ __all__ = [
     "joint_scores",
     "log_likelihood",
     "nll",
+    "out_of_reach",
+    "register_metric",
+    "registered",
     "squared_error",
     "target_terms",
 ]

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..predictive import Categorical, mixture
-from .scores import Mean
+from .metric import Mean, Metric
 
 
 def accuracy(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
@@ -150,3 +150,41 @@ def false_positive_rate(score_in: np.ndarray, score_out: np.ndarray, accepted: f
     needed = int(np.ceil(accepted * len(score_in) - 1e-9))  # 0.95·20 is 19 and not 20
     threshold = np.sort(score_in)[::-1][needed - 1]
     return float((score_out >= threshold).mean())
+
+
+ACCURACY = Metric(
+    "accuracy",
+    "Accuracy %",
+    "share of test inputs that are classified correctly",
+    better=+1,
+    percent=True,
+    of=accuracy,
+    kind=Categorical,
+    shifted=True,
+)
+BRIER = Metric(
+    "brier",
+    "Brier",
+    "squared distance to the one-hot label, summed over classes",
+    better=-1,
+    of=brier,
+    kind=Categorical,
+    shifted=True,
+)
+ENTROPY = Metric("entropy", "Entropy", "mean entropy of the predicted probabilities, natural log", better=0)
+MUTUAL_INFORMATION = Metric(
+    "mutual_information", "Mutual information", "mean mutual information of label and draw, natural log", better=0
+)
+BATCH_NLL = Metric(
+    "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a batch, by its rows", better=-1
+)
+ECE = Metric("ece", "ECE %", "expected calibration error, equal-width bins", better=-1, percent=True, shifted=True)
+JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log probability of the labels of two rows", better=-1)
+JOINT_GAP = Metric("joint_gap", "Joint gap", "log of the joint over the product of both rows' probabilities", better=+1)
+
+DETECTION = (  # the metrics of an OOD score, which :func:`detection` computes
+    Metric("auroc", "AUROC", "area under the ROC curve", better=+1),
+    Metric("aupr_in", "AUPR-In", "average precision of the data set's own inputs", better=+1),
+    Metric("aupr_out", "AUPR-Out", "average precision of the other inputs", better=+1),
+    Metric("fpr95", "FPR95", "share of the other inputs that are accepted with 95 % of the own", better=-1),
+)

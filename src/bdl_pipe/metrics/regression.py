@@ -12,6 +12,7 @@ of another predictive the integral is taken numerically on both sides of y.
 """
 
 import math
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..predictive import Continuous, Gaussian
-from .scores import Mean
+from .metric import Mean, Metric
 
 _NODES: Final = 32  # of Gauss and Legendre on each side of a target
 _OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
@@ -29,6 +30,14 @@ _OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the inte
 def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """Return (y − E[y|x])², one value for each output of each example."""
     return Mean.of((targets - predictive.mean) ** 2)
+
+
+def out_of_reach(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean | None:
+    """Say of each output whether the target lies where the density is zero; None where the density is zero nowhere."""
+    first, last = predictive.reach
+    if not bool((first.isfinite() & last.isfinite()).all()):
+        return None
+    return Mean.of((targets < first) | (targets > last))
 
 
 def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
@@ -71,3 +80,33 @@ def _absolute(mean: Tensor, variance: Tensor) -> Tensor:
     z = mean / std
     density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     return 2 * std * density + mean * (2 * torch.special.ndtr(z) - 1)
+
+
+RMSE = Metric(
+    "rmse",
+    "RMSE",
+    "root mean squared error, original units",
+    better=-1,
+    of=squared_error,
+    kind=Continuous,
+    value=attrgetter("root"),
+)
+COVERAGE_90 = Metric(
+    "coverage_90", "Coverage %", "share of targets inside of the central 90 % interval", better=0, percent=True
+)
+WIDTH_90 = Metric("width_90", "Width", "mean width of the central 90 % interval, original units", better=-1)
+CRPS = Metric(
+    "crps", "CRPS", "continuous ranked probability score, original units", better=-1, of=crps, kind=Continuous
+)
+OUT_OF_REACH = Metric(
+    "out_of_reach",
+    "Out of reach %",
+    "share of targets whose predictive density is zero",
+    better=-1,
+    percent=True,
+    of=out_of_reach,
+    kind=Continuous,
+)
+LOG_LIKELIHOOD_NORMALISED = Metric(
+    "log_likelihood_normalised", "Log-likelihood", "mean log predictive density of standardised targets", better=+1
+)

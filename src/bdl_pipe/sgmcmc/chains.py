@@ -152,7 +152,7 @@ def teacher(data: FitData, inputs: Inputs, config: SgldConfig, *, rng: Seed, rep
             report(done, total, {"log_likelihood": joint.batch_log_likelihood})
             if report.due():
                 report.save(State({"position": theta["flat"], "draws": draws[:kept]}, {"step": done}))
-    return NetworkDraws(spec, joint.named(draws)).state()
+    return NetworkDraws(spec, joint.network.named(draws)).state()
 
 
 def _resume(report: Report, start: Tensor, draws: Tensor) -> tuple[int, dict[str, Tensor], int]:

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 
 from ..data.rows import Rows
 from ..networks.convnet import BatchStatistics
+from ..networks.flat import FlatNetwork
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .sgld import Position
 
 
 class NetworkJoint:
-    """The joint density log p(θ, D) of a network, its gradient, and the way from names to the vector and back.
+    """The joint density log p(θ, D) of a network, and its gradient.
 
     Attributes:
+        network: the network, whose parameters are views of ``vector``.
         vector: θ [weight], the network's parameters one after another.
         start: the freshly initialised θ, a copy.
         batch_log_likelihood: mean log p(y | x, θ) of the last gradient's batch, for progress.
@@ -42,24 +44,19 @@ class NetworkJoint:
         assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
         self.spec, self.prior_precision, self.temperature = spec, prior_precision, temperature
         self._rows = rows
-        self._network = spec.build(rng).to(rows.device)
-        self._shapes = {name: p.shape for name, p in self._network.named_parameters()}
-        self.vector = torch.cat([p.detach().reshape(-1) for p in self._network.parameters()])
+        self.network = FlatNetwork(spec.build(rng).to(rows.device))
+        self.vector = self.network.flat(self.network.network.state_dict())
         self._gradient = torch.zeros_like(self.vector)
         self.start = self.vector.clone()
         self._last = torch.zeros(())
-        for (name, parameter), value in zip(self._network.named_parameters(), self._views(self.vector), strict=True):
-            assert parameter.shape == self._shapes[name]
-            parameter.data = value
-        for parameter, value in zip(self._network.parameters(), self._views(self._gradient), strict=True):
-            parameter.grad = value
+        self.network.tie(self.vector, self._gradient)
 
     def gradient(self, position: Position, index: Tensor) -> Position:
         """Return [∇ log p(θ) + (N/M) Σ_{i in index} ∇ log p(y_i | x_i, θ)] / T, as {"flat": [weight]}."""
         self.vector.copy_(position["flat"])
         self._gradient.zero_()
         inputs, targets = self._rows.take(index)
-        mean = log_likelihood(self.spec, self._network(inputs), targets).mean()
+        mean = log_likelihood(self.spec, self.network.network(inputs), targets).mean()
         (mean * len(self._rows)).backward()  # (N/M) Σ = N · mean
         self._last = mean.detach()
         return {"flat": (self._gradient - self.prior_precision * position["flat"]).div_(self.temperature)}
@@ -68,20 +65,11 @@ class NetworkJoint:
     def batch_log_likelihood(self) -> float:
         return float(self._last)
 
-    def named(self, flat: Float[Tensor, "draw weight"]) -> dict[str, Tensor]:
-        """Turn vectors into the network's ``state_dict``, each entry [draw, ...]."""
-        parts = flat.split([shape.numel() for shape in self._shapes.values()], dim=1)
-        return {name: part.reshape(-1, *shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-
     @torch.no_grad()
     def outputs(self, flat: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:
-        """Return f_θ of a batch, with the weights ``flat``."""
+        """Return f_θ of a batch, with the weights ``flat``: one copy and a plain forward pass."""
         self.vector.copy_(flat)
-        return self._network(inputs)
-
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([shape.numel() for shape in self._shapes.values()])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes.values(), strict=True)]
+        return self.network.network(inputs)
 
 
 def log_likelihood(

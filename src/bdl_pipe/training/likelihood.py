@@ -1,7 +1,8 @@
-"""How a network's outputs are read where the noise of regression is one variance, learned as a point."""
+"""A likelihood whose noise of regression is one variance, learned as a point; learners that mix draws under it."""
 
 import math
-from typing import final
+from abc import abstractmethod
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from ..method import Task
 from ..predictive import Categorical, Gaussian, Predictive
+from ..seeds import Seed
+from .learner import Learner
 
 
 @final
@@ -33,3 +36,36 @@ class HomoscedasticLikelihood(nn.Module):
         if self._task == "classification":
             return Categorical(F.log_softmax(outputs, dim=-1))
         return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))
+
+
+class MixtureLearner(Learner):
+    """A learner whose predictive is a mixture of several draws of its network.
+
+    Attributes:
+        spec: the description of the learner; its ``config`` has ``draws`` and ``validation_draws``.
+        likelihood: the likelihood of the network's outputs.
+    """
+
+    spec: Any
+    likelihood: HomoscedasticLikelihood
+
+    @abstractmethod
+    def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Float[Tensor, "draw batch output"]:
+        """Return the outputs of each draw; draw k is the same network for every batch."""
+
+    @final
+    def log_likelihood(self, outputs: Float[Tensor, "batch output"], targets: Tensor) -> Float[Tensor, ""]:
+        """Return log p(y_i | outputs_i), mean over the batch."""
+        return self.likelihood(outputs[None]).log_prob(targets).mean()
+
+    @final
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self.likelihood(self.drawn_outputs(inputs, self.spec.config.draws, rng))
+
+    @final
+    def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self.likelihood(self.drawn_outputs(inputs, self.spec.config.validation_draws, rng))
+
+    def undecayed(self) -> set[str]:
+        """Return the names of the likelihood's parameters."""
+        return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}

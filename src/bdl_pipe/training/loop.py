@@ -99,6 +99,10 @@ class Objective(ABC):
         """Return those of ``parameters()`` that weight decay leaves alone."""
         return []
 
+    def optimiser(self, config: OptimiserConfig) -> torch.optim.Optimizer:
+        """Return the optimiser of ``parameters()``."""
+        return make_optimiser(self.parameters(), config, self.undecayed())
+
     def clip(self, largest: float) -> None:
         """Scale the gradients down to the norm ``largest``, where it is above."""
         torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
@@ -114,7 +118,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
     Raises:
         Diverged: the loss or a parameter became NaN or infinite, or a matrix behind the loss has no factor.
     """
-    optimiser = make_optimiser(task.parameters(), config, task.undecayed())
+    optimiser = task.optimiser(config)
     start, first = resume(task, optimiser, report), distributed.world()[0] == 0
     watch = _Watch(ahead=any(parameter.device.type != "cpu" for parameter in task.parameters()))
     try:

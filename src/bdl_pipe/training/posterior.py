@@ -10,7 +10,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
-from ..method import Inputs, Task
+from ..method import Inputs, StageSpec, Task
 from ..networks import NetworkConfig, fastest_order
 from ..predictive import Predictive
 from ..progress import Report
@@ -120,6 +120,12 @@ class LearnerPosterior(Generic[L]):
 
         fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
         return [cls.fitted_state(spec, *member) for member in zip(fitted, data, rngs, strict=True)]
+
+    @final
+    @classmethod
+    def stage(cls) -> StageSpec:
+        """Return the stage of :meth:`fit`: it may start from a trajectory, and several processes may share a fit."""
+        return StageSpec(fit_many=cls.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
 
     @final
     @classmethod

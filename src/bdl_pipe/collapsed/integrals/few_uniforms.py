@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .layout import blocks, broadcast, check, checked_radius, flat, flat_last, wide, widest
+from .layout import blocks, broadcast, check, checked_batch, flat, flat_last, wide, widest
 from .piece import one_piece
 from .piecewise import Piecewise
 from .softmax import softmax_one
@@ -81,9 +81,7 @@ def triangular_cdf(
     Raises:
         DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
     """
-    reach = checked_radius(radius, y)
-    check(half_widths, MOST, y=y, centre=centre)
-    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    reach, batch = checked_batch(y, centre, half_widths, radius, MOST)
     triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
     widths = torch.cat([triangle, wide(half_widths).expand(*batch, half_widths.shape[-1])], -1)
     step = Piecewise(triangle.new_zeros(1), triangle.new_tensor([[0.0], [1.0]]))
@@ -115,9 +113,7 @@ def expect(
 
 def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
     """Return the triangular density, checked, before it is rounded [*batch]."""
-    reach = checked_radius(radius, y)
-    check(half_widths, MOST, y=y, centre=centre)
-    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    reach, batch = checked_batch(y, centre, half_widths, radius, MOST)
     points = [flat(value, batch) for value in (y, centre, reach)]
     return _blocks(_density, half_widths.shape[-1] + 1, *points, flat_last(half_widths, batch)).reshape(batch)
 

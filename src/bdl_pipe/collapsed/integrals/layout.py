@@ -64,6 +64,19 @@ def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
     return reach
 
 
+def checked_batch(
+    y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor, most: float
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Check the arguments of a density or of a distribution function; return the radius and the shape of the batch.
+
+    Raises:
+        DataError: :func:`checked_radius` or :func:`check` refuses an argument.
+    """
+    reach = checked_radius(radius, y)
+    check(half_widths, most, y=y, centre=centre)
+    return reach, broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+
+
 def check(half_widths: Tensor, most: float, **values: Tensor) -> None:
     """Refuse values and half-widths that no integral takes.
 

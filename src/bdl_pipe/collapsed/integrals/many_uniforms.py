@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .layout import blocks, broadcast, check, checked_radius, flat, flat_last, widest
+from .layout import blocks, checked_batch, flat, flat_last, widest
 from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
@@ -86,9 +86,7 @@ def _over_points(
     radius: float | Tensor,
 ) -> Tensor:
     """Call ``compute`` on edge distances [point], sides [point] and widths [n, point], in chunks of bounded memory."""
-    reach = checked_radius(radius, y)
-    check(half_widths, math.inf, y=y, centre=centre)
-    batch = broadcast(y.shape, centre.shape, half_widths.shape[:-1], reach.shape)
+    reach, batch = checked_batch(y, centre, half_widths, radius, math.inf)
 
     def at(y: Tensor, c: Tensor, r: Tensor, widths: Tensor) -> Tensor:
         side = (y - c).sign()

@@ -17,9 +17,10 @@ from ...config import read
 from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Kind
+from ...networks.flat import check_norm, stateless
 from ...posterior import NetworkSpec
+from ...seeds import Seed
 from ...training import snapshots
-from ..shared.flat_network import FlatNetwork, check_norm
 
 
 def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
@@ -66,7 +67,7 @@ class Experts:
         interface = (self.spec.input_shape, self.spec.outputs)
         ours = (data.input_shape, data.outputs)
         require(interface == ours, "input", f"must be of experts for images and classes of {ours}", interface)
-        self.network = FlatNetwork(self.spec, data.device, "input")
+        self.network = stateless(self.spec.build(Seed(0)).to(data.device), "input")
         counts = []
         for state in states:
             at = snapshots.epochs(state) or []

@@ -20,14 +20,15 @@ from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import Diverged, require
 from ...method import Inputs, Method, StageSpec
+from ...networks.flat import FlatNetwork, check_norm, stateless
 from ...posterior import NetworkDraws, NetworkSpec
 from ...progress import Report
 from ...seeds import Seed
 from ...sgmcmc import diagnostics
 from ...sgmcmc.hamiltonian import Energy, HmcConfig, SghmcConfig, hmc, momenta, sghmc
 from ...sgmcmc.sgld import Thinning
-from ..shared.flat_network import FlatNetwork, check_norm, mean_log_likelihood
 from ..shared.init import Coreset
+from ..shared.likelihood import mean_log_likelihood
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical")
-    network = FlatNetwork(spec, data.device, "network.norm")
+    network = stateless(spec.build(Seed(0)).to(data.device), "network.norm")
     total, classes = config.thinning.steps, coreset.labels.argmax(1)
 
     def energy_at(step: int) -> Energy:
@@ -96,7 +97,7 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
 
         return energy
 
-    start = _start(network, config, data.device, rng)
+    start = _start(spec, network, config, data.device, rng)
     first, at, speeds, draws, moved = _resume(report, start, momenta(start, config.temperature, rng.fold("velocities")))
     for done, at, speeds, accepted in _steps(config, energy_at, at, speeds, first, total, rng):  # noqa: B020
         if not bool(at.isfinite().all()):
@@ -134,11 +135,13 @@ def _steps(
         yield done, weights, speeds, accepted
 
 
-def _start(network: FlatNetwork, config: ChainsConfig, device: torch.device | str, rng: Seed) -> Tensor:
+def _start(
+    spec: NetworkSpec, network: FlatNetwork, config: ChainsConfig, device: torch.device | str, rng: Seed
+) -> Tensor:
     if config.start_sd is not None:
         noise = torch.randn(config.chains, network.size, generator=rng.fold("start").generator())
         return (config.start_sd * noise).to(device)
-    fresh = [network.spec.build(rng.fold("start", chain)).state_dict() for chain in range(config.chains)]
+    fresh = [spec.build(rng.fold("start", chain)).state_dict() for chain in range(config.chains)]
     return torch.stack([network.flat(named) for named in fresh]).to(device)
 
 

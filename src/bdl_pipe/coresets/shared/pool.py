@@ -19,7 +19,7 @@ from ...errors import require
 from ...networks.passes import Precision, trunk_pass
 from ...seeds import Seed
 from ...training import loop
-from .trunk import OptimisedNetwork, fresh, step_on_coreset
+from .trunk import OptimisedNetwork, adam
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class ModelPool:
         return slot, self._members[slot].network
 
     def advance(self, slot: int, images: Tensor, labels: Tensor, augmentation: AugmentConfig) -> Tensor:
-        """Train the network of ``slot`` one step on the coreset, draw it anew at age T, and return its loss []."""
+        """Train the network of ``slot`` one step on the coreset, replace it at age T, and return its loss []."""
         member = self._members[slot]
-        address = self._rng.fold("noise", slot, self._generations[slot], member.steps)
-        loss = step_on_coreset(member, images, labels, augmentation, address)
+        rng = self._rng.fold("noise", slot, self._generations[slot], member.steps)
+        loss = member.step(images, labels, augmentation, rng)
         if member.steps >= self._config.steps:
             self._generations[slot] += 1
             self._members[slot] = self._fresh(slot)
@@ -102,9 +102,10 @@ class ModelPool:
             self._members[slot] = member
 
     def _fresh(self, slot: int) -> OptimisedNetwork:
-        address = self._rng.fold("network", slot, self._generations[slot])
-        made = fresh(self._network, self._input_shape, self._outputs, self._config.lr, rng=address, device=self._device)
-        made.network.compute_by(self._pass)
-        if self._config.compiled:  # filters in the order in which compiled code reads them
-            made.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return made
+        rng = self._rng.fold("network", slot, self._generations[slot])
+        network = networks.build(self._network, self._input_shape, self._outputs, rng=rng).to(self._device)
+        optimiser = adam(network, self._config.lr)
+        network.compute_by(self._pass)
+        if self._config.compiled:  # compiled code reads filters in this order
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return OptimisedNetwork(network, optimiser)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import networks
-from ...artifacts import State, under
+from ...artifacts import State
 from ...config import read, to_mapping
 from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
@@ -21,9 +21,9 @@ from ...method import Inputs
 from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
-from ...training.loop import optimiser_tensors, restore_optimiser
+from ...training.loop import OptimiserConfig, run_steps
 from ..shared.init import Coreset
-from ..shared.trunk import OptimisedNetwork, features, fresh, step_on_coreset
+from ..shared.trunk import TrunkObjective, features
 from .closed_form import HeadPosterior
 
 _CHUNK = 250  # inputs per forward pass, whose activations the processor's cache can hold
@@ -112,34 +112,16 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
 
     Raises:
         ConfigError: :meth:`Coreset.for_fit`.
+        Diverged: the loss or a weight became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset, student = Coreset.for_fit(stored, data), config.student
     outputs = coreset.labels.shape[1]
-    address = rng.fold("network")
-    trained = fresh(config.network, data.input_shape, outputs, student.lr, rng=address, device=data.device)
-    _restore(trained, report.load())
-    while trained.steps < student.steps:
-        address = rng.fold("step", trained.steps)
-        loss = step_on_coreset(trained, coreset.images, coreset.labels, student.augmentation, address)
-        report(trained.steps, student.steps, {"loss": float(loss)})
-        if report.due():
-            report.save(_checkpoint(trained))
+    network = networks.build(config.network, data.input_shape, outputs, rng=rng.fold("network")).to(data.device)
+    task = TrunkObjective(network, coreset, student.augmentation, rng)
+    run_steps(task, OptimiserConfig("adam", student.lr), student.steps, report)
     with torch.no_grad():
-        q = config.head.solve(trained.network, coreset.images, coreset.labels)
+        q = config.head.solve(network, coreset.images, coreset.labels)
     spec = Spec(config.network, data.input_shape, config.head.feature_scale, q.rho, q.ratio)
-    weights = trained.network.state_dict()
+    weights = network.state_dict()
     return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q).state()
-
-
-def _checkpoint(trained: OptimisedNetwork) -> State:
-    tensors = {f"network.{k}": v.detach().clone() for k, v in trained.network.state_dict().items()}
-    return State(tensors | optimiser_tensors(trained.optimiser, "adam"), {"steps": trained.steps})
-
-
-def _restore(trained: OptimisedNetwork, last: State | None) -> None:
-    if last is None:
-        return
-    trained.network.load_state_dict(under("network.", last.tensors))
-    restore_optimiser(trained.optimiser, last.tensors, "adam")
-    trained.steps = int(last.config["steps"])

@@ -11,47 +11,12 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from ...errors import DataError
 from ..raw import Raw
-
-FOLDER_VARIABLE: Final = "BDL_DATA_DIR"
-
-
-@dataclass(frozen=True)
-class File:
-    """One original file: its URL, size and SHA-256 as downloaded; ``content``: SHA-256 once gunzipped."""
-
-    url: str
-    bytes: int
-    sha256: str
-    content: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return the file's name, the last part of its URL."""
-        return self.url.rsplit("/", 1)[1]
-
-
-@dataclass(frozen=True)
-class Archive:
-    """A set made of original files.
-
-    Attributes:
-        files: all of them.
-        shape: of an image, (channel, height, width).
-        parse: the folder that holds them -> raw rows.
-        system: a system package and the folder where it puts the files.
-    """
-
-    name: str
-    files: tuple[File, ...]
-    shape: tuple[int, int, int]
-    parse: Callable[[Path], Raw]
-    system: tuple[str, Path] | None = None
+from .fetch import fetch
+from .files import FOLDER_VARIABLE, Archive, File
 
 
 def read_archive(archive: Archive) -> Raw:
@@ -63,8 +28,6 @@ def read_archive(archive: Archive) -> Raw:
     """
     folder = locate(archive)
     if folder is None:
-        from .fetch import fetch  # TFDS is not needed for anything else
-
         return fetch(archive)
     for file in archive.files:
         verify(folder / file.name, file)

@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 
 from ...errors import DataError
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Raw
-from .archive import Archive, File, members
+from .archive import members
+from .files import Archive, File
 
 _PIXELS: Final = 3 * 32 * 32
 

@@ -17,9 +17,9 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 
 from ...errors import DataError, UserError
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Raw
-from .archive import FOLDER_VARIABLE, Archive
+from .files import FOLDER_VARIABLE, Archive
 
 _TIMEOUT: Final = 3.0  # seconds per host
 _PORTS: Final = {"http": 80, "https": 443}

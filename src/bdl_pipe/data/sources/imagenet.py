@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import DataError, brief, require
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Kind, Raw, Task
 from .images import SUFFIXES, open_npz
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from ...config import LATER
 from ...errors import DataError, brief, require
 from ...files import require_file
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels, relabel
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")

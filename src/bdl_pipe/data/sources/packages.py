@@ -11,9 +11,10 @@ from typing import Final
 import numpy as np
 
 from ...errors import DataError, UserError
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Raw
-from .archive import FOLDER_VARIABLE, manual_folder
+from .archive import manual_folder
+from .files import FOLDER_VARIABLE
 
 _BOSTON: Final = (
     "boston_housing.csv",

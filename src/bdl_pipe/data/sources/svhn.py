@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from ...errors import DataError
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Raw
-from .archive import Archive, File
+from .files import Archive, File
 
 
 def read_svhn(folder: Path) -> Raw:

@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from ...errors import DataError, UserError, brief, require
 from ...files import read_text
-from ..fitdata import Examples
+from ..examples import Examples
 from ..raw import Kind, Raw, Task
-from .archive import FOLDER_VARIABLE, manual_folder
-from .table import Table, check_columns, feature_matrix, open_table, table_rows
+from .archive import manual_folder
+from .columns import feature_matrix
+from .files import FOLDER_VARIABLE
+from .table import Table, check_columns, open_table, table_rows
 
 _CONCRETE: Final = (
     *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),

@@ -1,0 +1,181 @@
+"""``python -m pipeline add data/diamonds.csv --target price``: add a user's file or folder of images to params.yaml.
+
+The data are read and described. A data set with a run of each method is written as an overlay, params/data/<name>.yaml,
+and merged into params.yaml. Nothing is written if anything is wrong.
+"""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bdl_pipe.data.raw import Task
+from bdl_pipe.errors import DataError, UserError, short
+
+from ..core import overlays
+from ..core.load import load, read_yaml
+from ..core.model import SECTIONS
+from . import FOLDER, images, table
+from .cost import estimate
+from .defaults import METHODS, UPSTREAM, upstream_of
+from .images import Images
+from .size import Size
+from .table import Table, listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The options of ``add``, each as ``python -m pipeline add --help`` describes it; None or empty: not given."""
+
+    path: Path
+    target: Sequence[str] = ()
+    task: Task | None = None
+    methods: Sequence[str] = ()
+    leave_out: Sequence[str] = ()
+    size: int | None = None
+    skip_broken: bool = False
+    splits: int | None = None
+    minutes: int = 10
+    log: bool | None = None
+    name: str | None = None
+    calibration: float = 0
+
+    @property
+    def command(self) -> str:
+        """Return the command line that makes the same overlay again."""
+        words = ["python", "-m", "pipeline", "add", str(self.path)]
+        words += [] if self.log is None else ["--log" if self.log else "--no-log"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value and field.name not in ("path", "log"):
+                values = [] if value is True else value if isinstance(value, list | tuple) else [value]
+                words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
+        return shlex.join(words)
+
+
+def add(request: Request, dry_run: bool) -> str:
+    """Describe the data, add them to params.yaml unless it is a dry run, and return the data set's name.
+
+    Raises:
+        UserError: the data cannot be used, or the name is taken.
+    """
+    load()
+    name = request.name or re.sub(r"[^A-Za-z0-9_]+", "_", request.path.stem).strip("_").lower() or "data"
+    _require_free(name)
+    if not request.path.exists():
+        raise DataError(f"{request.path}: is missing")
+    data = _look(request)
+    size = data.size(request.calibration)
+    chosen = _chosen(request.methods, size)
+    seconds = estimate(size, chosen)
+    pace = min(1.0, 60 * request.minutes / seconds)
+    dataset = data.dataset(request.log)
+    overlay = overlay_of(name, dataset, dataclasses.replace(size, pace=pace), chosen, request.splits)
+    for line in [*data.describe(dataset["targets"] == "log"), *_plans(name, data, size, chosen, seconds * pace)]:
+        print(line)
+    if dry_run:
+        print("nothing was written (--dry-run)")
+        return name
+    path = FOLDER / f"{name}.yaml"
+    overlays.write(path, overlay, [f"{name}: {data.rows:,} rows of {request.path}", f"made by: {request.command}"])
+    try:
+        overlays.apply(path)
+    except UserError:
+        path.unlink()
+        raise
+    print(f"written to {path} and merged into params.yaml; now: make repro")
+    print(f"undone by: python -m pipeline remove {name}")
+    return name
+
+
+def _require_free(name: str) -> None:
+    raw: Mapping[str, Any] = read_yaml(Path("params.yaml"))
+    if name in raw.get("datasets", {}):
+        cure = f"choose another with --name, or first: python -m pipeline remove {name}"
+        raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+        raise UserError(f"--name: must be of letters, digits, _ and - alone, got {short(name)}")
+
+
+def _look(request: Request) -> Table | Images:
+    """Read a table or images.
+
+    Raises:
+        UserError: the data cannot be used, or an option does not fit them.
+    """
+    path = request.path
+    if images.is_images(path):
+        for option in ("target", "leave_out", "log", "task"):
+            if getattr(request, option):
+                rule = f"is for tables; the classes of {path} are its folders, or its y"
+                raise UserError(f"--{option.replace('_', '-')}: {rule}")
+        return images.look(path, request.size, request.skip_broken)
+    for option in ("size", "skip_broken"):
+        if getattr(request, option):
+            raise UserError(f"--{option.replace('_', '-')}: is for folders of images, not for {path}")
+    if not request.target:
+        raise UserError(f"--target: is missing; name the column of {path} that is predicted")
+    return table.look(path, request.target, request.task, request.leave_out)
+
+
+def _chosen(methods: Sequence[str], size: Size) -> list[str]:
+    """List the methods of the comparison; ``methods``: only these, or all if it is empty.
+
+    Raises:
+        UserError: a method is unknown, or is not offered for this task or for so many rows.
+    """
+    offered = [name for name, default in METHODS.items() if size.task in default.tasks and default.fits(size)]
+    for name in methods:
+        if name not in offered:
+            rows = f"{size.rows:,} {'rows' if size.image is None else 'images'}"
+            rule = f"is not among the methods for {size.task} of {rows} ({', '.join(offered)})"
+            raise UserError(f"--methods: {short(name)} {rule}")
+    return [name for name in offered if not methods or name in methods]
+
+
+def _plans(name: str, data: Table | Images, size: Size, chosen: Sequence[str], seconds: float) -> list[str]:
+    """Describe the classes, and what will run for how long."""
+    lines = []
+    if data.classes:
+        counts = [f"{label} {count:,}" for label, count in data.classes.items()]
+        lines.append(f"  {len(counts)} classes: {listed(counts)}")
+    splits = "1 split" if size.splits == 1 else f"{size.splits} splits"
+    inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
+    lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
+    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return [*lines, f"  about {duration} with every method; fewer with --methods or --minutes"]
+
+
+def overlay_of(
+    name: str, own: Mapping[str, Any], size: Size, chosen: Sequence[str], splits: int | None = None
+) -> dict[str, Any]:
+    """Return the overlay: the data set, a run of each chosen method, and the runs that these are made from.
+
+    Args:
+        own: the keys of the data set's entry that depend on the data: ``source``, ``normalise`` and ``targets``.
+    """
+    dataset: dict[str, Any] = {
+        **own,
+        "whiten": False,
+        "validation": 0.2 if size.rows < 50_000 else 0.1,
+        "fit_rows": "train_and_validation",
+        "splits": splits or size.splits,
+        "ood": [],
+        "corrupted_images": 0,
+        "corruptions": "made",
+        **({"calibration": size.calibration} if size.calibration else {}),
+    }
+    overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
+    for key in upstream_of(chosen, size):
+        made = UPSTREAM[key]
+        start = f"trajectory/{name}-sgd" if key == "iterates" and not size.small else f"prepare/{name}"
+        run = {"dataset": name, "method": made.method, "seeds": made.seeds, "input": start}
+        overlay[SECTIONS[made.kind]][f"{name}-{key}"] = {**run, "override": made.override(size)}
+    for method in chosen:
+        above, override = METHODS[method].upstream, METHODS[method].override(size)
+        start = f"{UPSTREAM[above].kind}/{name}-{above}" if above else f"prepare/{name}"
+        run = {"dataset": name, "method": method, "setting": "auto", "seeds": 1, "input": start}
+        overlay["runs"][f"{name}-{method}"] = {**run, **({"override": override} if override else {})}
+    return {section: entries for section, entries in overlay.items() if entries}

@@ -1,0 +1,66 @@
+"""Columns that repeat another column, or from which the target can be read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bdl_pipe.errors import DataError, short
+
+_VALUES: Final = 20  # Columns of more different values than this are no classes.
+_SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.
+
+
+def copies(codes: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the columns that are equal to an earlier one, each with the reason why it is left out."""
+    first, reasons = dict[bytes, str](), dict[str, str]()
+    for name, values in codes.items():
+        original = first.setdefault(values.tobytes(), name)
+        if original != name:
+            reasons[name] = f"it is equal to {original}"
+    return reasons
+
+
+def ranked(values: np.ndarray) -> np.ndarray:
+    """Return ranks of mean 0 and norm 1; 0 for empty cells."""
+    from scipy.stats import rankdata
+
+    gaps = np.isnan(values)
+    ranks = np.zeros(len(values))
+    ranks[~gaps] = rankdata(values[~gaps])
+    ranks[~gaps] -= ranks[~gaps].mean() if (~gaps).any() else 0
+    return ranks / max(float(np.linalg.norm(ranks)), 1e-300)
+
+
+def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
+    """Return a remark for each pair of features in which one has the order of the other."""
+    names = list(ranks)
+    if len(names) < 2:
+        return []
+    table = np.stack(list(ranks.values()))
+    pairs = np.argwhere(np.triu(np.abs(table @ table.T), 1) > _SAME_ORDER)
+    return [f"{names[j]} has the order of {names[i]}: one of the two would do" for i, j in pairs]
+
+
+def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
+    """Return a remark for each feature that has the order of the target."""
+    names = [name for name, values in ranks.items() if abs(float(values @ answer)) > _SAME_ORDER]
+    return [f"{name} has the order of the target {target}: is it known when you predict?" for name in names]
+
+
+def require_no_leak(name: str, values: np.ndarray, target: str, answer: np.ndarray, path: Path) -> None:
+    """Raise DataError if a feature is equal to the target, or has the target's classes under other names."""
+    if np.array_equal(values, answer) or _same_partition(values, answer):
+        cure = f"leave it out with --leave-out {name}, or choose another target"
+        raise DataError(f"{path}: column {short(name)} is the target {short(target)} once more; {cure}")
+
+
+def _same_partition(first: np.ndarray, second: np.ndarray) -> bool:
+    """Return True if two columns of few values divide the rows alike."""
+    if np.isnan(first).any():
+        return False
+    counts = [len(np.unique(column)) for column in (first, second)]
+    if counts[0] != counts[1] or counts[0] > _VALUES:
+        return False
+    return len(np.unique(np.stack([first, second]), axis=1).T) == counts[0]

@@ -1,0 +1,108 @@
+"""The size of a data set, and the network and the training that follow from it."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bdl_pipe.data.raw import Task
+
+_TRAIN_SHARE: Final = 0.9  # Standard splits train on this share of the rows.
+_FEATURE_SIDE: Final = 4  # A ConvNet's features are at most this many pixels a side.
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The properties of a data set from which hyperparameters follow.
+
+    Attributes:
+        rows: rows of the file.
+        width: numbers in a row, as a network sees them.
+        pace: a factor of all steps; below 1 where the usual steps would take too long.
+        calibration: the share of the training rows that no fit sees.
+        image: (channel, height, width) of images; None: rows of a table.
+        fewest: training rows of the smallest class; 0: unknown.
+        has_test: whether the data set brings test rows of its own.
+    """
+
+    task: Task
+    rows: int
+    width: int
+    pace: float = 1.0
+    calibration: float = 0.0
+    image: tuple[int, int, int] | None = None
+    fewest: int = 0
+    has_test: bool = False
+
+    @property
+    def train(self) -> int:
+        """Return the number of training rows of one split."""
+        return int((1 if self.has_test else _TRAIN_SHARE) * self.rows * (1 - self.calibration))
+
+    @property
+    def splits(self) -> int:
+        """Return the number of splits: fewer rows need more splits."""
+        if self.has_test:
+            return 1
+        return 5 if self.rows < 1_000 else 3 if self.rows < 10_000 and self.image is None else 1
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows of a step."""
+        if self.image is not None:
+            return 32 if self.train < 2_000 else 64
+        return 32 if self.train < 2_000 else 128 if self.train < 20_000 else 256 if self.train < 200_000 else 1024
+
+    @property
+    def hidden(self) -> list[int]:
+        """Return the widths of the hidden layers."""
+        return [64] if self.train < 1_000 else [64, 64] if self.train < 10_000 else [128, 128]
+
+    def steps(self, usual: int) -> int:
+        """Return the number of steps at this pace; ``usual`` is right for 1,000 to 10,000 rows."""
+        scale = 0.5 if self.train < 1_000 else 1.0 if self.train < 10_000 else 2.0
+        return max(100, round(self.pace * scale * usual))
+
+    def epochs(self, usual: int) -> int:
+        """Return the number of epochs that take about as many steps."""
+        return max(1, round(self.steps(usual) / self.steps_per_epoch))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of whole batches in an epoch."""
+        return max(1, self.train // self.batch)
+
+    @property
+    def network(self) -> Section:
+        """Return the network of all methods. It has no batch norm, which chains and some weights cannot have."""
+        return {"name": "mlp", "hidden": self.hidden} if self.image is None else self.convnet(_FEATURE_SIDE)
+
+    def convnet(self, side: int, width: int | None = None) -> Section:
+        """Return a ConvNet with features of at most ``side`` pixels a side."""
+        assert self.image is not None
+        pixels, blocks = min(self.image[1:]), 1
+        while pixels // 2 ** (blocks + 1) >= 1 and pixels / 2**blocks > side:
+            blocks += 1
+        channels = width or (16 if blocks <= 3 else 8)
+        return {"name": "convnet", "width": channels, "blocks": blocks, "norm": "instance", "pool": "max"}
+
+    @property
+    def small(self) -> bool:
+        """Return True if a network could memorise the rows in these steps, so that validation rows must end its fit."""
+        return self.train < 10_000
+
+    def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw") -> Section:
+        """Return the optimiser: one cycle or, where validation rows end the fit, a constant learning rate."""
+        weight_decay = (0.1 if self.small else 0.01) if decay is None else decay
+        schedule = {"lr": 0.4 * lr, "schedule": "constant"} if self.small else {"lr": lr, "schedule": "one_cycle"}
+        return {"name": name, **schedule, "warmup": 0.3, "weight_decay": weight_decay, "grad_clip_norm": 1.0}
+
+    def training(
+        self, lr: float = 5e-3, steps: int = 2_000, decay: float | None = None, name: str = "adamw"
+    ) -> Section:
+        """Return the section ``training`` of a method; validation rows stop the fit early where there are few rows."""
+        epochs = self.epochs(steps)
+        every = max(1, epochs // 50)
+        stopping = {"every": every, "patience": max(every, epochs // 3)} if self.small else None
+        optimiser = self.optimiser(lr, decay, name)
+        return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping}

@@ -1,1 +1,0 @@
-"""Ray jobs: calls of a function on a cluster of which this machine reaches the dashboard's port alone."""

@@ -1,0 +1,284 @@
+"""Reading and checking params.yaml as a whole, before anything else happens.
+
+Every command reads the file first, so a wrong value anywhere stops everything in the first second. DVC reads the file
+itself, to know what has changed.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bdl_pipe import config, plugins
+from bdl_pipe.config import nearest
+from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
+from bdl_pipe.errors import ConfigError, DataError, brief, require
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.files import read_text
+from bdl_pipe.method import Kind, Method, StageSpec
+
+from .model import FIT_KINDS, SECTIONS, Params, ReportConfig, Run, RunSpec, files_of
+
+_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None = None) -> Params:
+    """Read and check the whole of a params file.
+
+    Args:
+        registry: the known methods; the library's by default.
+
+    Raises:
+        ConfigError: the first key that breaks its rule, with its path, the rule and the value.
+        DataError: the file is missing or is not YAML.
+        PluginError: a plugin that it names is missing, or cannot be imported.
+    """
+    return typed(read_yaml(path), registry)
+
+
+def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) -> Params:
+    """Check a params file that has been read, as :func:`load` does.
+
+    Raises:
+        ConfigError, PluginError: as :func:`load`.
+    """
+    sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
+    _keys(raw, sections, optional=("inputs", "plugins"))
+    plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
+    registry = _library() if registry is None else registry
+    seed = raw["seed"]
+    require(type(seed) is int and seed >= 0, "seed", "must be a whole number >= 0", seed)
+    datasets = {k: config.read(DatasetConfig, v, f"datasets.{k}") for k, v in _section(raw, "datasets").items()}
+    for key, dataset in datasets.items():
+        for i, name in enumerate(dataset.ood):
+            ood_source(name, datasets, f"datasets.{key}.ood[{i}]")
+        for i, name in enumerate(dataset.transfer):
+            transfer_source(name, key, datasets, f"datasets.{key}.transfer[{i}]")
+    for name, section in _section(raw, "methods").items():
+        require(name in registry, f"methods.{name}", f"is not a method{nearest(name, registry)}")
+        config.read(registry[name].config, section, f"methods.{name}")
+    bundles = {key: _bundle(key, value) for key, value in _section(raw, "inputs").items()} if "inputs" in raw else {}
+    runs: dict[tuple[str, str], Run] = {}
+    for kind in FIT_KINDS:
+        for key, value in _section(raw, SECTIONS[kind]).items():
+            runs[kind, key] = _run(kind, key, value, raw, runs, registry, datasets, bundles)
+    for key, bundle in bundles.items():
+        _check_bundle(key, bundle, runs, datasets)
+    evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
+    return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+
+
+def _library() -> Mapping[str, Method]:
+    from bdl_pipe.registry import METHODS
+
+    return METHODS
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Read a YAML mapping. A key that stands twice is an error, and 1e-3 is a number (as in YAML 1.2)."""
+    if not os.path.lexists(path):
+        raise DataError(f"{path}: there is no such file in {Path.cwd()}")
+    text = read_text(path)
+    try:
+        loaded = yaml.load(text, _Loader)
+    except RecursionError:
+        raise DataError(f"{path}: is nested too deep") from None
+    except Exception as error:  # The constructor of an explicit tag may raise anything.
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path}: must be sections (key: value)")
+    return loaded
+
+
+def _keys(raw: Mapping[str, Any], known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    for key in raw:
+        require(key in (*known, *optional), str(key), f"is not a known section{nearest(key, (*known, *optional))}")
+    for key in known:
+        require(key in raw, key, "is missing")
+
+
+def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = raw[name] if raw[name] is not None else {}
+    require(isinstance(section, dict), name, "must be a section (key: value)", section)
+    for key in section:
+        good = isinstance(key, str) and _KEY.fullmatch(key) is not None
+        require(good, f"{name}.{key}", "must be a key of letters, digits, _ and - alone", key)
+    return section
+
+
+def _run(
+    kind: Kind,
+    key: str,
+    value: Any,
+    raw: Mapping[str, Any],
+    above: Mapping[tuple[str, str], Run],
+    registry: Mapping[str, Method],
+    datasets: Mapping[str, DatasetConfig],
+    bundles: Mapping[str, Mapping[Kind, str]],
+) -> Run:
+    path = f"{SECTIONS[kind]}.{key}"
+    spec = config.read(RunSpec, value, path)
+    require(kind == "student" or not spec.setting, f"{path}.setting", "is for runs only", spec.setting)
+    require(kind != "student" or spec.setting != "", f"{path}.setting", "is missing")
+    _known(spec.dataset, datasets, f"{path}.dataset", "a data set")
+    _known(spec.method, registry, f"{path}.method", "a method")
+    methods = _section(raw, "methods")
+    _known(spec.method, methods, f"{path}.method", "a section of methods")
+    method = registry[spec.method]
+    stages = ", ".join(method.stages)
+    require(
+        kind in method.stages, f"{path}.method", f"must be a method that makes a {kind}", f"{method.name}: {stages}"
+    )
+    task = datasets[spec.dataset].task
+    require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {spec.dataset})", method.name)
+    merged = config.merge(methods[spec.method], spec.override)
+    numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
+    run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
+    for file in files_of(run.config):
+        require(file.is_file(), f"methods.{spec.method}", f"must name files that are there in {Path.cwd()}", str(file))
+    _check_sources(run, path, above, datasets)
+    return run
+
+
+def _bundle(key: str, value: Any) -> dict[Kind, str]:
+    """Check an entry of ``inputs``: stage kind -> ``<stage kind>/<run>``."""
+    path = f"inputs.{key}"
+    require(isinstance(value, dict) and len(value) > 1, path, "must be two artifacts or more (kind: kind/run)", value)
+    for kind, name in value.items():
+        require(kind in FIT_KINDS, f"{path}.{kind}", f"must be a stage kind{nearest(kind, FIT_KINDS)}")
+        shape = isinstance(name, str) and name.startswith(f"{kind}/") and _KEY.fullmatch(name.removeprefix(f"{kind}/"))
+        require(bool(shape), f"{path}.{kind}", f"must be {kind}/<run>", name)
+    return value
+
+
+def _check_bundle(
+    key: str,
+    bundle: Mapping[Kind, str],
+    runs: Mapping[tuple[str, str], Run],
+    datasets: Mapping[str, DatasetConfig],
+) -> None:
+    """Check that the runs of an entry of ``inputs`` exist and have one data set, or it and the step before it."""
+    datasets_of = {}
+    for kind, name in bundle.items():
+        known = [k for other, k in runs if other == kind]
+        source = name.removeprefix(f"{kind}/")
+        require(
+            source in known, f"inputs.{key}.{kind}", f"must be a run of {SECTIONS[kind]}{nearest(source, known)}", name
+        )
+        datasets_of[name] = runs[kind, source].spec.dataset
+    used = [datasets[name] for name in dict.fromkeys(datasets_of.values())]
+    steps = len(used) == 2 and (used[0].comes_after(used[1]) or used[1].comes_after(used[0]))
+    require(len(used) == 1 or steps, f"inputs.{key}", "must be of one data set", datasets_of)
+
+
+def _sources(
+    spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
+) -> Mapping[Kind, str]:
+    """Return the runs that a spec names as its input: every kind that its stage needs, or some where it may choose."""
+    needs, required, data = stage.needs, stage.required, f"prepare/{spec.dataset}"
+    meant = [f"{kind}/<run>" for kind in needs if required <= {kind}]
+    meant += [f"inputs/<key> with {' and '.join(needs)}"] * (len(required) > 0 and len(needs) > 1)
+    meant += [data] * (not required)
+    place, rule = f"{path}.input", f"must be {' or '.join(meant)}"
+    if spec.input == data:
+        require(not required, place, rule, spec.input)
+        return {}
+    kind, _, key = spec.input.partition("/")
+    if kind == "inputs" and len(needs) > 1:
+        _known(key, bundles, place, "a key of inputs")
+        keys = {of: name.removeprefix(f"{of}/") for of, name in bundles[key].items()}
+        named = f"{spec.input}: {', '.join(keys)}"
+    else:
+        keys, named = {of: key for of in needs if of == kind and _KEY.fullmatch(key)}, spec.input
+    require(required <= keys.keys() <= needs.keys() and len(keys) > 0, place, rule, named)
+    return keys
+
+
+def _check_sources(
+    run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
+) -> None:
+    """Check that a run's sources stand above it, with its data and enough seeds, and that their configs fit its own."""
+    place, configs, own = f"{path}.input", {}, run.spec.dataset
+    for kind, key in run.sources.items():
+        known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
+        require(key in known, place, f"must be a run above{nearest(key, known)}", name)
+        source = above[kind, key]
+        if run.stage.needs[kind] == "earlier":
+            right, rule = datasets[own].comes_after(datasets[source.spec.dataset]), f"one step before {own}"
+        else:
+            right, rule = source.spec.dataset == own, own
+        require(right, place, f"must be of the data set {rule}", f"{name}: {source.spec.dataset}")
+        enough = run.stage.needs[kind] != "one_to_one" or run.spec.seeds <= source.spec.seeds
+        require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, those of its input", run.spec.seeds)
+        configs[kind] = source.config
+    if run.stage.validate_sources is not None:
+        try:
+            run.stage.validate_sources(run.config, configs)
+        except ConfigError as error:
+            raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
+
+
+def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
+    require(key in known, path, f"must be {what}{nearest(key, known)}", key)
+
+
+def unwatched(params: Params) -> list[str]:
+    """Return a line for each file and data set of which DVC does not notice changes."""
+    watched = [Path(name).absolute() for name in ("data", "plugins")]
+    lines = []
+    for name in params.plugins:
+        if not (name.endswith(".py") and Path(name).absolute().is_relative_to(Path("plugins").absolute())):
+            lines.append(f"plugins: {name} is outside plugins/, so a change in it goes unnoticed by a plain dvc repro")
+    named = {(run.method.name, file): None for run in params.runs.values() for file in params.files_of(run)}
+    lines += [
+        f"methods.{method}: {file} is outside data/ and plugins/, so a change in it goes unnoticed by a plain dvc repro"
+        for method, file in named
+        if not any(file.absolute().is_relative_to(folder) for folder in watched)
+    ]
+    for key, dataset in params.datasets.items():
+        outside = [p for p in dataset.source.files() if not p.absolute().is_relative_to(Path("data").absolute())]
+        lines += [
+            f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed" for path in outside
+        ]
+        for kind, names in (("ood", dataset.ood), ("transfer", dataset.transfer)):
+            lines += [
+                f"datasets.{key}.{kind}: a change of datasets.{name}.source goes unnoticed (dvc repro -f prepare@{key})"
+                for name in names
+                if name in params.datasets
+            ]
+    return lines
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen = set()
+    for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key_node.start_mark)
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key {key} stands twice", problem_mark=key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = loader.construct_yaml_int(node)
+    if abs(value) >= 2**63:
+        raise yaml.MarkedYAMLError(problem="a whole number must be below 2^63", problem_mark=node.start_mark)
+    return value
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+0123456789.")
+)

@@ -1,0 +1,173 @@
+"""The typed view of params.yaml: runs, and the params file as a whole; checked by :mod:`pipeline.core.load`."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from bdl_pipe import plugins
+from bdl_pipe.config import nearest
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.errors import ConfigError, require
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.method import Kind, Method, StageSpec
+
+SECTIONS: Final[Mapping[str, str]] = {
+    "trajectory": "trajectories",
+    "teacher": "teachers",
+    "coreset": "coresets",
+    "student": "runs",
+}
+FIT_KINDS: Final = get_args(Kind)  # A kind may be made from the kinds before it.
+_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # It has no sign of Markdown, HTML or rich markup.
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as it is written in params.yaml.
+
+    Attributes:
+        dataset: a key of ``datasets``.
+        method: a key of ``methods``.
+        seeds: how many results are made for each split of the data.
+        input: the run is made from this: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or
+            ``inputs/<key>``, which is several of these.
+        override: hyperparameters of this run in place of the method's.
+        setting: the column of the comparison that distinguishes runs of one method (section ``runs`` only).
+    """
+
+    dataset: str
+    method: str
+    seeds: int
+    input: str
+    override: dict[str, Any] = field(default_factory=dict)
+    setting: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
+        rule = "must be words of letters, digits and . _ - + = % ( ), one space between them"
+        require(_SETTING.fullmatch(self.setting) is not None, "setting", rule, self.setting)
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """The section ``report`` of params.yaml.
+
+    Attributes:
+        figures_dpi: CSS pixels an inch of figure.
+    """
+
+    figures_dpi: int
+
+    def __post_init__(self) -> None:
+        require(self.figures_dpi > 0, "figures_dpi", "must be > 0", self.figures_dpi)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A checked run, with its method, its typed hyperparameters and its inputs.
+
+    Attributes:
+        sources: stage kind -> key of the runs that it is made from, beside its data.
+    """
+
+    kind: Kind
+    key: str
+    spec: RunSpec
+    method: Method
+    config: Any
+    sources: Mapping[Kind, str]
+
+    @property
+    def stage(self) -> StageSpec:
+        """Return the method's description of the run's stage kind."""
+        return self.method.stages[self.kind]
+
+
+@dataclass(frozen=True)
+class Params:
+    """A params file, typed and checked as a whole.
+
+    Attributes:
+        inputs: common name -> artifacts that are read together: stage kind -> ``<stage kind>/<run>``.
+        raw: the file as it was read.
+    """
+
+    seed: int
+    datasets: Mapping[str, DatasetConfig]
+    inputs: Mapping[str, Mapping[Kind, str]]
+    runs: Mapping[tuple[str, str], Run]
+    evaluate: EvaluateConfig
+    report: ReportConfig
+    raw: Mapping[str, Any]
+
+    @property
+    def plugins(self) -> Sequence[str]:
+        """Return the names of the plugins that params.yaml names."""
+        return self.raw.get("plugins") or ()
+
+    @property
+    def method_names(self) -> set[str]:
+        """Return the methods that have a section or a run."""
+        return {*self.raw["methods"], *(run.method.name for run in self.runs.values())}
+
+    def method_of(self, kind: str, key: str) -> str:
+        """Return the method that a stage runs; empty: the stage runs no method."""
+        run = self.runs.get(("student" if kind == "evaluate" else kind, key))
+        return run.method.name if run else ""
+
+    def modules_of(self, run: Run) -> set[str]:
+        """Return the modules that define the configs of a run and of its upstream runs."""
+        return set[str]().union(*(_modules(above.config) for above in self.lineage(run)))
+
+    def plugins_of(self, run: Run) -> list[str]:
+        """List the plugins that define the run's method, its config, or the config of an upstream run."""
+        modules = {run.method.config.__module__, *self.modules_of(run)}
+        owners = {plugin.name for module in modules if (plugin := plugins.plugin_of(module))}
+        return [name for name in self.plugins if name in owners]
+
+    def files_of(self, run: Run) -> list[Path]:
+        """List the user's files that a run's hyperparameters name."""
+        return sorted(set(files_of(run.config)))
+
+    def run(self, kind: str, key: str) -> Run:
+        """Return the run ``key`` of a stage kind.
+
+        Raises:
+            ConfigError: there is no such run; with the nearest name.
+        """
+        if (kind, key) not in self.runs:
+            known = [k for other, k in self.runs if other == kind]
+            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, known)}")
+        return self.runs[kind, key]
+
+    def of(self, kind: str) -> list[Run]:
+        """List the runs of a stage kind."""
+        return [run for run in self.runs.values() if run.kind == kind]
+
+    def of_method(self, method: str) -> list[Run]:
+        """List the runs of a method, of all stage kinds."""
+        return [run for run in self.runs.values() if run.method.name == method]
+
+    def lineage(self, run: Run) -> list[Run]:
+        """List a run's upstream runs and then the run itself; each run stands after the runs that it is made from."""
+        above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
+        return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
+
+
+def _modules(value: Any) -> set[str]:
+    """Return the modules that define a config and the configs in it."""
+    if not dataclasses.is_dataclass(value):
+        return set()
+    inside = [_modules(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return {type(value).__module__}.union(*inside)
+
+
+def files_of(value: Any) -> list[Path]:
+    """Return the user's files that a config and the configs in it name."""
+    if not dataclasses.is_dataclass(value):
+        return []
+    own = value.files() if hasattr(value, "files") else []
+    return own + [path for field in dataclasses.fields(value) for path in files_of(getattr(value, field.name))]

@@ -1,0 +1,129 @@
+"""Changes of params.yaml: an overlay is merged into it, or a data set is taken out. Comments and order stay.
+
+An overlay names only what it changes. A change is written only if the result is valid as a whole.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bdl_pipe.config import same_variant
+from bdl_pipe.errors import DataError, UserError, short
+from bdl_pipe.files import write_bytes
+
+from .load import load, read_yaml
+from .model import SECTIONS
+
+PARAMS: Final = Path("params.yaml")
+_SHOWN: Final = 4  # A message names this many of a section's new entries.
+
+
+def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
+    """Merge the file ``overlay`` into ``target``, and return what changed: a line each, new entries a line a section.
+
+    Raises:
+        DataError: a file is missing or is not YAML.
+        ConfigError: the merged whole would break a rule; ``target`` stays as it was.
+    """
+    changes = read_yaml(overlay)
+    lines: list[str] = []
+    new: dict[str, list[str]] = {}
+    with _edited(target) as document:
+        _merge(document, changes, "", lines, new)
+    return lines + [_brief(section, names) for section, names in new.items()]
+
+
+def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
+    """Take a data set and the runs on it out of ``target``, and count the removed entries: section -> count.
+
+    Raises:
+        UserError: there is no such data set, or the rest would break a rule; ``target`` stays as it was.
+    """
+    counts = {"datasets": 1}
+    with _edited(target) as document:
+        if name not in document["datasets"]:
+            raise UserError(f"{target}: has no data set {short(name)} (it has {', '.join(document['datasets'])})")
+        _delete(document, "datasets", [name])
+        for section in SECTIONS.values():
+            keys = [key for key, run in (document.get(section) or {}).items() if run.get("dataset") == name]
+            _delete(document, section, keys)
+            counts |= {section: len(keys)} if keys else {}
+    return counts
+
+
+def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
+    """Write an overlay file; ``comments`` at its head say where its values come from."""
+    import yaml
+
+    head = "".join(f"# {line}\n" for line in comments)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, (head + yaml.safe_dump(dict(overlay), sort_keys=False)).encode())
+
+
+@contextmanager
+def _edited(target: Path) -> Iterator[Any]:
+    """Yield the document of a params file to be changed in place, then check the changed document and write it.
+
+    Raises:
+        UserError: the file cannot be read, or the changed document breaks a rule; the file stays as it was.
+    """
+    from ruamel.yaml import YAML
+
+    read_yaml(target)
+    yaml = YAML()  # The round trip keeps comments, order and flow style.
+    yaml.preserve_quotes, yaml.width = True, 4096
+    document: Any = yaml.load(target.read_text())
+    yield document
+    text = io.StringIO()
+    yaml.dump(document, text)
+    _check(text.getvalue(), target)
+    write_bytes(target, text.getvalue().encode())
+
+
+def _check(text: str, target: Path) -> None:
+    """Read ``text`` as a params file before it replaces ``target``."""
+    trial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        trial.write_text(text)
+        load(trial)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror})") from None
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def _merge(
+    base: MutableMapping[str, Any],
+    overlay: Mapping[str, Any],
+    prefix: str,
+    lines: list[str],
+    new: MutableMapping[str, list[str]],
+) -> None:
+    """Merge in place as ``config.merge`` does: another variant (with another ``name``) replaces the old one whole."""
+    for key, value in overlay.items():
+        old = base.get(key)
+        if isinstance(old, MutableMapping) and isinstance(value, Mapping) and same_variant(old, value):
+            _merge(old, value, f"{prefix}{key}.", lines, new)
+        elif old != value:
+            base[key] = value
+            if old is None and isinstance(value, Mapping):
+                new.setdefault(prefix.removesuffix("."), []).append(key)
+            else:
+                lines.append(f"{prefix}{key}: {'(new)' if old is None else old} -> {value}")
+
+
+def _brief(section: str, names: list[str]) -> str:
+    """Return one line for the new entries of a section, since an overlay may have a hundred."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"{section}: {len(names)} new: {shown}"
+
+
+def _delete(document: Any, section: str, keys: list[str]) -> None:
+    """Delete entries of a section. An empty section is written as {}: its comments alone would not be a section."""
+    for key in keys:
+        del document[section][key]
+    if keys and not document[section]:
+        document[section] = {}

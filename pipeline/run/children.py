@@ -1,0 +1,159 @@
+"""Processes of stages, forked from one process that has imported what stages need (Python's own forkserver).
+
+A stage's process is the leader of a session of its own. It ends with the process that it was forked from, which ends
+with the command, so that no stage outlives a command that was killed.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from bdl_pipe import plugins
+from bdl_pipe.errors import UserError
+
+from ..core import signals
+
+PRELOAD: Final = ("pipeline.run.preload",)
+FAILED: Final = 2  # exit code of a stage that said why in one line
+SAME: Final = 3  # exit code of a stage that was up to date
+INTERRUPTED: Final = 130
+_GRACE_SECONDS: Final = 8.0  # between SIGINT and SIGKILL
+_KEPT_LINES: Final = 15
+
+
+class Child:
+    """A process that runs a function, and whose output is read here.
+
+    Attributes:
+        name: of the stage.
+        requests: a connection on which the process may ask for something, such as the address of a Ray head.
+        last: the last lines that the process printed.
+    """
+
+    def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[Any]) -> None:
+        """Start ``function(*arguments, requests)``; its value is the exit code of the process."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD])
+        self._output, writer = context.Pipe(duplex=False)
+        self.requests, asking = context.Pipe()
+        # Plugins are imported before anything that they define is read.
+        sent = plugins.loaded(), pickle.dumps((function, tuple(arguments)))
+        self._process = context.Process(target=_main, args=(name, writer, asking, *sent), name=name)
+        self.name, self.last, self._began = name, deque[str](maxlen=_KEPT_LINES), time.monotonic()
+        self._rest = b""
+        self._seconds: float | None = None
+        self._process.start()
+        writer.close()
+        asking.close()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds from the start to the end, or until now."""
+        return time.monotonic() - self._began if self._seconds is None else self._seconds
+
+    @property
+    def waitables(self) -> list[Any]:
+        """Return what ``multiprocessing.connection.wait`` takes: output, requests, and the end of the process."""
+        return [self._output, self.requests, self._process.sentinel]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that the process has printed since the last call."""
+        while self._output.poll():
+            part = os.read(self._output.fileno(), 1 << 16)
+            if not part:
+                break
+            *whole, self._rest = (self._rest + part).split(b"\n")
+            yield from self._texts(whole)
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, minus the signal's number where one ended the process; None while it runs."""
+        return self._process.exitcode
+
+    def close(self) -> Iterator[str]:
+        """Yield the last lines of a process that has ended, and close its connections."""
+        self._seconds = self.seconds
+        yield from self.lines()
+        yield from self._texts([self._rest])
+        self._process.join()
+        self._output.close()
+        self.requests.close()
+
+    def why(self) -> list[str]:
+        """Return the last lines of a process that failed, with its end where it could not say so itself."""
+        code = self.exit_code() or 0
+        if code >= 0:
+            return list(self.last) or [f"ended with exit code {code}"]
+        return [*self.last, f"ended by {signal.Signals(-code).name}; the same command goes on from its last checkpoint"]
+
+    def _texts(self, parts: Sequence[bytes]) -> Iterator[str]:
+        for part in parts:
+            if text := part.decode(errors="replace").rstrip():
+                self.last.append(text)
+                yield text
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the process and to what it has started."""
+        if self._process.pid is not None and self.exit_code() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGINT)
+
+    def family(self) -> list[Any]:
+        """Return the process and all that it has started, as ``psutil.Process``."""
+        import psutil
+
+        try:
+            process = psutil.Process(self._process.pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+
+def stop(children: Sequence[Child]) -> None:
+    """Interrupt the children, and kill all that is left after a while."""
+    if not children:
+        return
+    import psutil
+
+    family = [process for child in children for process in child.family()]
+    for child in children:
+        child.interrupt()
+    _, alive = psutil.wait_procs(family, timeout=_GRACE_SECONDS)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _main(name: str, output: Connection, requests: Connection, used: Sequence[plugins.Plugin], work: bytes) -> None:
+    os.setsid()  # Ctrl-C goes to the command alone, which passes it on.
+    _end_with_command()
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
+    signals.interruptible()
+    try:
+        function, arguments = plugins.opened(used, work)
+        code = function(*arguments, requests)
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        code = FAILED
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _end_with_command() -> None:
+    """Let the kernel kill this process when the one that it was forked from ends, which ends with the command."""
+    signals.end_with_parent()
+    command = multiprocessing.parent_process()
+    if command is not None and not command.is_alive():  # It ended before the kernel was asked.
+        os._exit(INTERRUPTED)

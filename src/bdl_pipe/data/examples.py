@@ -1,0 +1,30 @@
+"""Rows of data as they are read: inputs with their targets, in original units."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A set of raw rows with their targets, in original units.
+
+    Attributes:
+        inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
+        targets: labels int64 [n] or targets float64 [n, output].
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def cut(self, count: int) -> "tuple[Examples, Examples]":
+        """Give views of the first ``count`` rows and of the rest."""
+        return Examples(self.inputs[:count], self.targets[:count]), Examples(self.inputs[count:], self.targets[count:])
+
+    def same(self, other: "Examples") -> bool:
+        """Tell whether both are views of the same memory."""
+        pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
+        return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)

@@ -1,0 +1,73 @@
+"""A metric: its name, the function that computes it, how a report prints it; and a mean that batches add up to."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..predictive import Predictive
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A sum in float64 and the count of its values; ``Mean()`` is the neutral element of ``+``."""
+
+    sum: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Mean":
+        """Return the mean of all the values of a tensor."""
+        return cls(float(values.double().sum()), values.numel())
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.sum + other.sum, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """Return the mean; NaN where nothing was counted."""
+        return self.sum / self.count if self.count else math.nan
+
+    @property
+    def root(self) -> float:
+        """Return the root of the mean: RMSE, of squared errors."""
+        return math.sqrt(self.value)
+
+
+BatchMetric = Callable[[Any, Tensor], Mean | None]  # the first argument is a predictive of the metric's kind
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a posterior on rows whose targets are known.
+
+    Attributes:
+        name: its name in stored scores.
+        label: its title in a report.
+        about: one sentence for readers.
+        better: +1: a higher value is better; -1: a lower value is better; 0: neither is.
+        percent: a report prints the value as per cent.
+        of: computes the mean of one batch from its predictive and its targets, both in original units; None where the
+            predictive has no such score. Without a function, :mod:`bdl_pipe.evaluation` computes the metric together
+            with others.
+        kind: the predictives that ``of`` takes.
+        value: the score of the mean over all batches.
+        shifted: the metric is also computed on corrupted images and on rows of another data set.
+    """
+
+    name: str
+    label: str
+    about: str
+    better: Literal[-1, 0, 1]
+    percent: bool = False
+    of: BatchMetric | None = None
+    kind: type[Any] = Predictive
+    value: Callable[[Mean], float] = attrgetter("value")
+    shifted: bool = False
+
+    def batch(self, predictive: Predictive, targets: Tensor) -> Mean | None:
+        """Return the mean of one batch; None where evaluation computes the metric, or the predictive has none."""
+        return self.of(predictive, targets) if self.of is not None and isinstance(predictive, self.kind) else None

@@ -1,0 +1,66 @@
+"""Plans of stages that are names alone, and what their processes do; functions that a forked process can import."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bdl_pipe.errors import UserError
+from pipeline.plan.plan import Plan, Stage
+from pipeline.run import children, pool
+from pipeline.run.children import SAME, Child
+
+
+def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:
+    """A plan of stage -> what it needs, each after all that it needs."""
+    return {name: Stage(name, "", frozenset(above), (), (), {}, {}) for name, above in needs.items()}
+
+
+def work(name: str, folder: Path, act: str, requests: Connection) -> int:
+    """Write the name to ``order``, and then do what ``act`` says."""
+    with open(folder / "order", "a") as file:
+        file.write(f"{name}\n")
+    print(f"{name} speaks")
+    if act == "same":
+        return SAME
+    if act == "refuse":
+        raise UserError("no such file")
+    if act == "break":
+        raise ValueError("a bug")
+    if act.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[act])
+    if act == "hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (folder / f"{name}.pids").write_text(f"{os.getpid()} {child.pid}")
+        with contextlib.suppress(OSError):
+            requests.recv()  # Nothing is ever sent: the process ends by a signal alone.
+    return 0
+
+
+def starter(folder: Path, acts: Mapping[str, str]) -> "pool.Callable[[str], Child]":
+    return lambda name: Child(name, work, (name, folder, acts.get(name, "")))
+
+
+@contextlib.contextmanager
+def waiting(folder: Path, *names: str) -> Iterator[list[int]]:
+    """Wait until the stages hang, and yield the process ids of them and of what they have started."""
+    files = [folder / f"{name}.pids" for name in names]
+    while not all(file.is_file() and len(file.read_text().split()) == 2 for file in files):
+        time.sleep(0.05)
+    yield [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def main(folder: str) -> None:
+    """A command that runs two stages that hang; it is started with SIGINT ignored, as in the background of a script."""
+    os.chdir(folder)
+    children.PRELOAD = ("pool_cases",)
+    pool.schedule(plan_of({"a": [], "b": []}), "ab", starter(Path(folder), {"a": "hang", "b": "hang"}), jobs=2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

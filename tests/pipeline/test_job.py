@@ -1,0 +1,377 @@
+"""A whole command as one Ray job: with a client that is a fake, and once with a real head."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bdl_pipe.errors import UserError
+from pipeline import job
+from pipeline.core.settings import Settings
+
+SETTINGS = Settings(jobs="http://head:8265", remote="on")
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+
+
+class Status(str):
+    def is_terminal(self) -> bool:
+        return self in ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+RUNNING = Status("RUNNING")
+
+
+@dataclass
+class Job:
+    submission_id: str
+    metadata: dict[str, str]
+    status: Status = RUNNING
+    message: str = ""
+    driver_exit_code: int | None = None
+    start_time: int = 0
+
+
+@dataclass
+class Client:
+    """The Jobs API of one head. ``script`` has what each look at a log does: text, an error, or a last status."""
+
+    script: list[Any]
+    jobs: dict[str, Job] = field(default_factory=dict)
+    submitted: list[dict[str, Any]] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    def submit_job(self, **arguments: Any) -> None:
+        self.submitted.append(arguments)
+        name = arguments["submission_id"]
+        self.jobs[name] = Job(name, arguments["metadata"])
+
+    def list_jobs(self) -> list[Job]:
+        return list(self.jobs.values())
+
+    def delete_job(self, name: str) -> None:
+        self.deleted.append(name)
+        del self.jobs[name]
+
+    def stop_job(self, name: str) -> None:
+        self.stopped.append(name)
+
+    def get_job_info(self, name: str) -> Job:
+        return self.jobs[name]
+
+    async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+        for step in self.script.pop(0):
+            if isinstance(step, BaseException):
+                raise step
+            if isinstance(step, Status):
+                self.jobs[name].status = step
+            else:
+                yield step
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "_RETRY_SECONDS", 0.0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield tmp_path
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *script: Any) -> Client:
+    client = Client(list(script))
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda url, headers: client)
+    return client
+
+
+def test_the_whole_command_is_one_job(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"AWS_SECRET_ACCESS_KEY": SECRET, "BDL_REMOTE": "on", "HOME_OF": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/home/me/.aws/credentials")
+    client, taken = use(monkeypatch, ["a line\n", Status("SUCCEEDED")]), []
+    assert job.send(SETTINGS, ["repro", "-j", "2", "a b"], lambda: taken.append(1)) == 0
+    (sent,) = client.submitted
+    assert sent["entrypoint"].endswith(f"-m pipeline.job {sent['submission_id']} python -m pipeline repro -j 2 'a b'")
+    environment = sent["runtime_env"]["env_vars"]
+    assert environment["AWS_SECRET_ACCESS_KEY"] == SECRET and environment["BDL_REMOTE"] == "on"
+    assert "AWS_SHARED_CREDENTIALS_FILE" not in environment and "HOME_OF" not in environment
+    assert "RAY_ADDRESS" not in environment
+    assert {"/.git", "/.venv", "/work", "/.state", "/report", "/.dvc/cache"} <= set(sent["runtime_env"]["excludes"])
+    assert taken == [1]
+    said = capsys.readouterr()
+    assert "a line\n" in said.out and SECRET not in said.out + said.err
+
+
+@pytest.mark.parametrize("words", [["dvc", "repro"], ["python", "-m", "pipeline", "status"]])
+def test_any_program_of_the_project_is_sent_as_it_is(
+    words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = use(monkeypatch, [Status("SUCCEEDED")])
+    job.send(SETTINGS, words, lambda: None)
+    assert client.submitted[0]["entrypoint"].endswith(" ".join(words))
+
+
+def test_a_failed_job_passes_its_exit_code_on_after_its_results_are_taken(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, taken = use(monkeypatch, [Status("FAILED")], [Status("FAILED")]), []
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    client.get_job_info = lambda name: Job(name, {}, Status("FAILED"), f"exit code 3 {SECRET}", 3)  # type: ignore[method-assign]
+    assert job.send(SETTINGS, ["repro"], lambda: taken.append(1)) == 3
+    assert taken == [1]
+    assert "FAILED: exit code 3 ***" in capsys.readouterr().err
+
+
+def test_a_cut_connection_is_followed_again_and_no_line_printed_twice(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["one\n", "tw", ConnectionError("cut")], ["one\n", "two\nthree\n", Status("SUCCEEDED")])
+    assert job.send(SETTINGS, ["repro"], lambda: None) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("submitted\none\ntwo\nthree\n")
+    assert said.err == "http://head:8265 does not answer (cut); the job continues\n"
+
+
+def test_a_dashboard_that_stays_away_ends_the_command_and_not_the_job(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = use(monkeypatch, [ConnectionError("cut")])
+    monkeypatch.setattr(job, "_PATIENCE_SECONDS", -1.0)
+    with pytest.raises(UserError, match=r"has not answered for 0 s: python -m pipeline attach follows the job"):
+        job.send(SETTINGS, ["repro"], lambda: None)
+    assert not client.stopped
+
+
+def test_an_interrupt_stops_the_job(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = use(monkeypatch, ["a line\n", KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        job.send(SETTINGS, ["repro"], lambda: None)
+    (name,) = client.stopped
+    assert f"job {name} has been stopped" in capsys.readouterr().err
+    client = use(monkeypatch, [KeyboardInterrupt()])
+    monkeypatch.setattr(client, "stop_job", lambda name: 1 // 0)
+    with pytest.raises(KeyboardInterrupt):
+        job.send(SETTINGS, ["repro"], lambda: None)
+    assert f"ray job stop {name} stops it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_also_where_a_shell_ignores_it(number: signal.Signals, project: Path) -> None:
+    """The shell starts a background process without job control, so Python finds SIGINT ignored."""
+    code = """
+import asyncio, types
+from pipeline import job
+from pipeline.core.settings import Settings
+
+async def tail(name):
+    print("FOLLOWS", flush=True)
+    await asyncio.Event().wait()
+    yield
+
+client = types.SimpleNamespace(
+    list_jobs=list, submit_job=dict, stop_job=lambda name: print("STOPPED", flush=True), tail_job_logs=tail
+)
+job._connect = lambda settings: client
+job.send(Settings(jobs="http://head:8265", remote="on"), ["repro"], lambda: None)
+"""
+    (project / "sends.py").write_text(code)
+    command = ["sh", "-c", f"{sys.executable} sends.py & wait $!"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        while "FOLLOWS" not in (line := shell.stdout.readline()):
+            assert line
+        (sender,) = psutil.Process(shell.pid).children()
+        sender.send_signal(number)
+        assert "STOPPED" in shell.communicate()[0]
+
+
+def test_a_running_job_of_the_same_command_is_followed_and_an_ended_one_replaced(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = use(monkeypatch, [Status("SUCCEEDED")], [Status("SUCCEEDED")], [Status("SUCCEEDED")])
+    job.send(SETTINGS, ["repro"], lambda: None)
+    (name,) = client.jobs
+    client.jobs[name].status = Status("RUNNING")
+    job.send(SETTINGS, ["repro"], lambda: None)
+    assert len(client.submitted) == 1 and not client.deleted
+    job.send(SETTINGS, ["repro"], lambda: None)
+    assert len(client.submitted) == 2 and client.deleted == [name]
+
+
+def test_attach_finds_the_projects_running_job(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = use(monkeypatch, [Status("SUCCEEDED")], [Status("SUCCEEDED")], ["log\n", Status("SUCCEEDED")])
+    for words in (["repro"], ["status"]):
+        job.send(SETTINGS, words, lambda: None)
+    running, ended = client.jobs.values()
+    running.status, ended.start_time = Status("RUNNING"), 9
+    client.jobs["other"] = Job("other", {"project": "another"})
+    taken: list[int] = []
+    assert job.attach(SETTINGS, lambda: taken.append(1)) == 0
+    assert taken == [1] and f"{running.submission_id}: python -m pipeline repro" in capsys.readouterr().out
+    client.jobs = {"other": client.jobs["other"]}
+    with pytest.raises(UserError, match="this project has no job there"):
+        job.attach(SETTINGS, lambda: None)
+
+
+def test_jobs_that_cannot_be_sent_are_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^RAY_ADDRESS must be http://host:8265"):
+        job.send(Settings(remote="on"), ["repro"], lambda: None)
+    with pytest.raises(UserError, match=r"^BDL_REMOTE must be on or the name of a DVC remote"):
+        job.send(Settings(jobs="http://head:8265"), ["repro"], lambda: None)
+    for error, said in (
+        (ConnectionError("Failed to connect to Ray at address: http://head:8265."), r"\(Failed to connect .*\)$"),
+        (RuntimeError("Version check returned 404. Jobs API is not supported\nmore"), r"Jobs API is not supported\)$"),
+        (RuntimeError("The SDK require the ray[default] installation"), r"; pip install 'ray\[default\]'$"),
+    ):
+
+        def refuse(url: str, headers: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", refuse)
+        with pytest.raises(UserError, match=rf"^RAY_ADDRESS=http://head:8265: the Ray Jobs API cannot be used.*{said}"):
+            job.send(SETTINGS, ["repro"], lambda: None)
+
+
+@pytest.fixture
+def there(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[list[str]]]]:
+    """The folder that a job came with, on the cluster's side, and the commands that the job gives."""
+    given: list[list[str]] = []
+
+    def call(words: list[str], cwd: Path, env: dict[str, str]) -> int:
+        given.append([word for word in words if word != sys.executable] + [str(cwd)])
+        return 4 if "fails" in words else 0
+
+    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(job.tempfile, "gettempdir", lambda: str(project / "temporary"))
+    monkeypatch.setattr(job.signal, "signal", lambda number, handler: None)
+    monkeypatch.delenv("BDL_REMOTE", raising=False)
+    sent = project / "sent"
+    (sent / ".dvc").mkdir(parents=True)
+    (sent / "dvc.yaml").write_text("new")
+    monkeypatch.chdir(sent)
+    yield project / f"temporary/bdl-jobs-{os.getuid()}/bdl-1", given
+
+
+def test_the_job_runs_in_a_folder_that_keeps_results_and_pushes_them(
+    there: tuple[Path, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, given = there
+    for path in ("work/result", ".state/checkpoint", ".dvc/cache/x", "plugins/gone.py"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("old")
+    (folder / "dvc.yaml").write_text("old")
+    assert job.main(["bdl-1", "python", "-m", "pipeline", "repro"]) == 0
+    assert (folder / "work/result").exists() and (folder / ".state/checkpoint").exists()
+    assert (folder / ".dvc/cache/x").exists() and not (folder / "plugins").exists()
+    assert (folder / "dvc.yaml").read_text() == "new"
+    dvc, where = ["-m", "dvc"], [str(folder)]
+    assert given == [
+        [*dvc, "config", "--local", "core.no_scm", "true", *where],
+        ["-m", "pipeline", "repro", *where],
+        [*dvc, "push", "--run-cache", *where],
+    ]
+    monkeypatch.setenv("BDL_REMOTE", "ours")
+    assert job.main(["bdl-1", "dvc", "fails"]) == 4
+    assert given[-2:] == [[*dvc, "fails", *where], [*dvc, "push", "--run-cache", "--remote", "ours", *where]]
+
+
+SQUARES = """
+from pathlib import Path
+import squaring
+from pipeline.core.settings import Settings
+from pipeline.work.base import Task
+from pipeline.work.choose import choose
+from pipeline.work.display import Display
+
+settings, first = Settings.read(), int(Path("number").read_text())
+assert settings.address and not settings.jobs, settings
+executor = choose(settings)
+with Display("squares") as display:
+    tasks = [Task(str(number), number) for number in (first, first + 1)]
+    done = executor.map(squaring.square, tasks, shared={}, display=display)
+executor.close()
+Path("squared").write_text(str([each.result for each in done]))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of DVC runs as a job, its tasks as tasks of the cluster; ``dvc repro --pull`` at home runs nothing."""
+    home, remote = tmp_path / "home", tmp_path / "remote"
+    (home / ".dvc").mkdir(parents=True)
+    remote.mkdir()
+    root = Path(job.__file__).parents[1]
+    for name in ("pipeline", "stages", "src"):
+        shutil.copytree(root / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (home / ".dvc/config").write_text(f"[core]\n    remote = ours\n['remote \"ours\"']\n    url = {remote}\n")
+    (home / "number").write_text("6")
+    (home / "dvc.yaml").write_text(
+        "stages:\n  square:\n    cmd: python squares.py\n    deps: [number]\n    outs: [squared]\n"
+    )
+    (home / "squares.py").write_text(SQUARES)
+    (home / "squaring.py").write_text("def square(payload, shared, report):\n    return payload * payload\n")
+    subprocess.run(["git", "init", "-q", str(home)], check=True)
+    monkeypatch.chdir(home)
+    url, log = f"http://127.0.0.1:{_free_port()}", tmp_path / "head.log"
+    command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-port={url.rpartition(':')[2]}"]
+    command += [
+        f"--{name}={_free_port()}" for name in ("port", "ray-client-server-port", "dashboard-agent-listen-port")
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the head serves 127.0.0.1 alone
+    with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as head:
+        try:
+            settings = Settings(jobs=url, remote="on")
+            while not _answers(url):
+                assert head.poll() is None, log.read_text()
+                job.time.sleep(0.5)
+            while True:  # the head's agent starts after its dashboard
+                with contextlib.suppress(UserError):
+                    assert job.send(settings, ["dvc", "repro"], lambda: None) == 0
+                    break
+            assert job.attach(settings, lambda: None) == 0
+        finally:
+            if head.poll() is None:
+                for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
+                    process.kill()
+    assert not (home / "squared").exists()
+    pulled = subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "--pull"], capture_output=True, text=True, check=True
+    )
+    assert "skipping run" in pulled.stdout, pulled.stdout
+    assert (home / "squared").read_text() == "[36, 49]"
+
+
+def _answers(url: str) -> bool:
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        JobSubmissionClient(url).list_jobs()
+    except (ConnectionError, RuntimeError):
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,156 @@
+"""The pool: order, failures, interrupts, and processes that end with the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pool_cases import plan_of, starter, waiting
+
+from pipeline.plan.plan import ancestors, descendants
+from pipeline.run import children, pool
+from pipeline.run.pool import Outcome, priorities
+
+pytestmark = pytest.mark.process
+GRAPH = plan_of({"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": []})
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _no_preload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(children, "PRELOAD", ("pool_cases", "pytest"))  # what these children import
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def run(tmp_path: Path, acts: dict[str, str] | None = None, jobs: int = 2, todo: str = "") -> Outcome:
+    return pool.schedule(GRAPH, todo or [*GRAPH], starter(tmp_path, acts or {}), jobs=jobs)
+
+
+def order(tmp_path: Path) -> list[str]:
+    return (tmp_path / "order").read_text().split()
+
+
+def test_needs_and_lengths() -> None:
+    assert descendants(GRAPH, {"a"}) == {"b", "c", "d"}
+    assert descendants(GRAPH, {"e"}) == set()
+    assert ancestors(GRAPH, {"d"}) == {"a", "b", "c"}
+    assert priorities(GRAPH, {"a": 1, "b": 10, "c": 2, "d": 1, "e": 5}) == {"a": 12, "b": 11, "c": 3, "d": 1, "e": 5}
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_stage_runs_after_what_it_needs(tmp_path: Path, jobs: int) -> None:
+    outcome = run(tmp_path, jobs=jobs)
+    ran = order(tmp_path)
+    assert sorted(ran) == sorted(GRAPH) == sorted(outcome.done)
+    assert all(ran.index(need) < ran.index(name) for name in GRAPH for need in GRAPH[name].needs)
+    assert set(json.loads((tmp_path / ".state/seconds.json").read_text())) == set(GRAPH)
+
+
+def test_only_what_is_asked_for_runs(tmp_path: Path) -> None:
+    run(tmp_path, todo="de")
+    assert sorted(order(tmp_path)) == ["d", "e"]
+
+
+def test_a_failure_stops_its_descendants_only(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"b": "refuse"})
+    assert sorted(outcome.done) == ["a", "c", "e"]
+    assert outcome.failed == {"b": ["b speaks", "b: no such file"]}
+    assert outcome.skipped == {"d"} and outcome.left({"b": "x", "c": "y"}) == {"b": "x"}
+
+
+def test_an_error_of_ours_shows_where_it_was_raised(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"b": "break"})
+    assert outcome.failed["b"][-1] == "ValueError: a bug" and "Traceback" in "".join(outcome.failed["b"])
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+def test_a_crash_is_a_failure_that_names_the_signal(tmp_path: Path, name: str) -> None:
+    outcome = run(tmp_path, {"b": name})
+    assert order(tmp_path).count("b") == 1
+    assert outcome.failed["b"][-1].startswith(f"ended by {name};") and outcome.skipped == {"d"}
+
+
+def test_a_stage_whose_inputs_came_out_the_same_is_told_apart(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"b": "same"}, jobs=1)
+    assert outcome.same == ["b"] and sorted(outcome.done) == ["a", "c", "d", "e"]
+
+
+def test_the_longest_way_goes_first(tmp_path: Path) -> None:
+    history = tmp_path / ".state/seconds.json"
+    history.parent.mkdir()
+    for seconds, first in ((1.0, "a"), (99.0, "e")):
+        history.write_text(json.dumps({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": seconds}))
+        (tmp_path / "order").unlink(missing_ok=True)
+        run(tmp_path, jobs=1)
+        assert order(tmp_path)[0] == first
+
+
+def test_a_history_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".state").touch()
+    assert run(tmp_path, {"b": "refuse"}).failed["b"][-1] == "b: no such file"
+
+
+def command(tmp_path: Path) -> "subprocess.Popen[str]":
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "pool_cases.py"), str(tmp_path)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+
+
+def left(pids: list[int]) -> list[psutil.Process]:
+    """The processes that are still there once all have had time to end."""
+    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(found, timeout=60)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_no_process_though_the_command_was_started_with_sigint_ignored(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    started = command(tmp_path)
+    with waiting(tmp_path, "a", "b") as pids:
+        os.kill(started.pid, number)
+        _, said = started.communicate()
+    assert started.returncode != 0 and "KeyboardInterrupt" in said
+    assert left(pids) == []
+
+
+def test_a_command_that_is_killed_leaves_no_stage(tmp_path: Path) -> None:
+    """Not even a moment: the kernel ends the stages. What a stage has started by itself is not the pool's."""
+    started = command(tmp_path)
+    with waiting(tmp_path, "a", "b") as pids:
+        os.kill(started.pid, signal.SIGKILL)
+        started.communicate()
+    stages = pids[::2]
+    for pid in pids[1::2]:
+        psutil.Process(pid).kill()
+    assert left(stages) == []
+
+
+def test_the_work_continues_when_the_reader_of_the_output_has_ended(tmp_path: Path) -> None:
+    text = (
+        "from pathlib import Path; from pool_cases import plan_of, starter; from pipeline.run import children, pool\n"
+        "children.PRELOAD = ('pool_cases',)\n"
+        "if __name__ == '__main__':\n"
+        f"    pool.schedule(plan_of({{'a': [], 'b': ['a']}}), 'ab', starter(Path({str(tmp_path)!r}), {{}}), jobs=1)\n"
+    )
+    (tmp_path / "script.py").write_text(text)
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])
+    read, write = os.pipe()
+    os.close(read)
+    environment = os.environ | {"PYTHONPATH": paths}
+    subprocess.run([sys.executable, str(tmp_path / "script.py")], stdout=write, check=True, env=environment)
+    os.close(write)
+    assert order(tmp_path) == ["a", "b"]

@@ -1,0 +1,148 @@
+"""Storage that machines share: the same behaviour in a folder and in a file system of fsspec; faults in one line."""
+
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+
+from bdl_pipe.errors import ConfigError, UserError
+from pipeline.core import storage
+from pipeline.core.settings import Settings
+from pipeline.core.storage import Folder, hide, limited, reason, require
+from pipeline.work.choose import preflight
+from pipeline.work.store import Store
+
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+ENVIRONMENT = {
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "MLFLOW_TRACKING_PASSWORD": "correct horse",
+    "AWS_SHARED_CREDENTIALS_FILE": "/home/me/.aws/credentials",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder, and fsspec's file system in memory in place of S3 (test_shared_checkpoints.py has S3 itself)."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    (tmp_path / "network").mkdir()
+    return str(tmp_path / "network")
+
+
+def test_a_file_is_written_read_and_removed(address: str) -> None:
+    require("BDL_X", address)
+    folder = Folder("BDL_X", address, "teacher-key").make()
+    assert folder.load("a") is None
+    folder.save("a", b"1")
+    folder.save("a", b"22")
+    assert pickle.loads(pickle.dumps(folder)).load("a") == b"22"
+    assert Folder("BDL_X", address, "other").load("a") is None
+    folder.remove("a")
+    folder.remove("a")
+    assert folder.load("a") is None
+
+
+def test_unfinished_work_lies_in_shared_storage_and_results_here(address: str, tmp_path: Path) -> None:
+    stores = [Store(tmp_path / name / "teacher" / "key", "identity") for name in ("one", "two")]
+    for store in stores:
+        store.open()
+    stores[0].save("b", b"of a command without the setting")
+    one = stores[0].sharing(address)
+    assert (one.load("a"), one.load("b")) == (None, b"of a command without the setting")
+    one.save("a", b"22")
+    one.save("b", b"newer")
+    other = pickle.loads(pickle.dumps(stores[1].sharing(address)))  # as a worker receives it
+    assert (other.load("a"), other.load("b"), other.finished("a")) == (b"22", b"newer", None)
+    other.finish("a", b"333")
+    assert (one.load("a"), one.finished("a"), other.finished("a")) == (None, None, b"333")
+    assert stores[0].sharing("") is stores[0]
+
+
+def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, rule in (
+        ("checkpoints", "must be s3://bucket/path, or the absolute path of a folder that exists"),
+        (str(tmp_path / "none"), "or the absolute path of a folder that exists"),
+        ("s3://user:pass@bucket/x", "must hold no credential"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            Settings.read({"BDL_CHECKPOINTS": value})
+    remote = Settings.read({"BDL_CHECKPOINTS": "/of/the/cluster", "RAY_ADDRESS": "http://head:8265"})
+    assert remote.checkpoints == "/of/the/cluster", "the job's own process looks for it"
+    with pytest.raises(UserError, match=r"^BDL_CHECKPOINTS=/of/the/cluster: there is no such folder on "):
+        preflight(Settings(checkpoints="/of/the/cluster"))
+
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match=r"a\.part: the disk is full; nothing was written"):
+        Folder("BDL_CHECKPOINTS", str(tmp_path)).save("a.part", b"1")
+
+
+def test_a_fault_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Denied(fsspec.AbstractFileSystem):
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
+            raise PermissionError("no") from answered("AccessDenied")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address, **options: (Denied(), address))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@minio:9000")
+    said = r"^BDL_X=s3://b/x: cannot be written \(at http://minio:9000\): it refuses these credentials \(AccessDenied\)"
+    with pytest.raises(UserError, match=said):
+        require("BDL_X", "s3://b/x")
+
+
+def test_a_client_that_never_returns_is_one_line() -> None:
+    end = threading.Event()
+    with pytest.raises(UserError, match=r"^late$"):
+        limited(lambda: end.wait() and None, 0.05, "late")
+    end.set()
+    with pytest.raises(ZeroDivisionError):
+        limited(lambda: 1 // 0 and None, 60.0, "late")
+
+
+def test_credentials_are_removed_from_a_text_and_nothing_else_is() -> None:
+    text = f"false: {SECRET} and correct horse of /home/me/.aws/credentials at https://me:pass@host/x, not of option-1"
+    hidden = hide(text, ("option-1", "odd", "y"), ENVIRONMENT)
+    assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x, not of ***"
+    assert hide("of AKIAOFATESTMACHINE99/x", (), {}) == "of ***/x", "also a key that the environment lacks"
+    assert hide(text, (), {}) == text.replace("me:pass@", ""), "the environment tells what is secret"
+
+
+def answered(code: str) -> Exception:
+    return ClientError({"Error": {"Code": code, "Message": f"of {SECRET}"}}, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (answered("AccessDenied"), "it refuses these credentials (AccessDenied); give them the right"),
+        (answered("InvalidAccessKeyId"), "it refuses these credentials (InvalidAccessKeyId)"),
+        (answered("NoSuchBucket"), "there is no such bucket or folder; create it"),
+        (OSError(30, "Read-only file system"), "its file system is mounted read-only; mount it for writing"),
+        (PermissionError("denied"), "it refuses these credentials (permission denied)"),
+        (FileNotFoundError("bucket"), "there is no such bucket or folder"),
+        (NoCredentialsError(), "there are no credentials; export AWS_ACCESS_KEY_ID"),
+        (EndpointConnectionError(endpoint_url="http://x"), "nothing answers there; correct its endpoint"),
+        (ValueError(f"odd: {SECRET}\nand more"), "ValueError: odd: ***"),
+    ],
+)
+def test_each_fault_has_its_line(error: Exception, said: str) -> None:
+    try:
+        raise OSError("of another library") from error
+    except OSError as outer:
+        found, wrapped = reason(error, (SECRET,)), reason(outer, (SECRET,))
+    assert found.startswith(said) and "\n" not in found and SECRET not in found
+    assert wrapped == found or isinstance(error, ValueError), "also behind the error of another library"
+
+
+def test_only_variables_of_secrets_are_secret() -> None:
+    assert [name for name in ENVIRONMENT if storage.is_secret(name)] == [
+        "AWS_SECRET_ACCESS_KEY",
+        "MLFLOW_TRACKING_PASSWORD",
+        "TOKENIZERS_PARALLELISM",
+    ]

@@ -1,0 +1,70 @@
+"""Fits that are killed: a report that kills a fit at a checkpoint, and the fit that goes on from that checkpoint."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pytest
+
+from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.progress import Report
+
+T = TypeVar("T")
+
+
+class Killed(Exception):
+    """The kill of a fit."""
+
+
+class Watched(Report):
+    """A report that notes what a fit tells it, and may kill the fit.
+
+    Attributes:
+        asked: how often the fit has asked whether a checkpoint is due.
+        steps: (step, total) of each report.
+        seen: the metrics of each report.
+        kept: the checkpoint, as bytes.
+    """
+
+    def __init__(self, stop: int | None = None, *, from_step: int | None = None, kept: bytes | None = None) -> None:
+        """Save at question number ``stop``, or at the first question from step ``from_step`` on, and kill the fit."""
+        self.asked, self.kept = 0, kept
+        self.steps, self.seen = list[tuple[int, int]](), list[Mapping[str, float]]()
+        self._stop, self._from = stop, from_step
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        assert 0 < step <= total
+        assert all(math.isfinite(value) for value in (metrics or {}).values())
+        self.steps.append((step, total))
+        self.seen.append(metrics or {})
+
+    def due(self) -> bool:
+        self.asked += 1
+        return self.asked == self._stop or (self._from is not None and self.steps[-1][0] >= self._from)
+
+    def save(self, state: State) -> None:
+        self.kept = to_bytes(state)
+        raise Killed
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
+
+
+def killed(fit: Callable[[Report], Any], stop: int | None = None, *, from_step: int | None = None) -> State:
+    """Return the checkpoint of a fit that is killed as :class:`Watched` says."""
+    report = Watched(stop, from_step=from_step)
+    with pytest.raises(Killed):
+        fit(report)
+    checkpoint = report.load()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def resumed(fit: Callable[[Report], T], stop: int | None = None, *, from_step: int | None = None) -> T:
+    """Return a fit that goes on from the checkpoint of one that was killed."""
+    return fit(Watched(kept=to_bytes(killed(fit, stop, from_step=from_step))))
+
+
+def same_bits(first: State, second: State) -> bool:
+    """Say whether two states have the same config and the same tensors, to the last bit."""
+    return to_bytes(first) == to_bytes(second)

@@ -1,0 +1,54 @@
+"""The tabular protocol: test rows change no fitted bit, of a method on the data and of a method on a trajectory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.prepare import uci_splits
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
+from tests.resuming import same_bits
+from tests.tables import table_of
+
+FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
+FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
+CHOSEN = {  # the number of epochs, too, is chosen
+    "optimiser": {"name": "adam", "lr": 0.01},
+    "epochs": 8,
+    "early_stopping": {"every": 1, "patience": 4},
+    "extra_epochs": 4,
+    "snapshots": 4,
+    "variance_floor": 0.01,
+}
+
+
+def fit(name: str, stage: str, data: FitData, inputs: dict[str, list[State]], **changes: object) -> State:
+    method = METHODS[name]
+    config = read(method.config, CONFIGS[name, "regression"] | changes, f"methods.{name}")
+    return method.stages[stage].fit_one(data, inputs, config, rng=Seed(3), report=Silent())  # type: ignore[index]
+
+
+def posteriors(values: np.ndarray, targets: str, folder: Path) -> dict[str, State]:
+    data = table_of(values, targets, folder)
+    trajectory = fit("sgd", "trajectory", data, {}, **CHOSEN)
+    on_it = {name: fit(name, "student", data, {"trajectory": [trajectory]}) for name in FROM_TRAJECTORY}
+    return {"sgd": trajectory} | on_it | {name: fit(name, "student", data, {}) for name in FROM_DATA}
+
+
+@pytest.mark.parametrize("targets", ["standardise", "centre"])
+def test_test_rows_leave_every_fitted_bit_alone(targets: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = np.round(random.normal(3, 2, (60, 5)), 3)
+    ((train, test),) = uci_splits(60, 1)
+    wild, shifted = rows.copy(), rows.copy()
+    wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row is another one
+    shifted[train[0]] += 0.5  # and a training row is, which shows
+    base, other, seen = (posteriors(v, targets, tmp_path / str(i)) for i, v in enumerate((rows, wild, shifted)))
+    assert all(same_bits(base[name], other[name]) for name in base)
+    assert not any(same_bits(base[name], seen[name]) for name in base)
