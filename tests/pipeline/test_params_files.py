@@ -17,7 +17,7 @@ from bdl_pipe import config
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from pipeline import papers
-from pipeline.core.load import read_yaml, typed
+from pipeline.core import load as loading
 from pipeline.core.model import Params
 
 ROOT: Final = Path(__file__).parents[2]
@@ -28,11 +28,11 @@ PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
 
 def load(name: str) -> Params:
     """Check a file, on top of params.yaml where it is an overlay or has one."""
-    raw = read_yaml(ROOT / name)
+    raw = loading.read_yaml(ROOT / name)
     if name.startswith("params/") and not name.startswith("params/paper/"):
         overlay = raw["overlay"] if name.startswith("params/study/") else raw
-        raw = config.merge(read_yaml(ROOT / "params.yaml"), overlay)
-    return typed(raw)
+        raw = config.merge(loading.read_yaml(ROOT / "params.yaml"), overlay)
+    return loading.typed(raw)
 
 
 def digest(name: str) -> str:
@@ -62,8 +62,8 @@ def test_the_figures_of_a_paper_are_those_that_were_read_off(name: str) -> None:
 
 
 def test_a_digest_depends_on_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = {**read_yaml(ROOT / "params.yaml")}
-    monkeypatch.setitem(globals(), "read_yaml", lambda path: raw)
+    raw = {**loading.read_yaml(ROOT / "params.yaml")}
+    monkeypatch.setattr(loading, "read_yaml", lambda path: raw)
     before = digest("params.yaml")
     key = next(iter(raw["trajectories"]))
     raw["trajectories"] = raw["trajectories"] | {key: raw["trajectories"][key] | {"override": {"epochs": 77}}}

@@ -25,7 +25,6 @@ from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
-from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
@@ -205,7 +204,7 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     monkeypatch.setattr(places, "STATE", there / "ample")
     quiet = Settings(executor="inline", checkpoint_seconds=1e6)
     with pytest.raises(UserError, match="the disk is full; nothing was written"):
-        fit_stage.fit("teacher", "b-walk", load(), Inline(quiet), quiet)
+        fit_stage.run(one("teacher", "b-walk", load()), load(), Inline(quiet), quiet)
     assert files(place) == before and sorted(p.name for p in place.parent.iterdir()) == beside
     assert not list(there.rglob("*.tmp"))
 
@@ -250,8 +249,6 @@ def test_a_stage_that_is_killed_ends_with_the_same_bits(
     places.record("trajectory", "b-walk").unlink()
     places.identity("trajectory", "b-walk").unlink(missing_ok=True)
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
-    monkeypatch.setenv("BDL_CHECKPOINT_SECONDS", "0")
-    monkeypatch.setattr(sources, "fit_digest", lambda method, params: "of the walk")
     kill_at(pattern, time, lambda: bring_up_to_date("trajectory", "b-walk"))
     bring_up_to_date("trajectory", "b-walk")
     assert files(place) == undisturbed and (tmp_path / "steps").read_text().count("\n") == steps
