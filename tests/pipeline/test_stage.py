@@ -25,6 +25,7 @@ from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
+from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
