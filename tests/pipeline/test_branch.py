@@ -16,6 +16,7 @@ from pipeline.core.load import load as load_params
 from pipeline.core.load import typed
 from pipeline.core.model import Params, Run
 from pipeline.core.settings import Settings
+from pipeline.plan.plan import one
 from pipeline.search import branch
 from pipeline.stages import prepare
 from pipeline.work.inline import Inline
@@ -32,7 +33,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare.prepare_dataset("boston", load(), Inline(SETTINGS))
+        prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
     finally:
         os.chdir(before)
     return folder

@@ -101,8 +101,13 @@ def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Pa
 
 def test_add_then_tunes_unless_it_is_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = list[dict[str, Any]]()
+
+    def tune(method: str, **options: Any) -> int:
+        tuned.append({"method": method, **options})
+        return 0
+
     monkeypatch.setattr("pipeline.add.command.add", lambda request, dry_run: request.path.stem)
-    monkeypatch.setattr(cli, "_old", lambda module, **options: tuned.append(options) or 0)
+    monkeypatch.setattr("pipeline.search.tune.tune", tune)
     assert cli.main(["add", "houses.csv", "--tune", "4", "--dry-run"]) == 0 and not tuned
     assert cli.main(["add", "houses.csv", "--tune", "4"]) == 0
     (options,) = tuned

@@ -10,7 +10,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from pipeline.core.model import Run, RunSpec
-from pipeline.run import body
+from pipeline.run import shell
 from pipeline.search import trial
 from tests.cases import CONFIGS
 
@@ -92,9 +92,14 @@ def test_what_diverges_is_one_line_to_the_user(
         configs = chain.configs(diverging)
         chain.finish(chain.make(tiny[task], {}, configs, Silent()), tiny[task], configs, {})
 
-    for name, replacement in (("load", lambda: None), ("one", lambda *_: None), ("ensure", bring)):
-        monkeypatch.setattr(body, name, replacement)
-    assert body.main(body.Request("student", "")) == 2
+    for place, replacement in (
+        ("pipeline.core.load.load", lambda: None),
+        ("pipeline.plan.plan.one", lambda *_: None),
+        ("pipeline.run.body.ensure", bring),
+        ("pipeline.core.signals.interruptible", lambda: None),
+    ):
+        monkeypatch.setattr(place, replacement)
+    assert shell.main("student", []) == 2
     said = capsys.readouterr().err
     assert said.startswith("student: ")
     assert said.count("\n") == 1

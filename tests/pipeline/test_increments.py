@@ -26,10 +26,11 @@ from pipeline.core import overlays
 from pipeline.core.load import load, typed
 from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
-from pipeline.plan.plan import plan
+from pipeline.plan.plan import one, plan
 from pipeline.report import page, tables
 from pipeline.search import branch
 from pipeline.stages import inputs, report
+from pipeline.work.inline import Inline
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,8 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
         assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
     go("trajectory", "e1")
-    inputs.bundle("both", load())
+    loaded = load()
+    inputs.run(one("inputs", "both", loaded), loaded, Inline(Settings()), Settings())
     go("coreset", "b1")
     from_experts = artifacts.load(Path("work/coreset/b1"), "coreset").state("0-0")
     assert torch.equal(from_experts.tensors["images"][:6], first.tensors["images"])

@@ -15,7 +15,7 @@ from tests.end_to_end.conftest import PARAMS, ROOT
 DIGESTS = """
 import json
 from pipeline.core.load import load
-from pipeline.graph import plan
+from pipeline.plan import plan
 print(json.dumps({name: dict(stage.digests) for name, stage in plan.plan(load()).items()}))
 """
 PLUGIN = """
@@ -165,7 +165,7 @@ def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
 def test_a_plugins_code_is_followed_through_the_public_names_and_its_own_package(tmp_path: Path) -> None:
     text = """
 from bdl_pipe import plugins
-from pipeline.graph import code
+from pipeline.plan import code
 plugins.load(["one.py", "pack.methods"])
 print(*code.closure(p.module for p in plugins.loaded()))
 print(*(place.name for place in code.shipped()))

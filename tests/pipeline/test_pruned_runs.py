@@ -18,6 +18,7 @@ from pipeline.core.load import load
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan import plan
+from pipeline.plan.plan import one
 from pipeline.search import branch
 from pipeline.stages import evaluate, fit, prepare, report
 from pipeline.work.inline import Inline
@@ -162,7 +163,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """Boston prepared."""
     monkeypatch.chdir(tmp_path)
     found = read(tmp_path, RAW)
-    prepare.prepare_dataset("boston", found, Inline(SETTINGS))
+    prepare.run(one("prepare", "boston", found), found, Inline(SETTINGS), SETTINGS)
     return found
 
 
@@ -173,8 +174,8 @@ def parameters(key: str) -> list[float]:
 
 def test_a_run_and_its_pruned_run_are_made_and_compared(project: Params) -> None:
     for key in ("b-whole", "b-half"):
-        fit.fit("student", key, project, Inline(SETTINGS), SETTINGS)
-        evaluate.evaluate(key, project, Inline(SETTINGS), SETTINGS)
+        for kind, stage in (("student", fit), ("evaluate", evaluate)):
+            stage.run(one(kind, key, project), project, Inline(SETTINGS), SETTINGS)
     whole, half = (artifacts.load(places.artifact("student", key), "student") for key in ("b-whole", "b-half"))
     assert half.names() == whole.names() and len(half.names()) == 6  # 2 splits of 2 members, and their transforms
     for name in ("0-0", "0-1", "1-0", "1-1"):

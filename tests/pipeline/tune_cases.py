@@ -152,6 +152,7 @@ def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further keys of that method."""
     from pipeline.core.load import load
     from pipeline.core.settings import Settings
+    from pipeline.plan.plan import one
     from pipeline.stages import prepare
     from pipeline.work.inline import Inline
 
@@ -161,7 +162,7 @@ def project(folder: Path, **shift: str) -> None:
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
     section = yaml.safe_dump({"inner": {"shift": IN_FORCE}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
-    prepare.prepare_dataset("toy", load(), Inline(Settings()))
+    prepare.run(one("prepare", "toy", load()), load(), Inline(Settings()), Settings())
 
 
 @pytest.fixture(scope="module")
