@@ -326,13 +326,13 @@ def test_a_metric_is_computed_of_every_predictive() -> None:
 
 @pytest.mark.process
 def test_another_process_needs_no_file(folder: Path) -> None:
-    """What is sealed is read where there is neither the file nor the plugin, and is of the plugin there."""
-    from pipeline.work.sealed import sealed
+    """What is sent with its plugins is read where there is neither the file nor the plugin, and is of the plugin there."""
+    from pipeline.work.sending import with_plugins
 
-    assert sealed(folder) is folder, "without plugins nothing is wrapped"
+    assert with_plugins(folder) is folder, "without plugins nothing is wrapped"
     load([write("small.py", METHOD.replace("NAME", "small"))])
     method = METHODS["small"]
-    blob = pickle.dumps(sealed((method.stages["student"].fit, method.config(7))))
+    blob = pickle.dumps(with_plugins((method.stages["student"].fit, method.config(7))))
     Path("small.py").unlink()
     text = "import pickle, sys; fit, config = pickle.loads(sys.stdin.buffer.read()); from bdl_pipe import METHODS;"
     text += "print(fit(None, {}, config, rng=None, report=None).config, METHODS['small'].config is type(config))"
