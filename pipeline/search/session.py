@@ -25,6 +25,7 @@ from .. import tracking
 from ..core import places, provenance, storage
 from ..core.model import Params
 from ..core.settings import Settings
+from ..plan.code import shipped
 from ..work import cluster
 from .branch import Branch, data_hash, load_data, make_upstream
 
@@ -107,7 +108,11 @@ def opened(
         data = load_data(branch, params, settings)
         identity = provenance.digest([*branch.facts(), *facts, data_hash(branch)])
         parent = begin(folder, identity, resume).get("parent")
-        with cluster.connected(settings), _stoppable(), _tracked(f"{verb} {name}", branch.tags(), parent) as run_id:
+        with (
+            cluster.connected(settings, ships=shipped()),
+            _stoppable(),
+            _tracked(f"{verb} {name}", branch.tags(), parent) as run_id,
+        ):
             require_shared(settings)
             folder.write(identity=identity, parent=run_id)
             try:

@@ -11,8 +11,8 @@ from bdl_pipe import artifacts, config
 
 from ..core import curves, places, scores
 from ..core.model import FIT_KINDS, Params
-from ..core.object_store import hide
 from ..core.scores import RunScores
+from ..core.storage import hide
 from ..plan.plan import Stage
 from . import store
 

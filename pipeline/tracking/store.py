@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 from bdl_pipe.errors import UserError
 
 from ..core import provenance
-from ..core.object_store import hide
 from ..core.settings import Settings
+from ..core.storage import hide
 
 STAGES: Final = "bdl-pipe stages"
 COMPARISON: Final = "bdl-pipe comparison"

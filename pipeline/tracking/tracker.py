@@ -11,8 +11,8 @@ from typing import Final
 
 from ..core import curves, places, provenance
 from ..core.model import Params
-from ..core.object_store import hide
 from ..core.settings import Settings
+from ..core.storage import hide
 from ..plan import fresh
 from ..plan.plan import Plan, Stage
 from . import comparison, store

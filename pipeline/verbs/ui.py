@@ -9,8 +9,8 @@ from bdl_pipe.errors import UserError
 
 from .. import tracking
 from ..core.load import load
-from ..core.object_store import hide
 from ..core.settings import Settings
+from ..core.storage import hide
 from ..stages import comparison
 
 SERVER: Final = {

@@ -16,17 +16,11 @@ RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
 def make_hub(store: Store | None) -> Any:
     """Start the hub as an actor on the node of this process."""
     import ray
-
-    return ray.remote(Hub).options(**on_this_node()).remote(store)
-
-
-def on_this_node() -> dict[str, Any]:
-    """Return the options of an actor that runs on the node of this process and serves several calls at once."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": 4}
+    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": 4}
+    return ray.remote(Hub).options(**options).remote(store)
 
 
 class Hub(CheckpointChannel):
