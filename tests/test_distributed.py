@@ -14,6 +14,8 @@ from bdl_pipe.registry import METHODS
 
 from . import distributed_ranks as ranks
 
+pytestmark = pytest.mark.slow  # all tests share one run of two processes
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

@@ -98,6 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "language", "text"), of("python"))
 def test_the_library_runs_without_the_pipeline(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
