@@ -14,7 +14,7 @@ from bdl_pipe.registry import METHODS
 
 from . import distributed_ranks as ranks
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow]  # all tests share one run of two processes
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def apart(first: State, second: State) -> float:
     return max(float((first.tensors[name] - second.tensors[name]).abs().max()) for name in ("images", "labels"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "most"),
     [

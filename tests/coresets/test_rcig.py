@@ -153,6 +153,7 @@ def test_the_solution_is_that_of_ridge_regression_with_the_tangent_kernel(
     assert relative(gradient.outputs.flatten(), kernel_ridge) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
 def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
     solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
@@ -171,6 +172,7 @@ def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
             assert relative(wrong, expected) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
     """They are on the way to the solutions, where many more end."""
     images, labels = case[:2]

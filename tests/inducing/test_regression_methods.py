@@ -92,6 +92,7 @@ def test_bound_of_all_rows_is_in_nats(
     assert rates.minus_bound(net, x, y, Seed(3)) == pytest.approx(expected, rel=1e-9) and float(net.kl().detach()) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "paper"), [("ffg_w", False), ("ensemble_u", True)])
 def test_rate_falls_as_in_the_paper_or_as_told(
     kind: Kind, paper: bool, problem: tuple[regression.Reference, Tensor, Tensor]
@@ -117,6 +118,7 @@ def test_noises_go_on_without_repeating() -> None:
 SOON = [*(kind for kind in GAUSSIAN if kind != "fcg_w"), "ensemble_u"]  # fcg_w takes thousands of updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOON)
 def test_a_short_fit_is_nearer_than_the_prior(kind: Kind, problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
     """Where there are data, it is a fifth as far as the prior at most; its mirror image is farther than that.
@@ -133,6 +135,7 @@ def test_a_short_fit_is_nearer_than_the_prior(kind: Kind, problem: tuple[regress
     assert found < 0.2 * far < mirrored
 
 
+@pytest.mark.slow
 def test_members_of_one_run_are_those_of_two(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
     _, x, y = problem
     both = methods.fit("ffg_u", x, y, [Seed(0), Seed(1)], steps=5, rate=0.01, draws=2)

@@ -79,6 +79,7 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().err == "check: interrupted\n"
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Path) -> None:
     """A shell without job control starts ``command &`` so. The command waits for the writer of params.yaml."""
     os.mkfifo(tmp_path / "params.yaml")

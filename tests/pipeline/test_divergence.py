@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from pipeline.search.studies import POINT, SEED, point
 
 from bdl_pipe import config
 from bdl_pipe.data.fitdata import FitData
@@ -61,7 +60,7 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        point.trial({POINT: sample, SEED: 0}, chain, EVALUATE, tiny[task], {})
+        trial.trial({**sample, trial.SEED: 0}, chain, tiny[task], {}, EVALUATE)
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert {*first} == {trial.TIME, trial.SECONDS}
     assert "nll" in last

@@ -127,6 +127,7 @@ def test_work_that_a_process_is_at_is_never_forgotten(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
+@pytest.mark.process
 def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from pipeline.work.store import Store;"
     code += "store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'left'); print(flush=True); input()"
@@ -139,6 +140,7 @@ def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "b.lock"]
 
 
+@pytest.mark.process
 def test_a_folder_that_is_forgotten_while_it_is_opened_is_made_again(tmp_path: Path) -> None:
     """Two processes that open and clear the same store all the time: neither ever loses its folder."""
     code = "import sys; from pathlib import Path; from pipeline.work.store import Store\n"

@@ -122,6 +122,7 @@ def test_the_card_has_the_scores_of_what_was_fitted_to_this_very_coreset(
     assert line.endswith("| 1 |")
 
 
+@pytest.mark.process
 def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path) -> None:
     """From 30 images, on 200 rows that were no part of it; with the labels of other images it does not learn."""
     folder = exported(tmp_path / "out")

@@ -170,6 +170,7 @@ def test_an_interrupt_stops_the_job(
     assert f"ray job stop {name} stops it" in capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_job_also_where_a_shell_ignores_it(number: signal.Signals, project: Path) -> None:
     """The shell starts a background process without job control, so Python finds SIGINT ignored."""

@@ -91,6 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("change", "stale"),
     [

@@ -128,6 +128,7 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
@@ -152,6 +153,7 @@ def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set
     assert {name for name in before if before[name] != after[name]} == stale
 
 
+@pytest.mark.process
 def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
     """Also where files of plugins lie about; and a plugin that no run uses makes nothing stale, but for its score."""
     write(tmp_path, yaml.safe_load(PARAMS))
@@ -162,6 +164,7 @@ def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
     assert digests(tmp_path) == plain
 
 
+@pytest.mark.process
 def test_a_plugins_code_is_followed_through_the_public_names_and_its_own_package(tmp_path: Path) -> None:
     text = """
 from bdl_pipe import plugins

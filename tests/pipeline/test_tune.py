@@ -159,6 +159,7 @@ def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
     assert list((tmp_path / "a folder" / "s").iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     """The first process takes the lock and waits for this test, which kills it."""
     code = (
@@ -183,11 +184,11 @@ def test_a_search_by_other_code_or_other_hyperparameters_is_another_search(toy, 
     def identity():
         return [search_of().branch.facts(), search_of().facts()]
 
-    before, real = identity(), branch.fit.code_of
+    before, real = identity(), branch.sources.fit_digest
     assert before == identity()
-    edited = lambda run, params: real(run, params) + ("edited" if run.key == "toy-level" else "")  # noqa: E731
+    edited = lambda method, params: real(method, params) + ("edited" if method == "level" else "")  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(branch.fit, "code_of", edited)
+        patch.setattr(branch.sources, "fit_digest", edited)
         assert identity() != before
     text = (toy / "params.yaml").read_text()
     (toy / "params.yaml").write_text(text.replace("add: 4.0", "add: 5.0"))
@@ -251,8 +252,8 @@ def test_a_search_as_a_job_of_its_own_is_one_line(toy, monkeypatch, capsys):
 
 def test_storage_that_cannot_be_used_is_one_line(tmp_path):
     for value, rule in (
-        ("searches", "must be s3://bucket/path, or a folder from / on that is there, got 'searches'"),
-        (str(tmp_path / "none"), "or a folder from / on that is there"),
+        ("searches", "must be s3://bucket/path, or the absolute path of a folder that exists, got 'searches'"),
+        (str(tmp_path / "none"), "or the absolute path of a folder that exists"),
         ("s3://user:pass@bucket/x", "must hold no credential"),
         ("gs://bucket/x", "must be s3://bucket/path"),
     ):

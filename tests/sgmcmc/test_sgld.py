@@ -111,6 +111,7 @@ def test_minibatch_gradients_average_to_the_full_gradient():
     assert (torch.stack(unscaled).mean(0) - by_hand).norm() > 0.5 * by_hand.norm()  # without N/M
 
 
+@pytest.mark.slow
 def test_sampled_law_of_a_linear_model():
     """Full-batch draws of 200 chains against the exact AR(1) law; z-tests at 1e-6 over 3 means."""
     inputs, targets, log_prior, log_likelihood = linear_model()

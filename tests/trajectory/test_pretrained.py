@@ -114,6 +114,7 @@ def nll(state: State, data: FitData) -> float:
     return -float(predictive.log_prob(torch.as_tensor(data.validation.targets)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["resnet.safetensors", "resnet.pt"])
 def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
     data = make_tiny_images()
@@ -172,6 +173,7 @@ FIVE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "method"), [(task, method) for task, methods in FIVE.items() for method in methods])
 def test_a_trained_network_becomes_a_posterior(task: str, method: str, tmp_path: Path) -> None:
     """Each is better than random weights after as many steps, and reads back to the same predictions."""
