@@ -31,7 +31,7 @@ def record(kind: str, key: str) -> Path:
 
 
 def identity(kind: str, key: str) -> Path:
-    """Return the file that says what an artifact was made from, see ``graph.fresh``."""
+    """Return the file that says what an artifact was made from, see ``plan.fresh``."""
     return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
 
 
@@ -40,13 +40,8 @@ def lock(kind: str, key: str) -> Path:
     return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
 
 
-def pushed(kind: str, key: str) -> Path:
-    """Return the file that notes which result of a stage lies in the remote store, see ``graph.remote``."""
-    return STATE / "pushed" / (_root or "") / kind / f"{key or kind}.txt"
-
-
 def sources() -> Path:
-    """Return the file of the hashes of code and users' files, see ``graph.sources``."""
+    """Return the file of the hashes of code and users' files, see ``plan.sources``."""
     return WORK / "sources.yaml"
 
 
@@ -58,11 +53,6 @@ def checkpoints(kind: str, key: str) -> Path:
 def curve(kind: str, key: str) -> Path:
     """Return the file of a stage's metrics by step, see ``core.curves``."""
     return STATE / "curves" / (_root or "") / kind / f"{key}.jsonl"
-
-
-def is_usual() -> bool:
-    """Say whether artifacts are placed where they usually are, those of ``params.yaml``."""
-    return _root is None
 
 
 @contextmanager

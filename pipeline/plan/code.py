@@ -88,11 +88,6 @@ def _beside(module: str) -> Iterator[Path]:
         yield from (p for p in path.parent.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc"))
 
 
-def has_method(kind: str) -> bool:
-    """Say whether a method has a part in a stage kind."""
-    return BODIES[kind] in ("pipeline.stages.fit", "pipeline.stages.evaluate")
-
-
 def methods() -> tuple[str, ...]:
     """Return the names of the registry."""
     return tuple(_methods())

@@ -62,9 +62,13 @@ def fit_digest(method: str, params: Params) -> str:
 def evaluate_digest(method: str, params: Params) -> str:
     """Hash the code that a method's scores depend on: as :func:`fit_digest`, and the evaluation's.
 
-    Where a run is asked about other data, they depend on plugins' scores, too.
+    They also depend on plugins' metrics and, where a run is scored on OOD sets, on plugins' OOD scores.
     """
     more = _plugins(method, params)
+    if params.plugins:
+        from bdl_pipe.metrics import METRICS
+
+        more = tuple(sorted({*more, *(module for name in METRICS if (module := METRICS.module_of(name)))}))
     asked = any(params.datasets[run.spec.dataset].ood for run in params.of("student") if run.method.name == method)
     if params.plugins and asked:
         from bdl_pipe.evaluation import OOD_SCORES
