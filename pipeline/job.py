@@ -1,6 +1,6 @@
 """A whole command as one Ray job, for a cluster of which only the dashboard (``http://head:8265``) is in reach.
 
-The job receives the project's files, and pushes its results to the DVC remote of ``BDL_REMOTE``. On the cluster,
+The job receives the project's files, and pushes its results to DVC's default remote. On the cluster,
 ``python -m pipeline.job`` runs the command in a folder of the head that outlives the job, so that the next job of the
 same command continues from its checkpoints and results.
 """
@@ -100,8 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     code = run([*(dvc if program == "dvc" else [sys.executable]), *words])
     if stops:
         return code or 1
-    remote = os.environ.get("BDL_REMOTE", "on")
-    return run([*dvc, "push", "--run-cache", *([] if remote == "on" else ["--remote", remote])]) or code
+    return run([*dvc, "push", "--run-cache"]) or code
 
 
 def _connect(settings: Settings) -> Any:
@@ -109,7 +108,7 @@ def _connect(settings: Settings) -> Any:
     if not settings.jobs:
         raise UserError("RAY_ADDRESS must be http://host:8265 (of a cluster's dashboard), which takes jobs")
     if not settings.remote:
-        raise UserError("BDL_REMOTE must be on or the name of a DVC remote: the results of a job come home through it")
+        raise UserError("BDL_REMOTE must be on: the results of a job come home through DVC's default remote")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _worded(settings.jobs):
         from ray.job_submission import JobSubmissionClient

@@ -15,8 +15,8 @@ BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 BDL_CHECKPOINTS         a folder or s3://bucket/path that all machines share, where Ray's workers write checkpoints of
                         unfinished tasks (default: the driver keeps them in the project)
 BDL_TRACKING            on | off (default: on): whether runs are tracked in MLflow; off: MLflow is not imported
-BDL_REMOTE              off (default), on (DVC's default remote), or a DVC remote's name: results are pushed there, and
-                        results that another machine has pushed are taken from there
+BDL_REMOTE              on | off (default: off): take results from DVC's default remote before anything runs, and push
+                        them there at the end of the command
 BDL_SEARCHES            a folder or s3://bucket/path that all machines share, where searches and studies keep their
                         trials, so that any machine can resume them (default: a folder of the project)
 BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (default: beside the tracking store)
@@ -57,7 +57,7 @@ class Settings:
     workers: int = 1
     tracking: bool = True
     jobs: str = ""
-    remote: str = ""
+    remote: bool = False
     artifacts: str = ""
     searches: str = ""
     checkpoints: str = ""
@@ -95,7 +95,7 @@ class Settings:
             checkpoint_seconds=_number(env, "BDL_CHECKPOINT_SECONDS", 15.0),
             workers=_count(env, "BDL_WORKERS_PER_TASK"),
             tracking=_choice(env, "BDL_TRACKING", "on", ("on", "off")) == "on",
-            remote=_remote(env),
+            remote=_choice(env, "BDL_REMOTE", "off", ("on", "off")) == "on",
             artifacts=_on_s3(env, "BDL_MLFLOW_ARTIFACTS"),
             searches=_shared(env, "BDL_SEARCHES", is_here=not is_dashboard),
             checkpoints=_shared(env, "BDL_CHECKPOINTS", is_here=not is_dashboard),
@@ -122,16 +122,8 @@ def require_device(device: str) -> None:
 def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, ...]) -> str:
     value = env.get(name) or default
     if value not in options:
-        raise ConfigError(name, f"must be {' or '.join(options)}", value)
+        raise ConfigError(name, f"must be {' or '.join(options)}", hide(value, environment=env))
     return value
-
-
-def _remote(env: Mapping[str, str]) -> str:
-    """Read the name of a remote; empty: off."""
-    value = env.get("BDL_REMOTE", "").strip() or "off"
-    if not re.fullmatch(r"[\w.-]+", value):
-        raise ConfigError("BDL_REMOTE", "must be on, off or a name of dvc remote list", hide(value, environment=env))
-    return "" if value == "off" else value
 
 
 def _shared(env: Mapping[str, str], name: str, is_here: bool = True) -> str:

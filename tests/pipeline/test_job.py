@@ -19,7 +19,7 @@ from bdl_pipe.errors import UserError
 from pipeline import job
 from pipeline.core.settings import Settings
 
-SETTINGS = Settings(jobs="http://head:8265", remote="on")
+SETTINGS = Settings(jobs="http://head:8265", remote=True)
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 
 
@@ -188,7 +188,7 @@ client = types.SimpleNamespace(
     list_jobs=list, submit_job=dict, stop_job=lambda name: print("STOPPED", flush=True), tail_job_logs=tail
 )
 job._connect = lambda settings: client
-job.send(Settings(jobs="http://head:8265", remote="on"), ["repro"], lambda: None)
+job.send(Settings(jobs="http://head:8265", remote=True), ["repro"], lambda: None)
 """
     (project / "sends.py").write_text(code)
     command = ["sh", "-c", f"{sys.executable} sends.py & wait $!"]
@@ -233,8 +233,8 @@ def test_attach_finds_the_projects_running_job(
 
 def test_jobs_that_cannot_be_sent_are_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^RAY_ADDRESS must be http://host:8265"):
-        job.send(Settings(remote="on"), ["repro"], lambda: None)
-    with pytest.raises(UserError, match=r"^BDL_REMOTE must be on or the name of a DVC remote"):
+        job.send(Settings(remote=True), ["repro"], lambda: None)
+    with pytest.raises(UserError, match=r"^BDL_REMOTE must be on: "):
         job.send(Settings(jobs="http://head:8265"), ["repro"], lambda: None)
     for error, said in (
         (ConnectionError("Failed to connect to Ray at address: http://head:8265."), r"\(Failed to connect .*\)$"),
@@ -288,9 +288,8 @@ def test_the_job_runs_in_a_folder_that_keeps_results_and_pushes_them(
         ["-m", "pipeline", "repro", *where],
         [*dvc, "push", "--run-cache", *where],
     ]
-    monkeypatch.setenv("BDL_REMOTE", "ours")
     assert job.main(["bdl-1", "dvc", "fails"]) == 4
-    assert given[-2:] == [[*dvc, "fails", *where], [*dvc, "push", "--run-cache", "--remote", "ours", *where]]
+    assert given[-2:] == [[*dvc, "fails", *where], [*dvc, "push", "--run-cache", *where]]
 
 
 SQUARES = """
@@ -341,7 +340,7 @@ def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the head serves 127.0.0.1 alone
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as head:
         try:
-            settings = Settings(jobs=url, remote="on")
+            settings = Settings(jobs=url, remote=True)
             while not _answers(url):
                 assert head.poll() is None, log.read_text()
                 job.time.sleep(0.5)

@@ -13,7 +13,7 @@ def test_defaults_and_gpu_share() -> None:
     assert Settings.read({"BDL_DEVICE": "cuda"}).needs.gpus == 1.0
     assert Settings.read({"BDL_WAIT_FOR_NODES": "600"}).node_seconds == 600.0
     assert Settings.read({"RAY_ADDRESS": "http://head:8265/"}).jobs == "http://head:8265"
-    assert Settings.read({"BDL_REMOTE": "off"}).remote == "" and Settings.read({"BDL_REMOTE": "on"}).remote == "on"
+    assert Settings.read({"BDL_REMOTE": "on"}).remote and not Settings.read({"BDL_REMOTE": "off"}).remote
     assert Settings.read({"BDL_MLFLOW_ARTIFACTS": "s3://bucket/path/"}).artifacts == "s3://bucket/path"
     assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
 
@@ -34,7 +34,7 @@ def test_defaults_and_gpu_share() -> None:
         (
             "BDL_REMOTE",
             "s3://key:password@bucket/path",
-            "must be on, off or a name of dvc remote list, got 's3://bucket",
+            "must be on or off, got 's3://bucket",
         ),
         ("BDL_MLFLOW_ARTIFACTS", "bucket/path", "must be s3://bucket/path, got 'bucket/path'"),
         (
