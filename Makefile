@@ -63,7 +63,7 @@ data:
 
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
-SOAKS := kill_soak cluster_faults cluster_laptop
+SOAKS := kill_soak cluster_faults
 
 repro: install data
 	@python -m pipeline repro -j $(JOBS)
