@@ -4,9 +4,11 @@ import gc
 import sys
 
 from .cli import main
+from .core import signals
 
 if __name__ == "__main__":
-    gc.set_threshold(10_000)  # of 700: to look for garbage among what is imported takes a quarter of a small command
+    signals.interruptible()
+    gc.set_threshold(10_000)  # With 700, the search for garbage among imports takes a quarter of a small command.
     code = main()
-    gc.freeze()  # the same at the end, where the system takes all of it back
+    gc.freeze()  # At the end the system takes all memory back anyway.
     sys.exit(code)
