@@ -106,12 +106,8 @@ def read(path: Path) -> pa.Table:
         stored = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
-    version = (stored.schema.metadata or {}).get(b"version")
-    if version != VERSION:
-        got = "none" if version is None else version.decode(errors="replace")
-        raise ArtifactError(f"{path}: the version of its columns must be {VERSION.decode()}, got {got}; make it again")
-    if not stored.schema.equals(SCHEMA):
-        rule = f"must have the columns {', '.join(COLUMNS)}, each of its type"
+    if not stored.schema.equals(SCHEMA, check_metadata=True):
+        rule = f"must have version {VERSION.decode()} of the columns {', '.join(COLUMNS)}, each of its type"
         raise ArtifactError(f"{path}: {rule}, got {', '.join(stored.schema.names)}; make it again")
     return stored
 

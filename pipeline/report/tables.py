@@ -17,7 +17,6 @@ from bdl_pipe.errors import ArtifactError
 
 from ..core import scores
 from ..core.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
-from .images import CoresetInfo
 
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 PAPER: Final = Path(__file__).parent / "paper.csv"
@@ -42,6 +41,27 @@ class Step:
     order: int
     number: int
     classes: int
+
+
+@dataclass(frozen=True)
+class CoresetInfo:
+    """An entry of ``coresets`` and the places of its artifact and its record.
+
+    Attributes:
+        classes: the classes' names, if known.
+    """
+
+    key: str
+    dataset: str
+    method: str
+    path: Path
+    classes: tuple[str, ...] = ()
+    record: Path | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """Say whether there is no such artifact."""
+        return not (self.path / artifacts.MANIFEST).is_file()
 
 
 @dataclass(frozen=True)
@@ -209,13 +229,10 @@ def is_finite(estimate: Estimate | None) -> bool:
 
 def _read_bins(path: Path) -> pd.DataFrame:
     try:
-        table = pyarrow.parquet.read_table(path).to_pandas()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
-    if missing := [c for c in CALIBRATION if c not in table.columns]:
-        rule = f"must have the columns {', '.join(CALIBRATION)}"
-        raise ArtifactError(f"{path}: {rule}; lacks {', '.join(missing)}; make it again")
-    return table[list(CALIBRATION)]
+        return pyarrow.parquet.read_table(path).select(list(CALIBRATION)).to_pandas()
+    except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
+        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
+        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
 
 
 def _warnings(run: RunInfo) -> list[str]:
