@@ -5,7 +5,6 @@ A page, and a section of it, is a template and a function that returns the templ
 its section out.
 """
 
-import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from bdl_pipe.metrics import DETECTION
 
 from ..core.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 from . import columns, cross, plots, which
-from .columns import NOTHING, Cell, Column, Grid
+from .columns import Cell, Column, Grid
 from .plots import Drawing, Part
 from .tables import RunInfo, Table, labels
 
@@ -35,37 +34,16 @@ _TEMPLATES: Final = jinja2.Environment(
 
 
 def headline(part: Part) -> Data:
-    """Return the table of all runs, with the notes on them."""
+    """Return the table of all runs."""
     whole = columns.headline(part.table, part.dataset)
     grid = _by_run(part, part.runs, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
-    notes = [(run.key, kind, text) for run in part.runs for kind, text in part.table.remarks(run.key)]
-    return {"grid": grid, "sources": whole.sources, "notes": notes}
+    return {"grid": grid, "sources": whole.sources}
 
 
 def which_one(part: Part) -> Data:
     """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
     found = which.verdict(part.table, part.dataset)
-    if found is None:
-        return None
-    rows = [
-        [
-            Cell(f"{standing.nll:.3f}", value=standing.nll),
-            _difference(standing.to_best),
-            _difference(standing.to_baseline),
-            Cell("yes" if standing.efficient else "", value=int(standing.efficient)),
-        ]
-        for standing in found.standings
-    ]
-    head = ["NLL", "to the best", "to deterministic", "front"]
-    grid = _by_run(part, [standing.run for standing in found.standings], head, rows)
-    return {"grid": grid, "verdict": " ".join(found.sentences)}
-
-
-def _difference(found: which.Difference | None) -> Cell:
-    if found is None:
-        return Cell(NOTHING)
-    interval = f"± {found.half:.3f}" if math.isfinite(found.half) else ""
-    return Cell(f"{found.mean:+.3f}", interval, found.mean, best=found.apart)
+    return {"found": found} if found else None
 
 
 def recalibration(part: Part) -> Data:
@@ -88,13 +66,6 @@ def coresets_by_protocol(part: Part) -> Data:
     return {"grid": cross.headline(part.table, crossed), "mark": cross.MARK} if crossed else None
 
 
-def regression(part: Part) -> Data:
-    """Return the figures of RMSE and NLL over splits."""
-    if not part.table.has(part.dataset, "rmse"):
-        return None
-    return {"figures": [plots.dots(part, metric) for metric in ("rmse", "nll")]}
-
-
 def reliability(part: Part) -> Data:
     """Return the reliability diagrams."""
     have = set(part.table.calibration.run)
@@ -103,11 +74,10 @@ def reliability(part: Part) -> Data:
 
 
 def severity(part: Part) -> Data:
-    """Return the figures of scores against severity; none of them if no corrupted rows were scored."""
-    if not part.table.has(part.dataset, "accuracy"):
+    """Return the figures of scores against severity."""
+    if not part.table.names(part.dataset, "corrupted"):
         return None
-    metrics = columns.SHIFTED if part.table.names(part.dataset, "corrupted") else ()
-    return {"figures": [plots.severity(part, metric) for metric in metrics]}
+    return {"figures": [plots.severity(part, metric) for metric in columns.SHIFTED]}
 
 
 def corruptions(part: Part) -> Data:
@@ -127,16 +97,6 @@ def cost(part: Part) -> Data:
     return {"figures": [drawn]} if drawn else None
 
 
-def transfer(part: Part) -> Data:
-    """Return a table of the scores of classes on each transfer set."""
-    grids = []
-    for name in part.table.names(part.dataset, "transfer"):
-        scores = [(metric, columns.metric(metric).label) for metric in columns.headline_metrics()]
-        shown = [Column(label, Quantity(metric, "transfer", name)) for metric, label in scores]
-        grids.append(_scores(part, part.runs, shown, title=f"on {name}"))
-    return {"grids": grids} if grids else None
-
-
 def ood(part: Part) -> Data:
     """Return a table for each other set: every metric of out-of-distribution detection by each score."""
     known = {of.score for of in part.table.quantities(part.dataset) if of.set == "ood" and of.score is not None}
@@ -153,12 +113,10 @@ def ood(part: Part) -> Data:
 
 
 def coreset_images(part: Part) -> Data:
-    """Return a picture of each coreset of the data set, as a data URI; None for a coreset that is absent."""
-    shown = dict[str, str | None]()
-    for coreset in part.table.coresets:
-        drawn = None if coreset.is_absent else cross.picture(coreset)
-        if coreset.dataset == part.dataset and (drawn or coreset.is_absent):
-            shown[coreset.key] = f"data:image/png;base64,{b64encode(drawn).decode()}" if drawn else None
+    """Return a picture of each coreset of the data set, as a data URI."""
+    own = [coreset for coreset in part.table.coresets if coreset.dataset == part.dataset]
+    drawn = {coreset.key: cross.picture(coreset) for coreset in own if not coreset.is_absent}
+    shown = {key: f"data:image/png;base64,{b64encode(image).decode()}" for key, image in drawn.items() if image}
     return {"pictures": shown} if shown else None
 
 
@@ -212,10 +170,7 @@ def ranks(whole: Part) -> Data:
 
 def _by_run(part: Part, runs: Sequence[RunInfo], head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
     """Return a table with a row for each of ``runs``, which begins with the run's name."""
-    names = [
-        Cell(run.method.replace("_", " "), run.setting, colour=part.marks[run.key].css, hint=run.key) for run in runs
-    ]
-    named = [[name, *row] for name, row in zip(names, rows, strict=True)]
+    named = [[part.name(run), *row] for run, row in zip(runs, rows, strict=True)]
     return Grid(["Method, setting", *head], named, **more)
 
 
@@ -239,12 +194,10 @@ SECTIONS: Final = (  # Each data set has these sections.
     Section("which", "Which one?", which_one),
     Section("recalibration", "Recalibration", recalibration),
     Section("coresets", "Coresets under each protocol", coresets_by_protocol),
-    Section("regression", "RMSE and NLL over splits", regression),
     Section("reliability", "Reliability", reliability),
     Section("severity", "Score against severity", severity),
     Section("corruptions", "Accuracy % by corruption", corruptions),
     Section("cost", "NLL against cost", cost),
-    Section("transfer", "Transfer", transfer),
     Section("ood", "Out-of-distribution detection", ood),
     Section("images", "Coreset images", coreset_images),
 )
@@ -257,8 +210,7 @@ CLOSING: Final = (  # These sections follow; they are about all data sets togeth
 def index(whole: Part) -> Data:
     """Return the page of all results."""
     parts = {name: _rendered(SECTIONS, plots.part(whole.table, name, whole.marks)) for name in whole.table.datasets()}
-    warned = sum(map(bool, whole.table.warnings.values()))
-    return {"parts": parts, "closing": _rendered(CLOSING, whole), "warned": warned}
+    return {"parts": parts, "closing": _rendered(CLOSING, whole)}
 
 
 PAGES: Final = (Section("index", "Bayesian deep learning methods, side by side", index),)
@@ -272,7 +224,7 @@ def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, s
         dpi: CSS pixels an inch of figure.
     """
     whole = Part(table, "", table.runs, {}, plots.marks(table.runs))
-    common = {"table": table, "provenance": provenance, "dpi": dpi, "pages": PAGES}
+    common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
     return {f"{page.name}.html": html for page, html in _rendered(PAGES, whole, **common)}
 
 
@@ -283,5 +235,5 @@ def _rendered(sections: Sequence[Section], part: Part, **more: Any) -> list[tupl
         data = section.data(part)
         if data is not None:
             template = _TEMPLATES.get_template(f"{section.name}.html")
-            made.append((section, template.render(data, section=section, dataset=part.dataset, **more)))
+            made.append((section, template.render(data, section=section, part=part, **more)))
     return made

@@ -19,7 +19,7 @@ from matplotlib.ticker import NullFormatter
 
 from ..core.scores import Estimate, Quantity
 from . import columns
-from .columns import Column
+from .columns import Cell, Column
 from .tables import RunInfo, Table, is_finite, labels, merged_bins
 
 INK, MUTED, LINE = "#1c1d1f", "#6a6c70", "#e3e2dd"
@@ -78,6 +78,10 @@ class Part:
     def done(self) -> list[RunInfo]:
         """Return the runs that have results."""
         return [run for run in self.runs if run.key not in self.table.notes]
+
+    def name(self, run: RunInfo) -> Cell:
+        """Return the cell that names a run, with its colour."""
+        return Cell(run.method.replace("_", " "), run.setting, colour=self.marks[run.key].css, hint=run.key)
 
 
 def part(table: Table, dataset: str, looks: Mapping[str, Mark]) -> Part:
@@ -174,26 +178,6 @@ def costs(part: Part, shown: Sequence[Column]) -> Drawing | None:
     said = [f"{column.title}: {_list(part.names, at, column.write)}" for column, at in drawn.items()]
     means = _list(part.names, scored, lambda score: f"{score.mean:.3g}")
     return _drawing(figure, f"cost-{part.dataset}", f"NLL against cost: {means}; {'; '.join(said)}")
-
-
-@_styled
-def dots(part: Part, metric: str) -> Drawing:
-    """Draw one line for each run: mean and standard error, and every split as a faint dot."""
-    known = {run.key: part.table.estimate(run.key, Quantity(metric)) for run in part.done}
-    figure = Figure(figsize=(3.9, 0.75 + 0.34 * len(known)))
-    axes = figure.subplots()
-    for i, (run, estimate) in enumerate(known.items()):
-        if estimate is not None and is_finite(estimate):
-            values, colour = part.table.groups(run, Quantity(metric)), part.marks[run].colour
-            axes.plot(values, [i] * len(values), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-            axes.errorbar(estimate.mean, i, xerr=estimate.error or 0.0, color=colour, marker="D", elinewidth=2)
-    axes.set(yticks=range(len(known)), ylim=(len(known) - 0.5, -0.5))  # The first line is at the top.
-    axes.set_yticklabels([part.names[run] for run in known], color=INK)
-    axes.grid(axis="y", visible=False)
-    axes.set_title(metric.upper())
-    means = {run: estimate.mean for run, estimate in known.items() if estimate}
-    alt = f"{metric.upper()} by method: {_list(part.names, means, lambda mean: f'{mean:.3f}')}"
-    return _drawing(figure, f"dots-{part.dataset}-{metric}", alt)
 
 
 def _drawing(figure: Figure, name: str, alt: str) -> Drawing:

@@ -94,8 +94,7 @@ class Table:
     """All stored results of some runs.
 
     Attributes:
-        stored: run -> its stored scores, for runs that have scores.
-        scores: the same, by quantity.
+        scores: run -> its scores, for runs that have some.
         calibration: the bins of all runs, with a ``run`` column.
         notes, warnings: run -> texts.
         paper: the papers' figures.
@@ -103,7 +102,6 @@ class Table:
     """
 
     runs: tuple[RunInfo, ...]
-    stored: Mapping[str, pyarrow.Table]
     scores: Mapping[str, RunScores]
     calibration: pd.DataFrame
     notes: Mapping[str, tuple[str, ...]]
@@ -152,24 +150,23 @@ def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Tab
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    stored, bins, notes, warnings = dict[str, pyarrow.Table](), [], {}, {}
+    known, bins, notes, warnings = dict[str, RunScores](), [], {}, {}
     for run in runs:
         warnings[run.key] = tuple(_warnings(run))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
         folder = artifacts.load(run.evaluate, "evaluate").path
-        stored[run.key] = scores.read(folder / "scores.parquet")
+        known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
         if (folder / "calibration.parquet").is_file():
             bins.append(_read_bins(folder / "calibration.parquet").assign(run=run.key))
-    by_quantity = {key: RunScores(table) for key, table in stored.items()}
     calibration = pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=[*CALIBRATION, "run"])
-    return Table(tuple(runs), stored, by_quantity, calibration, notes, warnings, paper_figures(), coresets)
+    return Table(tuple(runs), known, calibration, notes, warnings, paper_figures(), coresets)
 
 
 def write_comparison(table: Table, folder: Path) -> None:
     """Write ``comparison.parquet`` and ``comparison.csv``, one figure a row, sorted."""
-    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
+    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(known.stored for known in table.scores.values())])
     rows = whole.sort_by([(column, "ascending") for column in KEYS])
     pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
     write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))

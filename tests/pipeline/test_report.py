@@ -236,7 +236,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 8 + 2 + 1 + 2 + 1  # reliability, severity, cost, dots, cost of boston
+    assert len(figures) == 8 + 2 + 1 + 1  # reliability, severity, cost, cost of boston
     assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
@@ -251,10 +251,12 @@ def test_methods_keep_their_colour_and_settings_differ_in_shape(built):
 
 def test_a_figure_repeats_its_bytes_and_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     table = tables.gather(built[1][8:])
-    drawing = plots.dots(plots.part(table, "boston", plots.marks(table.runs)), "rmse")
+    part = plots.part(table, "boston", plots.marks(table.runs))
+    drawing = plots.costs(part, [columns.Column("Size", Quantity("bytes", "cost"))])
     assert drawing.inline.startswith("<svg") and "var(--ink)" in drawing.inline
-    assert drawing == plots.dots(plots.part(table, "boston", plots.marks(table.runs)), "rmse")
-    more = page.Section("regression", "Another <section>", lambda part: {"figures": [drawing]})
+    assert drawing == plots.costs(part, [columns.Column("Size", Quantity("bytes", "cost"))])
+    assert "deterministic 2.86" in drawing.inline and "Size: deterministic 6 kB, ensemble 6 kB" in drawing.inline
+    more = page.Section("reliability", "Another <section>", lambda part: {"figures": [drawing]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
     text = page.render(table, {}, 80)["index.html"]
@@ -282,7 +284,7 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
     report.build([plain, gone, nothing], [absent], tmp_path / "out", provenance={}, dpi=80)
     text = (tmp_path / "out/index.html").read_text()
     assert Page(text).open == []
-    assert "no corrupted inputs were evaluated" in text and "this coreset is absent" in text
+    assert "Score against severity" not in text and "Coreset images" not in text
     assert "2 of 3 runs have no result" in text and "<b>fashion_mnist-gone</b>: no result" in text
     row = next(x for x in (tmp_path / "out/comparison.md").read_text().splitlines() if x.startswith("| gone"))
     assert set(row.replace("| gone | small", "").split()) == {"|", "—"}
@@ -384,7 +386,7 @@ def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_ow
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
 
 
-def test_transfer_scores_have_their_section_and_columns(tmp_path):
+def test_transfer_scores_have_their_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
         made = []
@@ -394,17 +396,14 @@ def test_transfer_scores_have_their_section_and_columns(tmp_path):
         return write_run(tmp_path, "d", method, "s", made)
 
     table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
-    part = plots.part(table, "d", plots.marks(table.runs))
-    (grid,) = page.transfer(part)["grids"]
-    assert grid.title == "on stl<10" and grid.head == ["Method, setting", "Accuracy %", "NLL"]
-    assert [[(cell.figure, cell.best) for cell in row[1:]] for row in grid.rows] == [
+    grid = columns.headline(table, "d")
+    assert [[(cell.figure, cell.best) for cell in row[4:6]] for row in grid.rows] == [
         [("72.46 ± 1.00", True), ("1.650 ± 0.000", False)],
         [("72.25 ± 1.00", False), ("0.990 ± 0.000", True)],
     ]
     titles = [c.title for c in columns.columns(table, "d")]
     assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert "<h4>on stl&lt;10</h4>" in page.render(table, {}, 80)["index.html"]
-    assert page.transfer(replace(part, dataset="other")) is None
+    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
 
 
 def test_recalibration_has_scores_before_and_after_and_the_coverage(tmp_path):
