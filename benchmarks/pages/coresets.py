@@ -24,7 +24,7 @@ from bdl_pipe import artifacts
 from pipeline.core.load import load
 from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
-from pipeline.report import CoresetInfo, columns, cross, images, tables
+from pipeline.report import CoresetInfo, columns, cross, tables
 from pipeline.stages import report
 
 OUT = Path("results/coresets")
@@ -86,11 +86,11 @@ def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
 
 def pictures(dataset: str, coresets: Sequence[CoresetInfo]) -> Iterator[str]:
     """Draw the coresets of each size side by side; yield what the page says of each file."""
-    there = [c for c in coresets if c.dataset == dataset and images.per_class(c)]
-    for ipc in sorted({size for c in there if (size := images.per_class(c))}):
-        alike = [c for c in there if images.per_class(c) == ipc]
+    there = [c for c in coresets if c.dataset == dataset and cross.per_class(c)]
+    for ipc in sorted({size for c in there if (size := cross.per_class(c))}):
+        alike = [c for c in there if cross.per_class(c) == ipc]
         name = f"{dataset}-ipc{ipc}.png"
-        (OUT / name).write_bytes(images.png(np.concatenate([_row(c) for c in alike], axis=1)))
+        (OUT / name).write_bytes(cross.png(np.concatenate([_row(c) for c in alike], axis=1)))
         rows = ", ".join(c.key.removeprefix(f"{dataset}-") for c in alike)
         yield f"![{name}]({name})\n\nRows, from the top: {rows}."
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -77,6 +77,9 @@ class Quantity:
         return self.metric if self.score in (None, DEFAULT_SCORE) else f"{self.metric}_{self.score}"
 
 
+_QUANTITY: Final = tuple(Quantity.__dataclass_fields__)
+
+
 class Score(NamedTuple):
     """A figure of one fit."""
 
@@ -106,12 +109,8 @@ def read(path: Path) -> pa.Table:
         stored = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
-    version = (stored.schema.metadata or {}).get(b"version")
-    if version != VERSION:
-        got = "none" if version is None else version.decode(errors="replace")
-        raise ArtifactError(f"{path}: the version of its columns must be {VERSION.decode()}, got {got}; make it again")
-    if not stored.schema.equals(SCHEMA):
-        rule = f"must have the columns {', '.join(COLUMNS)}, each of its type"
+    if not stored.schema.equals(SCHEMA, check_metadata=True):
+        rule = f"must have version {VERSION.decode()} of the columns {', '.join(COLUMNS)}, each of its type"
         raise ArtifactError(f"{path}: {rule}, got {', '.join(stored.schema.names)}; make it again")
     return stored
 
@@ -121,12 +120,16 @@ class RunScores:
 
     def __init__(self, stored: pa.Table) -> None:
         """Take the columns of :func:`read`."""
-        scores = [_score(row) for row in stored.to_pylist()]
-        several = len({score.split for score in scores}) > 1
+        self.stored = stored
+        self.splits = len(set(stored.column("split").to_pylist()))
+        scores = [
+            Score(row["split"], row["seed"], Quantity(*(row[name] for name in _QUANTITY)), row["value"], row["n"])
+            for row in stored.to_pylist()
+        ]
         self.quantities: Sequence[Quantity] = tuple(dict.fromkeys(score.of for score in scores))
         self._values = defaultdict[Quantity, list[tuple[int, float]]](list)
         for score in scores:
-            self._values[score.of].append((score.split if several else score.seed, score.value))
+            self._values[score.of].append((score.split if self.splits > 1 else score.seed, score.value))
         self._alike = defaultdict[tuple[str, Set, str | None], list[Quantity]](list)
         for quantity in self.quantities:
             self._alike[quantity.metric, quantity.set, quantity.score].append(quantity)
@@ -177,8 +180,3 @@ def average(values: Sequence[float]) -> float:
         except OverflowError:
             pass
     return float(sum(values)) / len(values)
-
-
-def _score(row: dict[str, Any]) -> Score:
-    of = Quantity(row["metric"], row["set"], row["name"], row["severity"], row["score"])
-    return Score(row["split"], row["seed"], of, row["value"], row["n"])

@@ -26,7 +26,7 @@ from ..core import scores as stored_scores
 from ..core.load import load
 from ..core.model import Params, Run
 from ..core.scores import Estimate, Quantity, RunScores
-from ..report import images
+from ..report import cross
 from .folder import whole
 
 # The licence of each data source that is known here, as its authors state it.
@@ -119,8 +119,8 @@ def write(folder: Path, state: artifacts.State, transform: Transform, classes: l
     for number, (raw, label) in enumerate(zip(tensors["raw"], tensors["classes"].tolist(), strict=True)):
         place = folder / "images" / file_name(classes[label])
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:0{digits}}.png").write_bytes(images.png(raw.float().numpy()))
-    sheet = images.sheet(tensors["raw"].float().numpy(), tensors["classes"].numpy(), len(classes))
+        (place / f"{number:0{digits}}.png").write_bytes(cross.png(raw.float().numpy()))
+    sheet = cross.sheet(tensors["raw"].float().numpy(), tensors["classes"].numpy(), len(classes))
     (folder / "sheet.png").write_bytes(sheet)
 
 

@@ -1,4 +1,4 @@
-"""The report stage's work: tables, figures and pages, from stored tables only.
+"""The comparison of runs, from stored tables only: as a folder of tables and pages, and in a terminal.
 
 ``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json`` and the pages, ``index.html``.
 Restyling it needs no fit; equal inputs give equal bytes.
@@ -7,10 +7,14 @@ Restyling it needs no fit; equal inputs give equal bytes.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
@@ -18,10 +22,11 @@ from bdl_pipe.errors import ArtifactError
 from ..core.scores import COLUMNS
 from . import columns, cross, page, tables
 from .columns import Grid
-from .images import CoresetInfo
-from .tables import RunInfo, Step
+from .tables import CoresetInfo, RunInfo, Step
 
-__all__ = ["COLUMNS", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "partial"]
+__all__ = ["COLUMNS", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "show", "show_runs"]
+
+_GAP: Final = 2  # So many cells separate two columns in a terminal.
 
 
 def build(
@@ -38,14 +43,19 @@ def build(
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    table = tables.gather(runs, coresets)
-    with _whole(out) as folder:
-        tables.write_comparison(table, folder)
-        cross.write_csv(table, folder / "coresets.csv")
-        (folder / "comparison.md").write_text(columns.markdown(_headlines(table)))
-        (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
+    table, new = tables.gather(runs, coresets), out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        tables.write_comparison(table, new)
+        cross.write_csv(table, new / "coresets.csv")
+        (new / "comparison.md").write_text(columns.markdown(_headlines(table)))
+        (new / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
-            (folder / name).write_text(html)
+            (new / name).write_text(html)
+        artifacts.swap(new, out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def headlines(runs: Sequence[RunInfo]) -> list[Grid]:
@@ -57,34 +67,76 @@ def headlines(runs: Sequence[RunInfo]) -> list[Grid]:
     return _headlines(tables.gather(runs))
 
 
-def partial(runs: Sequence[RunInfo]) -> tuple[list[Grid], dict[str, str]]:
-    """Return the headline tables of the runs that have whole scores, and why each other run is not in them."""
-    whole, missing = list[RunInfo](), dict[str, str]()
+def _headlines(table: tables.Table) -> list[Grid]:
+    """Return the headline table of each data set, then the tables of its coresets under each protocol."""
+    return [*columns.headlines(table), *cross.headlines(table)]
+
+
+def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:
+    """Print tables at the console's width, best figures in bold, and name the columns that do not fit.
+
+    Output that is no terminal gets all columns, as ``comparison.md`` has them.
+
+    Args:
+        in_report: ``report/`` has these tables, so that their remarks are counted and not printed.
+    """
+    if not console.is_terminal:
+        if grids:
+            _print(columns.markdown(grids), console, soft_wrap=True)
+        return
+    for grid in grids:
+        left_out = ", ".join(_show_columns(grid, console))
+        lines = [] if in_report else [f"- {remark}" for remark in grid.remarks]
+        lines += [f"{'in the report' if in_report else 'too narrow for'}: {left_out}"] if left_out else []
+        for line in lines:
+            _print(line, console, style="dim")
+        if in_report and grid.verdict:
+            _print(" ".join(grid.verdict), console)
+        if in_report and grid.remarks:
+            _print(f"warnings: {len(grid.remarks)}, in report/comparison.md", console, style="yellow")
+        console.print()
+
+
+def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Console) -> None:
+    """Print the comparison of some runs from their stored scores, and which runs are not in it.
+
+    Args:
+        runs: the runs whose scores are up to date; one without whole scores is listed as missing.
+        missing: key of a run -> why its scores are not up to date.
+    """
+    whole, without = list[RunInfo](), dict(missing)
     for run in runs:
         try:
             absent = tables.gather([run]).notes.get(run.key)
         except ArtifactError as error:
             absent = (str(error),)
         if absent:
-            missing[run.key] = absent[0]
+            without[run.key] = absent[0]
         else:
             whole.append(run)
-    return headlines(whole), missing
+    show(headlines(whole), console, in_report=False)
+    if without:
+        lines = [f"{len(without)} of {len(whole) + len(without)} runs are not in this comparison:"]
+        for reason in dict.fromkeys(without.values()):
+            lines.append(f"  {', '.join(key for key, why in without.items() if why == reason)}: {reason}")
+        _print("\n".join(lines), console, style="yellow", soft_wrap=True)
 
 
-def _headlines(table: tables.Table) -> list[Grid]:
-    """Return the headline table of each data set, then the tables of its coresets under each protocol."""
-    return [*columns.headlines(table), *cross.headlines(table)]
+def _show_columns(grid: Grid, console: Console) -> list[str]:
+    """Print the first columns that fit side by side, without the papers' figures; return the others' titles."""
+    table = Table(box=None, title=grid.title, title_justify="left", pad_edge=False, padding=(0, _GAP, 0, 0))
+    shown = used = 0
+    for column, title in enumerate(grid.head):
+        used += max(cell_len(text) for text in (title, *(row[column].figure for row in grid.rows))) + _GAP
+        if used > console.width:
+            break
+        table.add_column(title, justify="left" if column < 2 else "right", no_wrap=True)
+        shown = column + 1
+    for row in grid.rows:
+        table.add_row(*(Text(cell.figure, style="bold" if cell.best else "") for cell in row[:shown]))
+    console.print(table)
+    return grid.head[shown:]
 
 
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces ``out`` if the block succeeds; otherwise ``out`` stays as it was."""
-    new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir(parents=True)
-        yield new
-        artifacts.swap(new, out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+def _print(text: str, console: Console, **how: Any) -> None:
+    console.print(text, markup=False, emoji=False, highlight=False, **how)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..core.scores import DEFAULT_SCORE, Estimate, Quantity, Set
+from bdl_pipe.metrics import DETECTION, METRICS, Metric
+
+from ..core.scores import DEFAULT_SCORE, Estimate, Quantity
 from . import which
 from .tables import RunInfo, Table, is_finite
 
@@ -18,9 +20,9 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-def places(digits: int) -> Write:
-    """Return a function that writes a number with so many digits after the point."""
-    return lambda value: f"{value:.{digits}f}"
+def plain(value: float) -> str:
+    """Write a number with three digits after the point."""
+    return f"{value:.3f}"
 
 
 def count(value: float) -> str:
@@ -46,74 +48,39 @@ def seconds(value: float) -> str:
     return f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.2g} ms"
 
 
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is called and written.
-
-    Attributes:
-        label: the title of its column.
-        better: +1 if higher is better, -1 if lower is better.
-        write: writes one value.
-        about: what it measures.
-        short: its name after another word, such as a protocol's; the label if empty.
-        set: the set that it is a score of (or ``cost``).
-        headline: the table of all runs has a column for it.
-        stored: ``metrics.json`` has it, for ``dvc metrics``; equal runs repeat it exactly.
-        axis: the name of the axis of a cost, in figures of NLL against it; empty if there is no such figure.
-    """
-
-    label: str
-    better: int
-    write: Write
-    about: str = ""
-    short: str = ""
-    set: Set = "test"
-    headline: bool = True
-    stored: bool = False
-    axis: str = ""
-
-    @property
-    def scale(self) -> int:
-        """Return the factor of a value in figures: 100 for per cent."""
-        return 100 if self.write is percent else 1
-
-
-METRICS: Final[Mapping[str, Metric]] = {
-    "accuracy": Metric(
-        "Accuracy %", +1, percent, "share of test inputs that are classified correctly", "acc. %", stored=True
-    ),
-    "rmse": Metric("RMSE", -1, places(3), "root mean squared error, original units", stored=True),
-    "nll": Metric("NLL", -1, places(3), "mean negative log predictive density, natural log", stored=True),
-    "brier": Metric("Brier", -1, places(3), "squared distance to the one-hot label, summed over classes"),
-    "ece": Metric("ECE %", -1, percent, "expected calibration error, equal-width bins", stored=True),
-    "batch_nll": Metric("batch NLL", -1, places(3), "NLL of draws that are mixed by batch", headline=False),
-    "crps": Metric("CRPS", -1, places(3), "continuous ranked probability score", headline=False),
-    "auroc": Metric("AUROC", +1, places(3), set="ood"),
-    "aupr_in": Metric("AUPR-In", +1, places(3), set="ood", headline=False),
-    "aupr_out": Metric("AUPR-Out", +1, places(3), set="ood", headline=False),
-    "fpr95": Metric("FPR95", -1, places(3), set="ood", headline=False),
-    "parameters": Metric("Parameters", -1, count, "numbers stored for prediction", set="cost"),
-    "bytes": Metric("Size", -1, size, "bytes stored for prediction", set="cost", axis="size"),
-    "fit_seconds": Metric(
+HEADLINE: Final = ("accuracy", "rmse", "nll", "brier", "ece")  # The table of all runs has a column for each.
+SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
+COSTS: Final = (
+    Metric("parameters", "Parameters", "numbers stored for prediction", better=-1),
+    Metric("bytes", "Size", "bytes stored for prediction", better=-1),
+    Metric(
+        "fit_seconds",
         "Fit",
-        -1,
-        seconds,
         "time of one fit with all upstream stages; on a CPU with one thread, seconds of the processor",
-        set="cost",
-        axis="fit, seconds",
+        better=-1,
     ),
-    "seconds_per_1000": Metric(
-        "Per 1,000", -1, seconds, "time of 1,000 predictions", set="cost", axis="seconds per 1,000 predictions"
-    ),
-    "peak_bytes": Metric("Peak memory", -1, size, "peak memory of the fitting process", set="cost"),
+    Metric("seconds_per_1000", "Per 1,000", "time of 1,000 predictions", better=-1),
+    Metric("peak_bytes", "Peak memory", "peak memory of the fitting process", better=-1),
+)
+_OTHERS: Final = {metric.name: metric for metric in (*DETECTION, *COSTS)}
+_WRITE: Final[Mapping[str, Write]] = {
+    "parameters": count,
+    "bytes": size,
+    "fit_seconds": seconds,
+    "seconds_per_1000": seconds,
+    "peak_bytes": size,
 }
-OOD_SCORES: Final = {  # The names that a reader sees; a score that is not listed is shown by its own name.
-    "max_prob": "max probability",
-    "mutual_information": "mutual information",
-    "feature_density": "feature density",
-    "refit_density": "refitted feature density",
-    "variance": "variance",
-}
+_SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after another word, such as a protocol's
+
+
+def metric(name: str) -> Metric:
+    """Return the metric of test rows, of out-of-distribution detection or of cost that has this name."""
+    return _OTHERS[name] if name in _OTHERS else METRICS[name]
+
+
+def short(name: str) -> str:
+    """Return a metric's title after another word."""
+    return _SHORT.get(name, metric(name).label)
 
 
 @dataclass(frozen=True)
@@ -122,12 +89,16 @@ class Column:
 
     title: str
     of: Quantity
-    about: str = ""
 
     @property
     def metric(self) -> Metric:
-        """Return how its figures are written and which end is better."""
-        return METRICS[self.of.metric]
+        """Return what the column measures and which end is better."""
+        return metric(self.of.metric)
+
+    @property
+    def write(self) -> Write:
+        """Return the function that writes its figures."""
+        return percent if self.metric.percent else _WRITE.get(self.of.metric, plain)
 
 
 @dataclass(frozen=True)
@@ -140,7 +111,7 @@ class Cell:
         value: sorts the column; None sorts last.
         best: the figure is the best of its column.
         paper: what a paper prints for this figure.
-        colour: of the background or, beside a name, of a dot; a CSS colour.
+        colour: of a dot beside a name; a CSS colour.
         hint: shown while the pointer is over the cell.
     """
 
@@ -183,32 +154,23 @@ class Grid:
     verdict: list[str] = field(default_factory=list)
 
 
+def headline_metrics() -> list[str]:
+    """List the metrics of test rows in the table of all runs: some of the library's, and all that plugins add."""
+    return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) is not None)]
+
+
 def columns(table: Table, dataset: str) -> list[Column]:
     """List the columns for which at least one run on ``dataset`` has a figure."""
-    shown = [Column(m.label, Quantity(name), m.about) for name, m in of_set("test").items()]
-    for name in ("accuracy", "nll"):
-        title = f"Corrupted {short(name)}"
-        shown.append(Column(title, Quantity(name, "corrupted"), "mean over all corruptions and severities"))
+    shown = [Column(metric(name).label, Quantity(name)) for name in headline_metrics()]
+    shown += [Column(f"Corrupted {short(name)}", Quantity(name, "corrupted")) for name in SHIFTED]
     for other in table.names(dataset, "transfer"):
-        for name in ("accuracy", "nll"):
-            title, about = f"{short(name)} {other}", f"on the rows of {other} whose classes {dataset} has"
-            shown.append(Column(title[0].upper() + title[1:], Quantity(name, "transfer", other), about))
+        for name in SHIFTED:
+            title = f"{short(name)} {other}"
+            shown.append(Column(title[0].upper() + title[1:], Quantity(name, "transfer", other)))
     for other in table.names(dataset, "ood"):
-        for name, metric in of_set("ood").items():
-            quantity = Quantity(name, "ood", other, score=DEFAULT_SCORE)
-            shown.append(Column(f"{metric.label} {other}", quantity, f"{dataset} against {other} by max probability"))
-    shown += [Column(m.label, Quantity(name, "cost"), m.about) for name, m in of_set("cost").items()]
+        shown.append(Column(f"AUROC {other}", Quantity("auroc", "ood", other, score=DEFAULT_SCORE)))
+    shown += [Column(cost.label, Quantity(cost.name, "cost")) for cost in COSTS]
     return with_figures(table, table.of(dataset), shown)
-
-
-def of_set(wanted: Set) -> dict[str, Metric]:
-    """Return the metrics of a set that have a column in the table of all runs."""
-    return {name: metric for name, metric in METRICS.items() if metric.headline and metric.set == wanted}
-
-
-def short(metric: str) -> str:
-    """Return a metric's name after another word."""
-    return METRICS[metric].short or METRICS[metric].label
 
 
 def with_figures(table: Table, runs: Sequence[RunInfo], shown: Iterable[Column]) -> list[Column]:
@@ -230,7 +192,7 @@ def cells(table: Table, runs: Sequence[RunInfo], column: Column, *, with_paper: 
     values = {better * e.mean for e in estimates if e and math.isfinite(e.mean)}
     best, made = max(values) if len(values) > 1 else math.nan, []
     for run, estimate in zip(runs, estimates, strict=True):
-        cell = figure(estimate, column.metric.write, with_error=column.of.set != "cost")
+        cell = figure(estimate, column.write, with_error=column.of.set != "cost")
         if estimate is not None and better * estimate.mean == best:
             cell = replace(cell, best=True)
         key = (run.dataset, run.method, run.setting, column.of.metric)
@@ -279,7 +241,7 @@ def headline(table: Table, dataset: str) -> Grid:
         ["Method", "Setting", "Seeds", *(column.title for column in shown), "Network"],
         made,
         dataset,
-        {column.title: column.about for column in shown} | {"Network": "the architecture that predicts"},
+        {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in table.paper.items() if key[:3] in keys}),
         remarks=[f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()],
         verdict=verdict.sentences if verdict else [],
@@ -288,7 +250,7 @@ def headline(table: Table, dataset: str) -> Grid:
 
 def metrics(table: Table) -> dict[str, dict[str, float | None]]:
     """Return each run's figures for ``dvc metrics``; None for one that is not finite."""
-    wanted = [name for name, metric in METRICS.items() if metric.stored]
+    wanted = [name for name in headline_metrics() if name != "brier"]
     runs = {run.key: {name: table.estimate(run.key, Quantity(name)) for name in wanted} for run in table.runs}
     return {
         key: {name: known.mean if math.isfinite(known.mean) else None for name, known in figures.items() if known}
@@ -301,25 +263,16 @@ def markdown(tables: Sequence[Grid]) -> str:
     return "\n".join(map(_markdown, tables))
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Write a table as Markdown; the first ``left`` columns are aligned to the left, the others to the right."""
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
-
-
 def _markdown(table: Grid) -> str:
-    rows = [[_marked(cell) for cell in row] for row in table.rows]
+    rule = ["---"] * 2 + ["---:"] * (len(table.head) - 2)
+    lines = [table.head, rule, *([_marked(cell) for cell in row] for row in table.rows)]
     notes = [f"- [paper]: {source}, as printed there" for source in table.sources]
     notes += [f"- {remark}" for remark in table.remarks]
     verdict = [" ".join(table.verdict), ""] if table.verdict else []
-    parts = [f"## {table.title}", "", markdown_table(table.head, rows, left=2), "", *verdict]
+    parts = [f"## {table.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", *verdict]
     return "\n".join([*parts, *notes, *([""] if notes else [])])
 
 
 def _marked(cell: Cell) -> str:
     text = f"**{cell.figure}**" if cell.best else cell.figure
     return f"{text} [paper {cell.paper}]" if cell.paper else text
-
-
-def _column(quantity: Quantity, title: str) -> Column:
-    return Column(title, quantity, METRICS[quantity.metric].about)

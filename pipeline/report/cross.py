@@ -1,4 +1,4 @@
-"""Coresets × protocols: the scores of each coreset under each protocol, beside random images as the floor.
+"""Coresets: the scores of each one under each protocol, beside random images as the floor; and their images.
 
 A cell is a run that predicts from a coreset. Its protocol is the run's method or, for a method with a coreset of its
 own, the method that only has the same student: VBPC's is ``coreset_vi``. If a coreset has several runs of one protocol,
@@ -8,23 +8,29 @@ Every distilled coreset starts from random training rows, equally many of each c
 drawn with another seed. So the floor of a coreset is the random one with as many images a class, in the same place.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from PIL import Image
+
+from bdl_pipe import artifacts
+from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import METHODS
 
 from ..core.scores import Estimate, Quantity, average
-from . import columns, images, tables
+from . import columns, tables
 from .columns import NOTHING, Cell, Column, Grid
-from .images import CoresetInfo
-from .tables import RunInfo, Table
+from .tables import CoresetInfo, RunInfo, Table
 
 START: Final = "random_coreset"  # All other methods' coresets start from the images of this one.
 MARK: Final = "†"  # It marks a figure that is no better than the floor's.
 SCORES: Final = tuple(Column(columns.short(name), Quantity(name)) for name in ("accuracy", "nll", "batch_nll"))
+SHOWN: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
 ABOUT: Final = ("dataset", "coreset", "method", "ipc", "seconds", "protocol", "run")
 CSV: Final = (*ABOUT, "metric", "mean", "error", "n", "floor")
 
@@ -97,7 +103,7 @@ def of(table: Table, dataset: str) -> Cross | None:
     rows = list[Row]()
     for coreset in coresets.values():
         own = [r for r in runs if r.coreset == coreset]
-        ipc, seconds = images.per_class(coreset), _seconds(coreset)
+        ipc, seconds = per_class(coreset), _seconds(coreset)
         by_protocol = ([r for r in own if named[r.method] == protocol] for protocol in protocols)
         for place, together in enumerate(zip_longest(*by_protocol)):
             rows.append(Row(coreset, place, ipc, seconds, {named[r.method]: r for r in together if r is not None}))
@@ -192,3 +198,59 @@ def _seconds(coreset: CoresetInfo) -> float | None:
     record = tables.read_record(coreset.record) if coreset.record else {}
     seconds = list(record.get("total_seconds", {}).values())
     return average(seconds) if seconds else None
+
+
+def per_class(coreset: CoresetInfo) -> int | None:
+    """Count the rows of the first seed that started from one class, the most of any; None without the coreset."""
+    if coreset.is_absent:
+        return None
+    folder = artifacts.load(coreset.path, "coreset")
+    names = _members(folder)
+    tensors = folder.open(names[0]).tensors if names else {}
+    return int(tensors["classes"].bincount().max()) if "classes" in tensors else None
+
+
+def picture(coreset: CoresetInfo) -> bytes | None:
+    """Draw the first images of each learned label as one PNG, of the first seed that has any; None if none has.
+
+    Raises:
+        ArtifactError: the coreset is altered or truncated, or its images and labels have other shapes.
+    """
+    folder = artifacts.load(coreset.path, "coreset")
+    for name in _members(folder):
+        tensors = folder.state(name).tensors
+        if {"raw", "labels"} <= tensors.keys():
+            images, labels = (tensors[key].float().numpy() for key in ("raw", "labels"))
+            if images.ndim != 4 or len(images) != len(labels):
+                rule = "raw must be [n, c, h, w], labels [n, k]"
+                raise ArtifactError(f"{coreset.path}/{name}: {rule}; got {images.shape} and {labels.shape}")
+            return sheet(images, labels.argmax(1), labels.shape[1], SHOWN)
+    return None
+
+
+def sheet(images: np.ndarray, classes: np.ndarray, count: int, most: int | None = None) -> bytes:
+    """Draw images [n, c, h, w] as one PNG, a row for each of ``count`` classes, ``most`` in a row, magnified."""
+    rows = [np.flatnonzero(classes == k)[:most] for k in range(count)]
+    channels, height, width = images.shape[1:]
+    whole = np.ones((channels, len(rows) * (height + 1), max(map(len, rows)) * (width + 1)), dtype=np.float32)
+    for i, row in enumerate(rows):
+        for j, number in enumerate(row):
+            top, left = i * (height + 1), j * (width + 1)
+            whole[:, top : top + height, left : left + width] = images[number]
+    return png(whole.repeat(4, 1).repeat(4, 2))
+
+
+def png(image: np.ndarray) -> bytes:
+    """Encode an image [c, h, w] in [0, 1] (cut off beyond) as PNG, one pixel a pixel."""
+    pixels = np.rint(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
+    shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels[:3], 0, -1)
+    buffer = io.BytesIO()
+    Image.fromarray(shown).save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _members(folder: artifacts.Artifact) -> list[str]:
+    """List the names ``<split>-<seed>`` of an artifact's states, in their order."""
+    parts = {name: name.split("-") for name in folder.names()}
+    members = [name for name, two in parts.items() if len(two) == 2 and all(part.isdigit() for part in two)]
+    return sorted(members, key=lambda name: tuple(map(int, parts[name])))

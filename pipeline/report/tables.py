@@ -17,7 +17,6 @@ from bdl_pipe.errors import ArtifactError
 
 from ..core import scores
 from ..core.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
-from .images import CoresetInfo
 
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 PAPER: Final = Path(__file__).parent / "paper.csv"
@@ -42,6 +41,27 @@ class Step:
     order: int
     number: int
     classes: int
+
+
+@dataclass(frozen=True)
+class CoresetInfo:
+    """An entry of ``coresets`` and the places of its artifact and its record.
+
+    Attributes:
+        classes: the classes' names, if known.
+    """
+
+    key: str
+    dataset: str
+    method: str
+    path: Path
+    classes: tuple[str, ...] = ()
+    record: Path | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """Say whether there is no such artifact."""
+        return not (self.path / artifacts.MANIFEST).is_file()
 
 
 @dataclass(frozen=True)
@@ -74,8 +94,7 @@ class Table:
     """All stored results of some runs.
 
     Attributes:
-        stored: run -> its stored scores, for runs that have scores.
-        scores: the same, by quantity.
+        scores: run -> its scores, for runs that have some.
         calibration: the bins of all runs, with a ``run`` column.
         notes, warnings: run -> texts.
         paper: the papers' figures.
@@ -83,7 +102,6 @@ class Table:
     """
 
     runs: tuple[RunInfo, ...]
-    stored: Mapping[str, pyarrow.Table]
     scores: Mapping[str, RunScores]
     calibration: pd.DataFrame
     notes: Mapping[str, tuple[str, ...]]
@@ -132,24 +150,23 @@ def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Tab
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    stored, bins, notes, warnings = dict[str, pyarrow.Table](), [], {}, {}
+    known, bins, notes, warnings = dict[str, RunScores](), [], {}, {}
     for run in runs:
         warnings[run.key] = tuple(_warnings(run))
         if not (run.evaluate / artifacts.MANIFEST).is_file():
             notes[run.key] = ("no result: its evaluation is absent",)
             continue
         folder = artifacts.load(run.evaluate, "evaluate").path
-        stored[run.key] = scores.read(folder / "scores.parquet")
+        known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
         if (folder / "calibration.parquet").is_file():
             bins.append(_read_bins(folder / "calibration.parquet").assign(run=run.key))
-    by_quantity = {key: RunScores(table) for key, table in stored.items()}
     calibration = pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=[*CALIBRATION, "run"])
-    return Table(tuple(runs), stored, by_quantity, calibration, notes, warnings, paper_figures(), coresets)
+    return Table(tuple(runs), known, calibration, notes, warnings, paper_figures(), coresets)
 
 
 def write_comparison(table: Table, folder: Path) -> None:
     """Write ``comparison.parquet`` and ``comparison.csv``, one figure a row, sorted."""
-    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *table.stored.values()])
+    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(known.stored for known in table.scores.values())])
     rows = whole.sort_by([(column, "ascending") for column in KEYS])
     pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
     write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))
@@ -209,13 +226,10 @@ def is_finite(estimate: Estimate | None) -> bool:
 
 def _read_bins(path: Path) -> pd.DataFrame:
     try:
-        table = pyarrow.parquet.read_table(path).to_pandas()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
-    if missing := [c for c in CALIBRATION if c not in table.columns]:
-        rule = f"must have the columns {', '.join(CALIBRATION)}"
-        raise ArtifactError(f"{path}: {rule}; lacks {', '.join(missing)}; make it again")
-    return table[list(CALIBRATION)]
+        return pyarrow.parquet.read_table(path).select(list(CALIBRATION)).to_pandas()
+    except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
+        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
+        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
 
 
 def _warnings(run: RunInfo) -> list[str]:

@@ -98,13 +98,13 @@ def verdict(table: Table, dataset: str) -> Verdict | None:
         others = (r for r in runs if r is not run)
         beaten = any(nll[r.key] <= nll[run.key] and cost[r.key] <= cost[run.key] for r in others)
         standings.append(Standing(run, nll[run.key], to_best, to_base, not beaten))
-    return Verdict(standings, _sentences(standings, _splits(table, best)))
+    return Verdict(standings, _sentences(standings, table.scores[best.key].splits))
 
 
 def difference(table: Table, run: RunInfo, other: RunInfo, comparisons: int) -> Difference | None:
     """Return the difference of two runs' NLL; None if they have different numbers of splits."""
     mine, theirs = (table.groups(r.key, METRIC) for r in (run, other))
-    splits = {_splits(table, r) for r in (run, other)}
+    splits = {table.scores[r.key].splits for r in (run, other)}
     if len(splits) > 1:
         return None
     if splits != {1}:
@@ -156,10 +156,6 @@ def ranked(methods: Sequence[str], scores: np.ndarray) -> Ranks:
 
 def _quantile(comparisons: int, freedom: float) -> float:
     return float(stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, comparisons), freedom))
-
-
-def _splits(table: Table, run: RunInfo) -> int:
-    return len(set(table.stored[run.key].column("split").to_pylist()))
 
 
 def _log_likelihoods(path: Path) -> np.ndarray | None:

@@ -94,7 +94,7 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
     head = f"**{run.method}**, setting {run.setting}, on {run.dataset}."
     lines = [head, "", "| score | mean ± standard error |", "|---|---|"]
     for column in shown:
-        cell = columns.figure(table.estimate(run.key, column.of), column.metric.write)
+        cell = columns.figure(table.estimate(run.key, column.of), column.write)
         if cell.text != columns.NOTHING:
             lines.append(f"| {column.title} | {cell.text if column.of.set == 'cost' else cell.figure} |")
     lines += ["", *(f"- {text}" for _, text in table.remarks(run.key))]

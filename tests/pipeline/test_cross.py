@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,15 +162,11 @@ def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunI
     assert (tmp_path / "none.csv").read_text().count("\n") == 1
 
 
-def test_the_page_has_the_table_its_notes_and_a_plot_a_protocol(tmp_path: Path, made: list[RunInfo]) -> None:
+def test_the_page_has_the_table_and_its_notes(tmp_path: Path, made: list[RunInfo]) -> None:
     report.build(made, [], tmp_path / "out", provenance={}, dpi=110)
     page = (tmp_path / "out/index.html").read_text()
     assert page.count("<h3>Coresets under each protocol</h3>") == 1
     assert '<p class="note">† bpc is no better than random images of its size: nn acc. %</p>' in page
-    drawn = re.findall(r'aria-label="([^"]* against seconds of distillation[^"]*)"', page)
-    nn = "random 0.51 at 20 ms, frepo 0.71 at 60 s, bpc 0.51 at 100 s, frepo10 0.81 at 120 s"
-    assert drawn[0] == f"nn: accuracy against seconds of distillation: {nn}"
-    assert [text.split(" against")[0] for text in drawn] == ["nn: accuracy", "nn: NLL", "krr: accuracy", "krr: NLL"]
     assert "## d: coresets under each protocol" in (tmp_path / "out/comparison.md").read_text()
     report.build(made, [], tmp_path / "again", provenance={}, dpi=110)
     names = [file.name for file in (tmp_path / "out").iterdir()]

@@ -22,7 +22,7 @@ from bdl_pipe.errors import ArtifactError
 from pipeline import report
 from pipeline.core import scores
 from pipeline.core.scores import Estimate, Quantity, RunScores, Score, read
-from pipeline.report import COLUMNS, columns, images, page, plots, tables
+from pipeline.report import COLUMNS, columns, cross, page, plots, tables
 
 FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -174,10 +174,10 @@ def test_scores_of_an_older_version_are_to_be_made_again(tmp_path):
     run = scored(tmp_path, [0.5])
     with artifacts.publish(run.evaluate, "evaluate") as folder:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([old]), folder / "scores.parquet")
-    with pytest.raises(ArtifactError, match=r"scores.parquet: the version of its columns must be 2, got none; make it"):
+    with pytest.raises(ArtifactError, match=r"scores.parquet: must have version 2 of the columns .*; make it"):
         tables.gather([run])
     bins = pd.DataFrame([(0, 0, 0.0, 1.0, 9, 0.5, 0.5)], columns=list(tables.CALIBRATION[1:]))
-    with pytest.raises(ArtifactError, match=r"calibration.parquet: .* lacks split; make it again"):
+    with pytest.raises(ArtifactError, match=r"calibration.parquet: must be .* columns split, .*make it again"):
         tables.gather([scored(tmp_path, [0.5], calibration=bins)])
 
 
@@ -236,8 +236,8 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 8 + 2 + 3 + 2 + 3 + 1  # reliability, severity, cost, dots, cost of boston, ranks
-    assert sum(tag == "img" for tag, _ in parsed.tags) == 10 + 100
+    assert len(figures) == 8 + 2 + 1 + 1  # reliability, severity, cost, cost of boston
+    assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
 
@@ -246,15 +246,17 @@ def test_methods_keep_their_colour_and_settings_differ_in_shape(built):
     looks = plots.marks(built[1])
     assert looks["fashion_mnist-sgld-small"].colour == looks["boston-sgld-small"].colour
     ipc1, ipc10 = looks["fashion_mnist-vbpc-ipc1"], looks["fashion_mnist-vbpc-ipc10"]
-    assert ipc1.colour == ipc10.colour and ipc1.marker != ipc10.marker and ipc1.glyph != ipc10.glyph
+    assert ipc1.colour == ipc10.colour and ipc1.marker != ipc10.marker
 
 
-def test_a_figure_as_a_file_has_its_own_colours_and_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
+def test_a_figure_repeats_its_bytes_and_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     table = tables.gather(built[1][8:])
-    drawing = plots.dots(plots.part(table, "boston", plots.marks(table.runs)), "rmse")
-    assert drawing.file().startswith(b"<?xml") and plots.INK.encode() in drawing.file()
-    assert drawing.file() == drawing.file() and b"var(--" not in drawing.file()
-    more = page.Section("regression", "Another <section>", lambda part: {"figures": [drawing]})
+    part = plots.part(table, "boston", plots.marks(table.runs))
+    drawing = plots.costs(part, [columns.Column("Size", Quantity("bytes", "cost"))])
+    assert drawing.inline.startswith("<svg") and "var(--ink)" in drawing.inline
+    assert drawing == plots.costs(part, [columns.Column("Size", Quantity("bytes", "cost"))])
+    assert "deterministic 2.86" in drawing.inline and "Size: deterministic 6 kB, ensemble 6 kB" in drawing.inline
+    more = page.Section("reliability", "Another <section>", lambda part: {"figures": [drawing]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
     text = page.render(table, {}, 80)["index.html"]
@@ -282,7 +284,7 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
     report.build([plain, gone, nothing], [absent], tmp_path / "out", provenance={}, dpi=80)
     text = (tmp_path / "out/index.html").read_text()
     assert Page(text).open == []
-    assert "no corrupted inputs were evaluated" in text and "this coreset is absent" in text
+    assert "Score against severity" not in text and "Coreset images" not in text
     assert "2 of 3 runs have no result" in text and "<b>fashion_mnist-gone</b>: no result" in text
     row = next(x for x in (tmp_path / "out/comparison.md").read_text().splitlines() if x.startswith("| gone"))
     assert set(row.replace("| gone | small", "").split()) == {"|", "—"}
@@ -325,7 +327,7 @@ def test_a_table_that_lacks_a_column_or_was_altered_is_refused_by_name(tmp_path)
     short = pyarrow.parquet.read_table(run.evaluate / "scores.parquet").drop_columns(["n"])
     with artifacts.publish(run.evaluate, "evaluate") as folder:
         pyarrow.parquet.write_table(short, folder / "scores.parquet")
-    with pytest.raises(ArtifactError, match=r"scores.parquet: must have the columns .*, n, each of its type, got "):
+    with pytest.raises(ArtifactError, match=r"must have version 2 of the columns .*, n, each of its type, got "):
         tables.gather([run])
     (run.evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
@@ -344,11 +346,11 @@ def test_images_are_written_as_they_are():
 
     from PIL import Image
 
-    shown = np.asarray(Image.open(BytesIO(images.png(np.array([[[0.0, 1.0], [0.5, 7.0]]])))))
+    shown = np.asarray(Image.open(BytesIO(cross.png(np.array([[[0.0, 1.0], [0.5, 7.0]]])))))
     assert shown.tolist() == [[0, 255], [128, 255]]
     colour = np.zeros((3, 2, 2))
     colour[2] = 1
-    assert np.asarray(Image.open(BytesIO(images.png(colour))))[0, 0].tolist() == [0, 0, 255]
+    assert np.asarray(Image.open(BytesIO(cross.png(colour))))[0, 0].tolist() == [0, 0, 255]
 
 
 @pytest.mark.parametrize(
@@ -379,12 +381,12 @@ def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_ow
     run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
     (grid,) = page.ood(plots.part(table, "d", plots.marks(table.runs)))["grids"]
-    assert grid.groups == [("score: max probability", 1), ("score: feature density", 1), ("score: top margin", 2)]
+    assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
 
 
-def test_transfer_scores_have_their_section_and_columns(tmp_path):
+def test_transfer_scores_have_their_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
         made = []
@@ -394,14 +396,38 @@ def test_transfer_scores_have_their_section_and_columns(tmp_path):
         return write_run(tmp_path, "d", method, "s", made)
 
     table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
-    part = plots.part(table, "d", plots.marks(table.runs))
-    (grid,) = page.transfer(part)["grids"]
-    assert grid.title == "on stl<10" and grid.head == ["Method, setting", "Accuracy %", "NLL"]
-    assert [[(cell.figure, cell.best) for cell in row[1:]] for row in grid.rows] == [
+    grid = columns.headline(table, "d")
+    assert [[(cell.figure, cell.best) for cell in row[4:6]] for row in grid.rows] == [
         [("72.46 ± 1.00", True), ("1.650 ± 0.000", False)],
         [("72.25 ± 1.00", False), ("0.990 ± 0.000", True)],
     ]
     titles = [c.title for c in columns.columns(table, "d")]
     assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert "<h4>on stl&lt;10</h4>" in page.render(table, {}, 80)["index.html"]
-    assert page.transfer(replace(part, dataset="other")) is None
+    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
+
+
+def test_recalibration_has_scores_before_and_after_and_the_coverage(tmp_path):
+    values = {"nll": 0.5, "nll_recalibrated": 0.4, "ece": 0.1, "ece_recalibrated": 0.05}
+    values |= {"coverage_conformal": 0.912, "size_conformal": 1.25}
+    figures = [Score(0, 0, Quantity(metric), value, 90) for metric, value in values.items()]
+    plain = write_run(tmp_path, "d", "other", "s", figures[:1])
+    table = tables.gather([write_run(tmp_path, "d", "m", "s", figures), plain])
+    grid = page.recalibration(plots.part(table, "d", plots.marks(table.runs)))["grid"]
+    titles = ["NLL before", "NLL after", "ECE % before", "ECE % after", "Coverage %", "Set size"]
+    assert grid.head[1:] == titles
+    assert [[cell.text for cell in row[1:]] for row in grid.rows] == [
+        ["0.500", "0.400", "10.00", "5.00", "91.20", "1.250"]
+    ]
+
+
+def test_the_metric_of_a_plugin_is_a_column(tmp_path, monkeypatch):
+    """By its own label and writing; a metric that the plugin does not register is none."""
+    from bdl_pipe.metrics import METRICS, register_metric
+
+    monkeypatch.setattr(METRICS, "_others", {})
+    register_metric("worst", lambda predictive, targets: None, label="Worst %", better=-1, percent=True)
+    figures = [Score(0, 0, Quantity(metric), 0.25, 9) for metric in ("accuracy", "worst")]
+    table = tables.gather([write_run(tmp_path, "d", "m", "s", figures)])
+    assert [c.title for c in columns.columns(table, "d")] == ["Accuracy %", "Worst %"]
+    assert columns.headline(table, "d").rows[0][4].text == "25.00"
+    assert columns.metrics(table) == {"d-m-s": {"accuracy": 0.25, "worst": 0.25}}

@@ -14,10 +14,10 @@ from report_cases import ROWS, row_scores
 from rich.console import Console
 
 from bdl_pipe import artifacts
+from pipeline import report
 from pipeline.core import places, scores
 from pipeline.core.load import read_yaml, typed
 from pipeline.core.model import Params
-from pipeline.report import terminal
 from pipeline.report.columns import Cell, Grid
 from pipeline.stages.report import run_info
 
@@ -45,7 +45,7 @@ MARKDOWN = """## toy
 
 def printed(width: int, **how: Any) -> str:
     console = Console(file=io.StringIO(), width=width, **{"force_terminal": True, "color_system": None, **how})
-    terminal.show([TOY], console)
+    report.show([TOY], console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -99,7 +99,7 @@ def shown(
 ) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal_, color_system=None)
     runs = [run_info(run, params) for run in params.of("student") if run.key in fresh]
-    terminal.show_runs(runs, missing, console)
+    report.show_runs(runs, missing, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
