@@ -122,13 +122,9 @@ class StudyConfig:
         """List every point; the last axis varies fastest, or the base is first."""
         if not self.base:
             return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
-        base = self.around_base({})
-        around = [self.around_base({axis: value}) for axis, values in self.grid.items() for value in values]
+        base = {axis: self.base[axis] for axis in self.grid}
+        around = [base | {axis: value} for axis, values in self.grid.items() for value in values]
         return [base, *(point for point in around if point != base)]
-
-    def around_base(self, change: Point) -> Point:
-        """Return the base with ``change``, in the grid's order."""
-        return {axis: {**self.base, **change}[axis] for axis in self.grid}
 
     def samples(self) -> list[dict[str, Any]]:
         """List what Ray Tune tries: each point with each seed, as dotted keys of the method's config."""
@@ -207,19 +203,17 @@ def plan(path: Path, settings: Settings) -> Study:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))
         branch = branch_of(params, asked.method, asked.dataset, asked.run, "study", settings)
-        data, metrics = params.datasets[asked.dataset], METRICS[params.datasets[asked.dataset].task]
-        rule = "must leave rows to score a study on"
-        require(data.validation > 0, f"datasets.{asked.dataset}.validation", rule, data.validation)
+        task = params.datasets[asked.dataset].task
         for i, metric in enumerate(asked.metrics):
-            rule = f"must be one of {data.task}{nearest(metric, metrics)}"
-            require(metric in metrics, f"metrics[{i}]", rule, metric)
+            rule = f"must be one of {task}{nearest(metric, METRICS[task])}"
+            require(metric in METRICS[task], f"metrics[{i}]", rule, metric)
         for point in asked.points():
             branch.chain.configs(values_of(point))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path.removeprefix(f'{_TOP}.')}", error.rule, error.value) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return Study(branch, asked, path, params, metrics)
+    return Study(branch, asked, path, params, METRICS[task])
 
 
 def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
@@ -236,7 +230,6 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
         "threads of a trial": settings.threads,
         "torch": torch.__version__,
         "fits": len(fits),
-        "diverged": sum(not fit.scores for fit in fits),
         "seconds of trials": round(sum(fit.seconds for fit in fits), 1),
     }
 

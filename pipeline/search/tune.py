@@ -46,11 +46,6 @@ class Search:
     scheduler: str
     first: list[dict[str, Any]]
 
-    @property
-    def space(self) -> Mapping[str, tuple[float, float, str]]:
-        """Return dotted key -> (low, high, scale)."""
-        return self.branch.method.search
-
 
 def tune(
     method: str,
@@ -82,7 +77,13 @@ def tune(
     methods = searched(load(), dataset) if method == ALL else [method]
     folders = {name: session.folder_of("tune", f"{name}-{dataset}", Settings.read()) for name in methods}
     if method == ALL:
-        _check_all(folders, resume)
+        stopped = [folder.address for folder in folders.values() if folder.is_unfinished()]
+        if resume and not any(folder.read() for folder in folders.values()):
+            raise UserError("--resume: there is no stopped search of all methods; leave it out")
+        if stopped and not resume:
+            raise UserError(f"{stopped[0]}: holds an unfinished search; continue with --resume")
+        for folder in () if resume else folders.values():
+            folder.clear()  # Finished searches begin again; with --resume they are not repeated.
     for number, (name, folder) in enumerate(folders.items(), start=1):
         if method == ALL and folder.read().get("finished"):
             continue
@@ -98,18 +99,6 @@ def tune(
         for line in overlays.apply(path):
             print(f"params.yaml: {line}")
     return 0
-
-
-def _check_all(folders: Mapping[str, session.Folder], resume: bool) -> None:
-    """Clear finished searches, which ``tune all`` begins again; with ``resume`` they stay, and are not repeated."""
-    stopped = [name for name, folder in folders.items() if folder.is_unfinished()]
-    if resume and not any(folder.read() for folder in folders.values()):
-        raise UserError("--resume: there is no stopped search of all methods; leave it out")
-    if not resume and stopped:
-        raise UserError(f"{folders[stopped[0]].address}: holds an unfinished search; continue with --resume")
-    if not resume:
-        for folder in folders.values():
-            folder.clear()
 
 
 def searched(params: Params, dataset: str) -> list[str]:
@@ -131,7 +120,8 @@ def searched(params: Params, dataset: str) -> list[str]:
 
 def search_one(search: Search, params: Params, settings: Settings, at_once: int | None, resume: bool) -> Path:
     """Search one method, and return the winner's overlay."""
-    branch, facts = search.branch, [dict(search.space), search.samples, search.scheduler]
+    branch = search.branch
+    facts = [dict(branch.method.search), search.samples, search.scheduler]
     with session.opened(branch.name, branch, facts, params, settings, resume) as (folder, parts, tags):
         trials, population = _run(search, parts, tags, folder, settings, at_once)
         try:
@@ -151,7 +141,7 @@ def _run(
     """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
     from . import tuner
 
-    name, space, seed = search.branch.name, search.space, search.branch.chain.seed
+    name, space, seed = search.branch.name, search.branch.method.search, search.branch.chain.seed
     seen = tuner.Trials(name, search.samples, tags, (METRIC,))
     if search.scheduler == ASHA:
         how = tuner.halving(space, search.first, search.samples, seed, at_once)

@@ -31,8 +31,8 @@ Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scal
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The trials of a search, as users see them.
+class Trials(tune.Callback):
+    """The trials of a search, as users see them: a line is printed when a trial ends.
 
     Attributes:
         tags: of their tracked runs; without a parent they are not tracked.
@@ -47,6 +47,13 @@ class Trials:
     def scores(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Select the scores of what a trial reported."""
         return {name: float(result[name]) for name in self.metrics if name in result}
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
+        tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
+        at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
+        scores = ", ".join(f"{name} {score:.5g}" for name, score in self.scores(last).items()) or "diverged"
+        print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
 def run(
@@ -85,7 +92,7 @@ def run(
             name="trials",
             storage_path=folder.address,
             stop={TIME: MILESTONES},  # Otherwise a population changes a finished trial once more.
-            callbacks=[Printed(trials), *tracked],
+            callbacks=[trials, *tracked],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
@@ -165,20 +172,6 @@ class Halving(ASHAScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         decision = super().on_trial_result(tune_controller, trial, result)
         return self.CONTINUE if any(same(trial.config, sample) for sample in self._never) else decision
-
-
-class Printed(tune.Callback):
-    """Print a line when a trial ends."""
-
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
-        tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
-        at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
-        scores = ", ".join(f"{name} {score:.5g}" for name, score in self._trials.scores(last).items()) or "diverged"
-        print(f"{ended} of {self._trials.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
 class TrialRuns(MLflowLoggerCallback):

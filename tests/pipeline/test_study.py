@@ -143,7 +143,6 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
         ({"base": {"log": "", "inner.shift+more": 7}}, r"base\.inner\.shift\+more must be one of -3, -2\.25, 1, got 7"),
         ({"base": BASE}, r"figure\[0\] must have x alone"),
         ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any run \(did you mean shift"),
-        ({"overlay": {"datasets": {"toy": {"validation": 0}}}}, r"datasets\.toy\.validation must leave rows"),
         ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
     ],
 )
