@@ -25,7 +25,7 @@ from bdl_pipe.registry import posterior_of
 from pipeline.core.load import load
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
-from pipeline.search import branch
+from pipeline.search import session
 from pipeline.search.trial import Chain, Upstream, inputs_of
 from pipeline.stages import report
 
@@ -57,9 +57,9 @@ def prepared(key: str, read: Params, settings: Settings) -> tuple[Chain, FitData
     """Make what the coreset of a run is made from, on training rows alone."""
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name
-    found = branch.branch_of(read, method, run.spec.dataset, key, "tune", settings)
-    data = branch.load_data(found, read, settings)
-    return found.chain, data, branch.make_upstream(found, data, read, settings)
+    found = session.branch_of(read, method, run.spec.dataset, key, "tune", settings)
+    data = session.load_data(found, read, settings)
+    return found.chain, data, session.make_upstream(found, data, read, settings)
 
 
 def measured(key: str, chain: Chain, data: FitData, upstream: Upstream) -> tuple[str, ...]:

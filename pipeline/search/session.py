@@ -1,4 +1,7 @@
-"""One search as a process works on it: its folder, its lock, its tracked run, and how it is stopped and resumed.
+"""A search or a study as a process works on it: its runs, their inputs, its folder, its lock and its tracked run.
+
+A trial fits on the training rows alone. Its inputs must not have seen validation rows either, and a final fit may have
+seen them. So the inputs are fitted here once more, on the training rows.
 
 The folder holds the record of the search (what it is a search of, whether it is finished) and Ray Tune's trials. It is
 ``.state/<verb>/<name>`` in the project, or ``<verb>/<name>`` in BDL_SEARCHES. One process at a time works on a search:
@@ -6,31 +9,173 @@ it holds a lock on a file in ``.state``. The lock ends with its process.
 """
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
 from pyarrow import fs
 
+from bdl_pipe import artifacts, config
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import nearest
+from bdl_pipe.data import prepared
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
+from bdl_pipe.method import Method
+from bdl_pipe.seeds import Seed
 
 from .. import tracking
-from ..core import places, provenance, storage
-from ..core.model import Params
+from ..core import places, provenance, signals, storage
+from ..core.model import Params, Run
 from ..core.settings import Settings
+from ..plan import sources
 from ..plan.code import shipped
+from ..plan.plan import one
+from ..run import body
+from ..stages import fit
 from ..work import cluster
-from .branch import Branch, data_hash, load_data, make_upstream
+from ..work.choose import choose
+from ..work.display import Display
+from ..work.store import Store
+from .trial import Chain, Upstream
 
-PARENT: Final = "BDL_PARENT_RUN"  # the tracked run of the search, for the callback that Tune makes again on resume
 RECORD: Final = "search.json"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A run that predicts and everything it is made from, in two parts.
+
+    Attributes:
+        upstream: the runs before the first run of the searched method, in order; they are fitted once.
+        chain: that run and all runs after it; every trial fits them.
+        code: the hash of the code of all these runs.
+    """
+
+    method: Method
+    dataset: str
+    upstream: tuple[Run, ...]
+    chain: Chain
+    code: str
+
+    @property
+    def name(self) -> str:
+        """Return ``<method>-<data set>``."""
+        return f"{self.method.name}-{self.dataset}"
+
+    @property
+    def run(self) -> Run:
+        """Return the run that predicts, the last of the chain."""
+        return self.chain.runs[-1]
+
+    def facts(self) -> list[Any]:
+        """List everything that a trial's score depends on, except the searched hyperparameters and the data."""
+        runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.chain.runs)]
+        return [runs, self.chain.seed, self.code]
+
+
+def branch_of(params: Params, method: str, dataset: str, key: str | None, verb: str, settings: Settings) -> Branch:
+    """Find the runs that make the run ``key``, or the first run on ``dataset`` in which ``method`` takes part.
+
+    Args:
+        verb: ``tune`` or ``study``; random streams depend on it.
+
+    Raises:
+        UserError: the method, the data set or the run does not exist.
+    """
+    methods = {run.method.name: run.method for run in params.runs.values()}
+    if dataset not in params.datasets:
+        raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
+    if method not in methods:
+        raise UserError(f"{method}: is not a method of any run{nearest(method, methods)}")
+    lineage = _lineage(params, method, dataset, key)
+    chain = [next(run for run in lineage if run.method.name == method)]
+    for run in lineage[lineage.index(chain[0]) + 1 :]:
+        if any((other.kind, other.key) in run.sources.items() for other in chain):
+            chain.append(run)
+    upstream = tuple(run for run in lineage if run not in chain)
+    if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
+        step = f"a search fits all on {dataset}; search on the first step, and use the winner for all"
+        raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
+    code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
+    parted = Chain(tuple(chain), method, params.seed, settings.threads, verb)
+    return Branch(methods[method], dataset, upstream, parted, code)
+
+
+def _lineage(params: Params, method: str, dataset: str, key: str | None) -> list[Run]:
+    """List a run and everything it is made from; each run comes after its inputs."""
+    runs = [params.run("student", key)] if key else [r for r in params.of("student") if r.spec.dataset == dataset]
+    for run in runs:
+        lineage = params.lineage(run)
+        if run.spec.dataset == dataset and method in [r.method.name for r in lineage]:
+            return lineage
+    where = f"run {key}" if key else f"any run on {dataset}"
+    raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")
+
+
+def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
+    """Load split 0 with separate validation rows; the data set is prepared first if it is not up to date.
+
+    Raises:
+        UserError: there are no validation rows, or the data set cannot be prepared.
+    """
+    body.ensure(one("prepare", branch.dataset, params), params, Settings.read(executor="inline"))
+    data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
+    if len(data.validation) == 0:
+        raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
+    if params.datasets[branch.dataset].splits > 1:
+        also = "some validation rows of split 0 are test rows of other splits"
+        print(f"warning: {branch.dataset} has several splits: {also}")
+    return data.on(settings.device)
+
+
+def data_hash(branch: Branch) -> str:
+    """Hash the prepared data's manifest."""
+    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
+
+
+def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
+    """Fit the chain's inputs to the training rows; finished fits are kept, and reused by the next call."""
+    verb, executor, made = branch.chain.verb, choose(settings), dict[tuple[str, str], list[State]]()
+    for run in branch.upstream:
+        states = {
+            kind: {f"{kind}-{number}": state for number, state in enumerate(made[kind, key])}
+            for kind, key in run.sources.items()
+        }
+        shared = {"data-0": data, **{name: state for named in states.values() for name, state in named.items()}}
+        root = Seed(params.seed).fold(verb, run.kind, run.key)
+        tasks = fit.seed_tasks(run, 0, states, root, _seeds_needed(branch, run))
+        lineage = params.lineage(run)
+        about = {
+            "for": verb,
+            "made from": [fit.facts(source, params) for source in lineage[:-1]],
+            "code": [sources.fit_digest(source.method.name, params) for source in lineage],
+            **fit.facts(run, params),
+        }
+        identity = fit.identity(about, settings, [places.artifact("prepare", branch.dataset)])
+        store = Store(places.checkpoints(verb, f"{run.kind}-{run.key}"), identity)
+        store.open()
+        with Display(f"{run.kind} {run.key}, on training rows alone") as display:
+            whole = [replace(task, data_parallel=False) for task in tasks]
+            done = executor.map(fit.make, whole, shared=shared, display=display, store=store)
+        made[run.kind, run.key] = [d.result for d in done]
+    return made
+
+
+def _seeds_needed(branch: Branch, run: Run) -> int:
+    """Count the seeds of an upstream run that one trial, which has one seed, is made from."""
+    counts = [1]
+    for other in (*branch.upstream, *branch.chain.runs):
+        if (run.kind, run.key) in other.sources.items():
+            needs_all = other.stage.needs[run.kind] == "all"
+            of_other = _seeds_needed(branch, other) if other in branch.upstream else 1
+            counts.append(run.spec.seeds if needs_all else min(run.spec.seeds, of_other))
+    return max(counts)
 
 
 @dataclass(frozen=True)
@@ -41,21 +186,14 @@ class Folder:
 
     def read(self) -> dict[str, Any]:
         """Read the record; {} if there is none."""
-        files, path = fs.FileSystem.from_uri(self.address)
-        try:
-            with files.open_input_stream(f"{path}/{RECORD}") as stream:
-                record: dict[str, Any] = json.loads(stream.read())
-        except FileNotFoundError:
-            return {}
+        record: dict[str, Any] = json.loads(self._stored.load(RECORD) or b"{}")
         return record
 
     def write(self, **record: Any) -> None:
         """Write the record, whole or not at all."""
-        files, path = fs.FileSystem.from_uri(self.address)
-        files.create_dir(path, recursive=True)
-        with files.open_output_stream(f"{path}/{RECORD}.tmp") as stream:
-            stream.write(json.dumps(record).encode())
-        files.move(f"{path}/{RECORD}.tmp", f"{path}/{RECORD}")
+        if "://" not in self.address:
+            Path(self.address).mkdir(parents=True, exist_ok=True)
+        self._stored.save(RECORD, json.dumps(record).encode())
 
     def clear(self) -> None:
         """Remove everything in the folder."""
@@ -70,6 +208,10 @@ class Folder:
         """Return whether a search was begun here and has not been finished."""
         record = self.read()
         return bool(record) and not record.get("finished")
+
+    @property
+    def _stored(self) -> storage.Folder:
+        return storage.Folder("BDL_SEARCHES", self.address)
 
 
 def folder_of(verb: str, name: str, settings: Settings) -> Folder:
@@ -86,10 +228,10 @@ def folder_of(verb: str, name: str, settings: Settings) -> Folder:
 @contextmanager
 def opened(
     name: str, branch: Branch, facts: Sequence[Any], params: Params, settings: Settings, resume: bool
-) -> Iterator[tuple[Folder, dict[str, Any]]]:
-    """Hold a search within the block: its lock, Ray, its tracked run. Yield its folder, and what all trials share.
+) -> Iterator[tuple[Folder, dict[str, Any], dict[str, Any]]]:
+    """Hold a search within the block: its lock, Ray, its tracked run. The caller marks it as finished in its folder.
 
-    The caller marks the search as finished (:meth:`Folder.finish`).
+    Yield its folder, what all trials share, and the tags of the trials' tracked runs.
 
     Args:
         facts: what scores depend on besides the branch and the data; only the same search is resumed.
@@ -104,23 +246,26 @@ def opened(
         rule = f"must be host:port for {verb}; send the whole command: python -m pipeline job -- python -m pipeline"
         raise UserError(f"RAY_ADDRESS={settings.jobs}: {rule} {verb} …")
     folder = folder_of(verb, name, settings)
-    with _locked(places.STATE / verb / f"{name}.lock", folder):
+    with locked(places.STATE / verb / f"{name}.lock", folder):
         data = load_data(branch, params, settings)
         identity = provenance.digest([*branch.facts(), *facts, data_hash(branch)])
         parent = begin(folder, identity, resume).get("parent")
-        with (
-            cluster.connected(settings, ships=shipped()),
-            _stoppable(),
-            _tracked(f"{verb} {name}", branch.tags(), parent) as run_id,
-        ):
+        tags = {"method": branch.method.name, "dataset": branch.dataset, "stage": verb, "seed": branch.chain.seed}
+        with cluster.connected(settings, ships=shipped()), _tracked(f"{verb} {name}", tags, parent) as run_id:
             require_shared(settings)
             folder.write(identity=identity, parent=run_id)
+            # Tune's handler of Ctrl-C keeps the trials, while Ray's of SIGTERM ends the process at once.
+            signals.interruptible()
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
             try:
                 upstream = make_upstream(branch, data, params, settings)
-                yield folder, {"chain": branch.chain, "data": data, "upstream": upstream}
+                parts = {"chain": branch.chain, "data": data, "upstream": upstream}
+                yield folder, parts, {**tags, "stage": "trial", tracking.NEST: run_id}
             except KeyboardInterrupt:
                 print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)
                 raise
+            finally:
+                signals.interruptible()
 
 
 def begin(folder: Folder, identity: str, resume: bool) -> dict[str, Any]:
@@ -158,7 +303,12 @@ def require_shared(settings: Settings) -> None:
 
 
 @contextmanager
-def _locked(lock: Path, folder: Folder) -> Iterator[None]:
+def locked(lock: Path, folder: Folder) -> Iterator[None]:
+    """Hold the lock of a search.
+
+    Raises:
+        UserError: another process holds it.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(lock, timeout=0):
@@ -169,31 +319,9 @@ def _locked(lock: Path, folder: Folder) -> Iterator[None]:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM stop a search as Ctrl-C does. The handlers that Ray and Ray Tune replace are put back at the end."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Call the handler of SIGINT: Tune's ends the trials. Without one, because SIGINT is ignored, interrupt here."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)
-
-
-@contextmanager
 def _tracked(name: str, tags: Mapping[str, Any], resumed: str | None) -> Iterator[str | None]:
     """Open the search's own MLflow run, the same run after a resume, and yield its id; None without tracking."""
     run_id, status = tracking.start_parent(name, tags, resumed), "FAILED"
-    if run_id is not None:
-        os.environ[PARENT] = run_id
     try:
         yield run_id
         status = "FINISHED"
@@ -201,5 +329,4 @@ def _tracked(name: str, tags: Mapping[str, Any], resumed: str | None) -> Iterato
         status = "KILLED"
         raise
     finally:
-        os.environ.pop(PARENT, None)
         tracking.end_parent(run_id, status)

@@ -1,22 +1,26 @@
 """``python -m pipeline study params/study/FAMILY-NAME.yaml``: metrics against hyperparameters, by Ray Tune.
 
-Each seed of each point of the grid is fitted on the training rows of split 0 and scored on its validation rows; test
-rows are not read. The results are ``results/<family>/<name>.csv`` (every fit), ``.svg`` (the figure) and ``.md`` (the
-table, and where it comes from). The data are prepared in a folder of the study, ``work/study/<family>-<name>``; DVC has
-no part in it.
+The file has a grid; its points are all combinations of the grid's values. With a ``base`` they are the base and the
+points that differ from it in one axis. An *axis* is one dotted key of the method's config, or several keys with ``+``
+between that get the same value; a key without a section lies in the section of the first: ``weights.rows+cols``.
+
+Each seed of each point is fitted on the training rows of split 0 and scored on its validation rows; test rows are not
+read. The results are ``results/<family>/<name>.csv`` (every fit), ``.svg`` (the figure) and ``.md`` (the table, and
+where it comes from). The data are prepared in a folder of the study, ``work/study/<family>-<name>``; DVC has no part
+in it.
 """
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bdl_pipe import config
@@ -28,20 +32,114 @@ from bdl_pipe.method import Task
 from ..core import places, provenance, records
 from ..core.load import load, read_yaml, typed
 from ..core.model import Params
-from ..core.scores import Estimate, estimate
+from ..core.scores import estimate
 from ..core.settings import Settings
 from . import session
-from .branch import Branch, branch_of, data_hash
-from .grid import METRICS, Panel, Point, StudyConfig, values_of, written
+from .session import Branch, branch_of, data_hash
 from .trial import SEED, Ended
 
 PARAMS: Final = Path("params.yaml")
 RESULTS: Final = Path("results")
+METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every posterior, by `evaluation.score_clean`
+    "classification": ("accuracy", "nll", "brier", "ece"),
+    "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
+}
 _FILE: Final = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_-]+)")
 _TOP: Final = "study"  # It stands for the file in the paths of its keys.
-_SHARES: Final = ("accuracy", "ece", "coverage_90")  # These are written in per cent.
-_STYLE: Final[Any] = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
-_MARKERS, _DASHES = "osD^vPX", ("-", "--", "-.", ":")
+Scalar = bool | int | float | str | None
+Point = Mapping[str, Scalar]  # axis -> value
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A column of the figure.
+
+    Attributes:
+        x: the axis from left to right.
+        lines: the axis whose values are lines; null: one line.
+        at: the value of every other axis; left out if the study has a base.
+    """
+
+    x: str
+    lines: str | None = None
+    at: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A file of ``params/study``, checked.
+
+    Attributes:
+        method, dataset: as in params.yaml; hyperparameters of the first run of ``method`` vary.
+        overlay: on params.yaml, as ``apply`` takes it.
+        grid: axis -> its values.
+        seeds: the number of fits of each point; they differ from the method's first run on.
+        metrics: the metrics of the figure, from top to bottom.
+        figure: its columns, from left to right.
+        names: axis -> its name in the figure and the table.
+        run: the run whose branch is studied; null: the first on the data set in which the method takes part.
+        base: axis -> the one of its values from which the others depart; empty: every combination is tried.
+    """
+
+    method: str
+    dataset: str
+    overlay: dict[str, Any]
+    grid: dict[str, tuple[Scalar, ...]]
+    seeds: int
+    metrics: tuple[str, ...]
+    figure: tuple[Panel, ...]
+    names: dict[str, str] = field(default_factory=dict)
+    run: str | None = None
+    base: dict[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.seeds >= 1, "seeds", "must be >= 1", self.seeds)
+        for name in ("grid", "metrics", "figure"):
+            require(len(getattr(self, name)) > 0, name, "must not be empty")
+        taken: list[str] = []
+        for axis, values in self.grid.items():
+            keys = keys_of(axis)
+            require(all(keys) and SEED not in keys, f"grid.{axis}", f"must be keys with + between, none of them {SEED}")
+            twice = next((key for key in keys if key in taken or keys.count(key) > 1), None)
+            require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
+            require(len({*values}) == len(values) > 0, f"grid.{axis}", "must list values, none of them twice", values)
+            taken += keys
+        if self.base:
+            self._check_chosen(self.base, list(self.grid), "base")
+        known = f"must be an axis ({', '.join(self.grid)})"
+        for axis in self.names:
+            require(axis in self.grid, f"names.{axis}", known)
+        for i, panel in enumerate(self.figure):
+            for name, shown in (("x", panel.x), ("lines", panel.lines)):
+                require(shown is None or shown in self.grid, f"figure[{i}].{name}", known, shown)
+            if self.base:
+                require(not (panel.lines or panel.at), f"figure[{i}]", "must have x alone: the base has the others")
+            else:
+                others = [axis for axis in self.grid if axis not in (panel.x, panel.lines)]
+                self._check_chosen(panel.at, others, f"figure[{i}].at")
+
+    def points(self) -> list[Point]:
+        """List every point; the last axis varies fastest, or the base is first."""
+        if not self.base:
+            return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        base = {axis: self.base[axis] for axis in self.grid}
+        around = [base | {axis: value} for axis, values in self.grid.items() for value in values]
+        return [base, *(point for point in around if point != base)]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """List what Ray Tune tries: each point with each seed, as dotted keys of the method's config."""
+        return [{**values_of(point), SEED: seed} for point in self.points() for seed in range(self.seeds)]
+
+    def title(self, axis: str) -> str:
+        """Return an axis's name in the figure and the table."""
+        return self.names.get(axis, axis)
+
+    def _check_chosen(self, chosen: Point, axes: list[str], path: str) -> None:
+        others = ", ".join(axes) or "no axis"
+        require(sorted(chosen) == sorted(axes), path, f"must have a value of {others}", list(chosen))
+        for axis, value in chosen.items():
+            listed = ", ".join(map(written, self.grid[axis]))
+            require(value in self.grid[axis], f"{path}.{axis}", f"must be one of {listed}", value)
 
 
 @dataclass(frozen=True)
@@ -51,22 +149,14 @@ class Study:
     Attributes:
         config: the file at ``path``, ``<family>-<title>.yaml``.
         params: params.yaml with the file's overlay.
+        metrics: the scores of every fit.
     """
 
     branch: Branch
     config: StudyConfig
     path: Path
     params: Params
-
-    @property
-    def name(self) -> str:
-        """Return ``<family>-<title>``."""
-        return self.path.stem
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the data set."""
-        return self.params.datasets[self.branch.dataset].task
+    metrics: tuple[str, ...]
 
 
 def study(file: Path, *, max_concurrent: int | None = None, resume: bool = False) -> int:
@@ -82,15 +172,16 @@ def study(file: Path, *, max_concurrent: int | None = None, resume: bool = False
     settings = Settings.read()
     asked = plan(file, settings)
     settings = settings.of("study", asked.branch.method.name)
-    samples, scored = asked.config.samples(), [config.to_mapping(asked.params.evaluate), asked.config.samples()]
+    name, samples = file.stem, asked.config.samples()
+    scored = [config.to_mapping(asked.params.evaluate), samples]
     with (
-        places.rooted(places.WORK / "study" / asked.name),
-        session.opened(asked.name, asked.branch, scored, asked.params, settings, resume) as (folder, parts),
+        places.rooted(places.WORK / "study" / name),
+        session.opened(name, asked.branch, scored, asked.params, settings, resume) as (folder, parts, tags),
     ):
         from . import tuner
 
-        seen = tuner.Trials(asked.name, len(samples), asked.branch.tags(), METRICS[asked.task])
         parts["evaluate"] = asked.params.evaluate
+        seen = tuner.Trials(name, len(samples), tags, asked.metrics)
         fits = tuner.run(seen, parts, *tuner.points(samples, max_concurrent), folder, settings)
         files = write(asked, fits, facts(asked, fits, settings))
         folder.finish()
@@ -112,24 +203,17 @@ def plan(path: Path, settings: Settings) -> Study:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))
         branch = branch_of(params, asked.method, asked.dataset, asked.run, "study", settings)
-        planned = Study(branch, asked, path, params)
-        check(planned)
+        task = params.datasets[asked.dataset].task
+        for i, metric in enumerate(asked.metrics):
+            rule = f"must be one of {task}{nearest(metric, METRICS[task])}"
+            require(metric in METRICS[task], f"metrics[{i}]", rule, metric)
+        for point in asked.points():
+            branch.chain.configs(values_of(point))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path.removeprefix(f'{_TOP}.')}", error.rule, error.value) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return planned
-
-
-def check(study: Study) -> None:
-    """Raise ConfigError unless there are validation rows, the metrics exist and every point is a config."""
-    rows = study.params.datasets[study.branch.dataset].validation
-    require(rows > 0, f"datasets.{study.branch.dataset}.validation", "must leave rows to score a study on", rows)
-    known = METRICS[study.task]
-    for i, metric in enumerate(study.config.metrics):
-        require(metric in known, f"metrics[{i}]", f"must be one of {study.task}{nearest(metric, known)}", metric)
-    for point in study.config.points():
-        study.branch.chain.configs(values_of(point))
+    return Study(branch, asked, path, params, METRICS[task])
 
 
 def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
@@ -146,132 +230,115 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
         "threads of a trial": settings.threads,
         "torch": torch.__version__,
         "fits": len(fits),
-        "diverged": sum(not fit.scores for fit in fits),
         "seconds of trials": round(sum(fit.seconds for fit in fits), 1),
     }
 
 
 def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list[Path]:
     """Write the fits, then the figure, then the page that shows it: a page is never without its figure."""
-    family, _, title = study.name.partition("-")
-    place = RESULTS / family
-    place.mkdir(parents=True, exist_ok=True)
+    family, _, title = study.path.stem.partition("-")
+    place = RESULTS / family / title
+    place.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*study.config.grid, SEED, *study.metrics, "seconds"])
+    for point in study.config.points():
+        for fit in of(fits, point):
+            scores = [fit.scores.get(name, "") for name in study.metrics]
+            writer.writerow([*map(written, point.values()), fit.sampled[SEED], *scores, f"{fit.seconds:.2f}"])
     files = {
-        place / f"{title}.csv": comma_separated(study.config, study.task, fits).encode(),
-        place / f"{title}.svg": draw(study.name, study.config, fits),
-        place / f"{title}.md": page(title, study.config, study.task, fits, f"{title}.svg", about).encode(),
+        place.with_suffix(".csv"): text.getvalue().encode(),
+        place.with_suffix(".svg"): draw(study, fits),
+        place.with_suffix(".md"): page(title, study, fits, about).encode(),
     }
     for path, blob in files.items():
         write_bytes(path, blob)
     return list(files)
 
 
-def comma_separated(study: StudyConfig, task: Task, fits: Sequence[Ended]) -> str:
-    """Return every fit as CSV, in the order of the grid and the seeds, in full precision."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*study.grid, SEED, *METRICS[task], "seconds"])
-    for point in study.points():
-        for fit in of(fits, point):
-            scores = [fit.scores.get(name, "") for name in METRICS[task]]
-            writer.writerow([*map(written, point.values()), fit.sampled[SEED], *scores, f"{fit.seconds:.2f}"])
-    return text.getvalue()
+def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> str:
+    """Return the figure, a table with a row for each point, and where they come from, as Markdown."""
+    asked = study.config
+    rows = [["Point", "fits", *study.metrics], ["---", *["---:"] * (1 + len(study.metrics))]]
+    for point in asked.points():
+        found = of(fits, point)
+        changed = {axis: value for axis, value in point.items() if not asked.base or value != asked.base[axis]}
+        label = ", ".join(f"{asked.title(axis)} {written(value)}" for axis, value in changed.items())
+        count = f"{sum(bool(fit.scores) for fit in found)} of {len(found)}"
+        rows.append([label or "base", count, *(_mean(found, name) for name in study.metrics)])
+    what = "mean ± standard error over the seeds that did not diverge"
+    return "\n".join(
+        [
+            f"# {title}: {asked.method} on {asked.dataset}\n",
+            f"Scores of validation rows of split 0, which no fit has seen; {what}. Test rows were not read.\n",
+            f"![{title}]({title}.svg)\n",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "\n| | |\n|---|---|",
+            *(f"| {key} | {value} |" for key, value in about.items()),
+            "",
+        ]
+    )
 
 
-def page(
-    title: str, study: StudyConfig, task: Task, fits: Sequence[Ended], picture: str, facts: Mapping[str, Any]
-) -> str:
-    """Return the figure, the tables of the points, and where they come from, as Markdown."""
-    figures = ["fits", *map(heading, METRICS[task]), "seconds"]
-    tables = list[str]()
-    if study.base:
-        base = ", ".join(f"{study.title(axis)} {written(study.base[axis])}" for axis in study.grid)
-        tables += [f"Each table departs from this point in one hyperparameter alone: {base}.", ""]
-    for axes in [[axis] for axis in study.grid] if study.base else [list(study.grid)]:
-        points = study.departures(*axes) if study.base else study.points()
-        rows = [[*(written(point[axis]) for axis in axes), *_figures(of(fits, point), task)] for point in points]
-        head = [*map(study.title, axes), *figures]
-        tables += [_line(head), _line(["---:"] * len(head)), *map(_line, rows), ""]
-    over = "mean ± standard error over the seeds that did not diverge" if study.seeds > 1 else "one seed"
-    about = f"Scores of validation rows of split 0, which no fit has seen; {over}. Test rows were not read."
-    head = [f"# {title}: {study.method} on {study.dataset}", "", about, "", f"![{title}]({picture})", ""]
-    return "\n".join([*head, *tables, "| | |", "|---|---|", *(_line([k, str(v)]) for k, v in facts.items()), ""])
-
-
-def draw(name: str, study: StudyConfig, fits: Sequence[Ended]) -> bytes:
-    """Draw an SVG file: a row for each metric, a column for each panel.
-
-    Lines are means with standard errors over seeds, faint dots are the seeds; diverged fits are left out.
-    """
-    wide, high, blob = len(study.figure), len(study.metrics), io.BytesIO()
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
-        figure = Figure(figsize=(0.5 + 2.5 * wide, 0.9 + 1.8 * high), layout="constrained")
+def draw(study: Study, fits: Sequence[Ended]) -> bytes:
+    """Draw an SVG file: a row for each metric, a column for each panel, means with standard errors over seeds."""
+    asked, blob = study.config, io.BytesIO()
+    wide, high = len(asked.figure), len(asked.metrics)
+    with matplotlib.rc_context({"svg.hashsalt": study.path.stem}):
+        figure = Figure(figsize=(1 + 3 * wide, 1 + 2 * high), layout="constrained")
         grid = figure.subplots(high, wide, sharex="col", sharey="row", squeeze=False)
-        for j, panel in enumerate(study.figure):
-            for i, metric in enumerate(study.metrics):
-                _draw_panel(grid[i, j], panel, metric, study, fits)
-                grid[i, 0].set_ylabel(heading(metric))
-            held = (f"{study.title(axis)} = {written(value)}" for axis, value in panel.at.items())
-            grid[0, j].set_title(", ".join(held), loc="left", fontsize=9)
-            grid[-1, j].set_xlabel(study.title(panel.x))
+        for i, j in itertools.product(range(high), range(wide)):
+            panel, axes = asked.figure[j], grid[i, j]
+            for line in asked.grid[panel.lines] if panel.lines else (None,):
+                at = {**asked.base, **panel.at, **({panel.lines: line} if panel.lines else {})}
+                found = [of(fits, {**at, panel.x: value}) for value in asked.grid[panel.x]]
+                means = [estimate(_scores(several, asked.metrics[i])) for several in found]
+                heights = [mean.mean if mean else math.nan for mean in means]
+                errors = [mean.error or 0.0 if mean else math.nan for mean in means]
+                axes.errorbar([*map(written, asked.grid[panel.x])], heights, errors, marker="o", label=written(line))
+            grid[i, 0].set_ylabel(asked.metrics[i])
+            grid[0, j].set_title(", ".join(f"{asked.title(axis)} = {written(v)}" for axis, v in panel.at.items()))
+            grid[-1, j].set_xlabel(asked.title(panel.x))
             if panel.lines:
-                grid[0, j].legend(title=study.title(panel.lines), frameon=False, fontsize=7.5, title_fontsize=7.5)
-        figure.savefig(blob, format="svg", metadata={"Date": None, "Title": f"{study.method} on {study.dataset}"})
+                axes.legend(title=asked.title(panel.lines))
+        figure.savefig(blob, format="svg", metadata={"Date": None})
     return blob.getvalue()
 
 
-def _draw_panel(axes: Axes, panel: Panel, metric: str, study: StudyConfig, fits: Sequence[Ended]) -> None:
-    values, lines = study.grid[panel.x], study.grid[panel.lines] if panel.lines else (None,)
-    for number, line in enumerate(lines):
-        at = {**study.held(panel), **({panel.lines: line} if panel.lines else {})}
-        shift = 0.06 * (number - (len(lines) - 1) / 2)  # Error bars stand beside each other.
-        look: Any = {"color": f"C{number}", "marker": _MARKERS[number % len(_MARKERS)]}
-        means = list[tuple[float, Estimate]]()
-        for x, value in enumerate(values):
-            scores = _scores(of(fits, {**at, panel.x: value}), metric)
-            axes.plot([x + shift] * len(scores), scores, "o", color=look["color"], alpha=0.3, markersize=3, mew=0)
-            if mean := estimate(scores):
-                means.append((x + shift, mean))
-        heights, errors = [mean.mean for _, mean in means], [mean.error or 0.0 for _, mean in means]
-        dashes = _DASHES[number % len(_DASHES)]
-        axes.errorbar([x for x, _ in means], heights, errors, **look, linestyle=dashes, label=written(line))
-    axes.set(xlim=(-0.3, len(values) - 0.7), xticks=range(len(values)))
-    axes.set_xticklabels([written(value) for value in values])
+def keys_of(axis: str) -> tuple[str, ...]:
+    """Split an axis into its keys: ``weights.rows+cols`` -> (``weights.rows``, ``weights.cols``)."""
+    first, *others = (part.strip() for part in axis.split("+"))
+    section = first.rpartition(".")[0]
+    return (first, *(f"{section}.{key}" if section and key and "." not in key else key for key in others))
+
+
+def values_of(point: Point) -> dict[str, Scalar]:
+    """Write a point as dotted keys of the method's config."""
+    return {key: value for axis, value in point.items() for key in keys_of(axis)}
+
+
+def written(value: Scalar) -> str:
+    """Write a value as YAML does."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def of(fits: Iterable[Ended], point: Point) -> list[Ended]:
     """List the fits of a point, by seed."""
-    values = values_of(point)
-    same = [fit for fit in fits if all(written(fit.sampled[key]) == written(value) for key, value in values.items())]
+    values = values_of(point).items()
+    same = [fit for fit in fits if values <= fit.sampled.items()]
     return sorted(same, key=lambda fit: int(fit.sampled[SEED]))
 
 
-def heading(metric: str) -> str:
-    """Return a metric's name, and % if it is written in per cent."""
-    return f"{metric} %" if metric in _SHARES else metric
-
-
 def _scores(fits: Sequence[Ended], metric: str) -> list[float]:
-    """List the finite scores of the seeds; shares in per cent."""
-    scale = 100 if metric in _SHARES else 1
-    scores = [scale * fit.scores.get(metric, math.nan) for fit in fits]
-    return [score for score in scores if math.isfinite(score)]
+    """List the finite scores of the seeds."""
+    return [fit.scores[metric] for fit in fits if math.isfinite(fit.scores.get(metric, math.nan))]
 
 
-def _figures(fits: Sequence[Ended], task: Task) -> list[str]:
-    """Write a point's count of fits, its scores and its seconds."""
-    whole = sum(bool(fit.scores) for fit in fits)
-    seconds = sum(fit.seconds for fit in fits) / max(len(fits), 1)
-    scores = [_with_error(estimate(_scores(fits, name)), 2 if name in _SHARES else 3) for name in METRICS[task]]
-    count = str(whole) if whole == len(fits) else f"{whole} of {len(fits)}"
-    return [count, *scores, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]
-
-
-def _with_error(score: Estimate | None, digits: int) -> str:
-    if score is None:
+def _mean(fits: Sequence[Ended], metric: str) -> str:
+    """Write a mean with its standard error."""
+    found = estimate(_scores(fits, metric))
+    if found is None:
         return "—"
-    return f"{score.mean:.{digits}f}" + (f" ± {score.error:.{digits}f}" if score.error is not None else "")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"{found.mean:.4f}" + (f" ± {found.error:.4f}" if found.error is not None else "")

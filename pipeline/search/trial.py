@@ -76,7 +76,12 @@ class Chain:
 
     def configs(self, sampled: Sampled) -> list[Any]:
         """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
-        return [self._config(run, nested(sampled) if run.method.name == self.method else {}) for run in self.runs]
+        configs = list[Any]()
+        for run in self.runs:
+            overlay = nested(sampled) if run.method.name == self.method else {}
+            merged = config.merge(config.to_mapping(run.config), overlay)
+            configs.append(config.read(run.method.config, merged, f"methods.{run.method.name}"))
+        return configs
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
         """Fit the first run to the training rows and to its inputs in ``upstream``."""
@@ -99,10 +104,6 @@ class Chain:
     def predictions(self) -> Seed:
         """Return the random stream of the predictions."""
         return prediction_address(self.seed, self.runs[-1].key, 0, self.repeat)
-
-    def _config(self, run: Run, overlay: Mapping[str, Any]) -> Any:
-        merged = config.merge(config.to_mapping(run.config), overlay)
-        return config.read(run.method.config, merged, f"methods.{run.method.name}")
 
 
 def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
@@ -172,7 +173,10 @@ def trial(
         fitted = chain.finish(made, data, configs, upstream)
         if evaluate is None:
             return {METRIC: validation_nll(fitted, data, chain.predictions)}
-        return validation_scores(fitted, data, evaluate, chain.predictions)
+        predictor = Predictor(posterior_of(fitted, data.device), data.transform, data.classes)
+        without_joints = replace(evaluate, joint_pairs=0)
+        scored = evaluation.score_clean(predictor, data.validation, without_joints, chain.predictions, data.device)
+        return {name: value for name, (value, _) in scored.metrics.items()}
 
     def score_checkpoint(checkpoint: State) -> dict[str, float]:
         if evaluate is not None:
@@ -204,18 +208,6 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
         total -= float(predictive.log_prob(targets).double().sum())
     nll = total / len(validation)
     return min(nll, DIVERGED) if nll == nll else DIVERGED
-
-
-def validation_scores(state: State, data: FitData, evaluate: EvaluateConfig, rng: Seed) -> dict[str, float]:
-    """Compute the metrics of ``evaluate`` over the validation rows, in the targets' own units.
-
-    Raises:
-        Diverged: a prediction is not finite.
-    """
-    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
-    without_joints = replace(evaluate, joint_pairs=0)
-    scored = evaluation.score_clean(fitted, data.validation, without_joints, rng, data.device)
-    return {name: value for name, (value, _) in scored.metrics.items()}
 
 
 def rounded(value: float) -> float:

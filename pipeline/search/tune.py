@@ -9,7 +9,6 @@ a data set that declares a space, one after the other.
 """
 
 import datetime
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..core.load import load
 from ..core.model import FIT_KINDS, SECTIONS, Params
 from ..core.settings import Settings
 from . import session
-from .branch import Branch, branch_of
+from .session import Branch, branch_of
 from .trial import DIVERGED, METRIC, MILESTONES, Ended, nested, rounded
 
 OVERLAYS: Final = Path("params/tuned")
@@ -38,20 +37,14 @@ class Search:
     """A search of one method.
 
     Attributes:
-        space: dotted key -> (low, high, scale).
-        present: the hyperparameters in force.
         scheduler: ``asha`` or ``pbt``.
+        first: the hyperparameters in force, which are tried first; empty if one of them lies outside of the space.
     """
 
     branch: Branch
     samples: int
     scheduler: str
-    space: Mapping[str, tuple[float, float, str]]
-    present: Mapping[str, float]
-
-    def facts(self) -> list[Any]:
-        """List what a trial's score depends on, besides the branch and the data."""
-        return [dict(self.space), self.samples, self.scheduler]
+    first: list[dict[str, Any]]
 
 
 def tune(
@@ -59,7 +52,7 @@ def tune(
     *,
     dataset: str,
     samples: int,
-    scheduler: str | None = None,
+    scheduler: str = ASHA,
     run: str | None = None,
     max_concurrent: int | None = None,
     resume: bool = False,
@@ -77,7 +70,6 @@ def tune(
     Raises:
         UserError: the arguments, params.yaml or the stopped search do not allow it.
     """
-    scheduler = scheduler or ASHA
     if scheduler == PBT and max_concurrent:
         raise UserError("--max-concurrent: is not for pbt: Ray Tune lets its samples take turns")
     if method == ALL and run is not None:
@@ -85,7 +77,13 @@ def tune(
     methods = searched(load(), dataset) if method == ALL else [method]
     folders = {name: session.folder_of("tune", f"{name}-{dataset}", Settings.read()) for name in methods}
     if method == ALL:
-        _check_all(folders, resume)
+        stopped = [folder.address for folder in folders.values() if folder.is_unfinished()]
+        if resume and not any(folder.read() for folder in folders.values()):
+            raise UserError("--resume: there is no stopped search of all methods; leave it out")
+        if stopped and not resume:
+            raise UserError(f"{stopped[0]}: holds an unfinished search; continue with --resume")
+        for folder in () if resume else folders.values():
+            folder.clear()  # Finished searches begin again; with --resume they are not repeated.
     for number, (name, folder) in enumerate(folders.items(), start=1):
         if method == ALL and folder.read().get("finished"):
             continue
@@ -101,18 +99,6 @@ def tune(
         for line in overlays.apply(path):
             print(f"params.yaml: {line}")
     return 0
-
-
-def _check_all(folders: Mapping[str, session.Folder], resume: bool) -> None:
-    """Clear finished searches, which ``tune all`` begins again; with ``resume`` they stay, and are not repeated."""
-    stopped = [name for name, folder in folders.items() if folder.is_unfinished()]
-    if resume and not any(folder.read() for folder in folders.values()):
-        raise UserError("--resume: there is no stopped search of all methods; leave it out")
-    if not resume and stopped:
-        raise UserError(f"{folders[stopped[0]].address}: holds an unfinished search; continue with --resume")
-    if not resume:
-        for folder in folders.values():
-            folder.clear()
 
 
 def searched(params: Params, dataset: str) -> list[str]:
@@ -135,8 +121,9 @@ def searched(params: Params, dataset: str) -> list[str]:
 def search_one(search: Search, params: Params, settings: Settings, at_once: int | None, resume: bool) -> Path:
     """Search one method, and return the winner's overlay."""
     branch = search.branch
-    with session.opened(branch.name, branch, search.facts(), params, settings, resume) as (folder, parts):
-        trials, population = _run(search, parts, folder, settings, at_once)
+    facts = [dict(branch.method.search), search.samples, search.scheduler]
+    with session.opened(branch.name, branch, facts, params, settings, resume) as (folder, parts, tags):
+        trials, population = _run(search, parts, tags, folder, settings, at_once)
         try:
             return conclude(search, trials, population)
         finally:  # A search whose samples all diverged is finished, too: to resume it would change nothing.
@@ -144,24 +131,28 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
 
 
 def _run(
-    search: Search, parts: Mapping[str, Any], folder: session.Folder, settings: Settings, at_once: int | None
+    search: Search,
+    parts: Mapping[str, Any],
+    tags: Mapping[str, Any],
+    folder: session.Folder,
+    settings: Settings,
+    at_once: int | None,
 ) -> tuple[Sequence[Ended], Sequence[Ended]]:
     """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
     from . import tuner
 
-    branch, space, present, seed = search.branch, search.space, search.present, search.branch.chain.seed
-    seen = tuner.Trials(branch.name, search.samples, branch.tags(), (METRIC,))
+    name, space, seed = search.branch.name, search.branch.method.search, search.branch.chain.seed
+    seen = tuner.Trials(name, search.samples, tags, (METRIC,))
     if search.scheduler == ASHA:
-        how = tuner.halving(space, present, search.samples, seed, at_once)
+        how = tuner.halving(space, search.first, search.samples, seed, at_once)
         return tuner.run(seen, parts, *how, folder, settings), ()
-    how = tuner.population(space, present, search.samples, seed)
-    population = tuner.run(seen, parts, *how, folder, settings)
-    finals = [dict(trial.sampled) for trial in sorted(filter(_is_finished, population), key=_nll)[:1]]
-    if finals and tuner.is_inside(space, present):
-        finals.append(dict(present))
+    population = tuner.run(seen, parts, *tuner.population(space, search.first, search.samples, seed), folder, settings)
+    finished = filter(_is_finished, population)
+    finals = [dict(trial.sampled) for trial in sorted(finished, key=_nll)[:1]]
     if not finals:
         return (), population
-    seen = tuner.Trials(f"{branch.name}-finals", len(finals), branch.tags(), (METRIC,))
+    finals += search.first
+    seen = tuner.Trials(f"{name}-finals", len(finals), tags, (METRIC,))
     below = session.Folder(f"{folder.address}/finals")
     return tuner.run(seen, parts, *tuner.points(finals, at_once), below, settings), population
 
@@ -180,26 +171,24 @@ def plan(
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    methods = {run.method.name: run.method for run in params.runs.values()}
-    if dataset in params.datasets and method in methods and not methods[method].search:
-        known = ", ".join(sorted(name for name, m in methods.items() if m.search))
-        raise UserError(f"{method}: declares no space to search (methods that do: {known or 'none'})")
     branch = branch_of(params, method, dataset, key, "tune", settings)
-    first, space = branch.chain.runs[0], branch.method.search
+    if not branch.method.search:
+        known = sorted({run.method.name for run in params.runs.values() if run.method.search})
+        raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(known) or 'none'})")
+    first = branch.chain.runs[0]
     if scheduler == PBT and first.stage.from_checkpoint is None:
         raise UserError(f"{method}: cannot be scored before its end, which pbt needs; use --scheduler asha")
     if scheduler == PBT and samples < LEAST:
         raise UserError(f"--samples: must be >= {LEAST} for pbt, which replaces the worst quarter, got {samples}")
-    known_values = config.to_mapping(first.config)
-    present = {key: _at(known_values, key, int if scale == "integer" else float) for key, (*_, scale) in space.items()}
-    return Search(branch, samples, scheduler, space, present)
-
-
-def _at(mapping: Mapping[str, Any], dotted: str, kind: type[float]) -> float:
-    value: Any = mapping
-    for key in dotted.split("."):
-        value = value[key]
-    return math.nan if value is None else kind(value)  # A key without a value lies in no range.
+    present = dict[str, float]()
+    for dotted, (low, high, scale) in branch.method.search.items():
+        value: Any = config.to_mapping(first.config)
+        for name in dotted.split("."):
+            value = value[name]
+        if value is not None and low <= value <= high:
+            present[dotted] = value if scale == "integer" else float(value)
+    is_inside = len(present) == len(branch.method.search)
+    return Search(branch, samples, scheduler, [present] if is_inside else [])
 
 
 def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path:
@@ -219,7 +208,7 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
         raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
     best = min(finished, key=_nll)
     winner = {key: rounded(value) for key, value in best.sampled.items()}
-    present = [_nll(trial) for trial in finished if same(trial.sampled, search.present)]
+    present = [_nll(trial) for trial in finished if any(same(trial.sampled, first) for first in search.first)]
     against = f" (in force: {present[0]:.5g})" if present else ""
     today = datetime.datetime.now(datetime.UTC).date()
     by = f" --scheduler {search.scheduler}" if population else ""
@@ -232,18 +221,13 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
         reached = min(map(_nll, filter(_is_finished, population)))
         comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
     path = OVERLAYS / f"{branch.name}.yaml"
-    overlays.write(path, overlay_of(search, winner), comments)
+    overlay = dict[str, Any]()  # Other runs and data sets keep their hyperparameters.
+    for run in branch.chain.runs:
+        if run.method.name == branch.method.name:
+            overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
+    overlays.write(path, overlay, comments)
     print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
     return path
-
-
-def overlay_of(search: Search, winner: Mapping[str, float]) -> dict[str, Any]:
-    """Return overrides of the searched runs; other runs and data sets keep their hyperparameters."""
-    overlay: dict[str, Any] = {}
-    for run in search.branch.chain.runs:
-        if run.method.name == search.branch.method.name:
-            overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
-    return overlay
 
 
 def _is_finished(trial: Ended) -> bool:

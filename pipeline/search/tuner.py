@@ -7,7 +7,6 @@ the variables that Ray reads when it is imported.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from ray import tune
@@ -23,7 +22,7 @@ from .. import tracking
 from ..core import provenance
 from ..core.settings import Settings
 from ..work.sending import with_plugins
-from .session import PARENT, Folder
+from .session import Folder
 from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
@@ -32,8 +31,13 @@ Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scal
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The trials of a search, as users see them: ``metrics`` are the scores among what a trial reports."""
+class Trials(tune.Callback):
+    """The trials of a search, as users see them: a line is printed when a trial ends.
+
+    Attributes:
+        tags: of their tracked runs; without a parent they are not tracked.
+        metrics: the scores among what a trial reports.
+    """
 
     name: str
     count: int
@@ -43,6 +47,13 @@ class Trials:
     def scores(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Select the scores of what a trial reported."""
         return {name: float(result[name]) for name in self.metrics if name in result}
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
+        tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
+        at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
+        scores = ", ".join(f"{name} {score:.5g}" for name, score in self.scores(last).items()) or "diverged"
+        print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
 def run(
@@ -74,19 +85,22 @@ def run(
         # A failed trial keeps its name, so that it tries the same hyperparameters again.
         tuner = tune.Tuner.restore(place, trainable=trainable, resume_unfinished=True, resume_errored=True)
     else:
+        # The hyperparameters of a population are known at a trial's end alone.
+        at_end = isinstance(how.scheduler, PopulationBasedTraining)
+        tracked = [TrialRuns(trials, log_params_on_trial_end=at_end)] if trials.tags.get(tracking.NEST) else []
         config = tune.RunConfig(
             name="trials",
             storage_path=folder.address,
             stop={TIME: MILESTONES},  # Otherwise a population changes a finished trial once more.
-            callbacks=_callbacks(trials, isinstance(how.scheduler, PopulationBasedTraining)),
+            callbacks=[trials, *tracked],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
-        how = replace(how, trial_name_creator=partial(_run_name, trials.name))
+        how = replace(how, trial_name_creator=lambda trial: f"{trials.name}-{trial.trial_id}")
         tuner = tune.Tuner(trainable, param_space=dict(space), tune_config=how, run_config=config)
     results = tuner.fit()
     if results.num_errors:
-        reason = _last_line(results.errors[0])
+        reason = str(results.errors[0]).strip().rpartition("\n")[2].strip()
         raise UserError(f"{trials.name}: {results.num_errors} trials failed (continue with --resume): {reason}")
     ended = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
     if sum(r.metrics.get("done", False) for r in ended) < trials.count:  # Tune returns normally after Ctrl-C.
@@ -102,22 +116,22 @@ def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any
 
 
 def halving(
-    space: Space, present: Sampled, samples: int, seed: int, at_once: int | None
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int, at_once: int | None
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
-    """Sample by Optuna, and stop weak trials by ASHA; the hyperparameters in force are the first sample."""
-    sampler = OptunaSearch(points_to_evaluate=_first(space, present), seed=seed)
-    numbers = {"time_attr": TIME, "max_t": MILESTONES, "grace_period": 1, "reduction_factor": _REDUCTION}
+    """Sample by Optuna, and stop weak trials by ASHA; ``first`` are the first samples, which are never stopped."""
     return _domains(space), tune.TuneConfig(
         metric=METRIC,
         mode="min",
         num_samples=samples,
         max_concurrent_trials=at_once,
-        search_alg=sampler,
-        scheduler=Halving(present, **numbers),
+        search_alg=OptunaSearch(points_to_evaluate=first or None, seed=seed),
+        scheduler=Halving(first, time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
     )
 
 
-def population(space: Space, present: Sampled, samples: int, seed: int) -> tuple[dict[str, Any], tune.TuneConfig]:
+def population(
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int
+) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Train a population by Ray's PopulationBasedTraining (Jaderberg et al. 2017).
 
     At each milestone a trial of the worst quarter continues from a checkpoint of one of the best, with changed
@@ -127,12 +141,11 @@ def population(space: Space, present: Sampled, samples: int, seed: int) -> tuple
     scheduler = PopulationBasedTraining(
         time_attr=TIME, perturbation_interval=1, hyperparam_mutations=_domains(continuous), log_config=False
     )
-    sampler = BasicVariantGenerator(points_to_evaluate=_first(space, present), random_state=seed)
     return _domains(space), tune.TuneConfig(
         metric=METRIC,
         mode="min",
         num_samples=samples,
-        search_alg=sampler,
+        search_alg=BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed),
         scheduler=scheduler,
         reuse_actors=False,  # Ray 2.60 can wait for ever for a paused trial whose actor was given to another trial.
     )
@@ -141,15 +154,6 @@ def population(space: Space, present: Sampled, samples: int, seed: int) -> tuple
 def same(sampled: Sampled, present: Sampled) -> bool:
     """Return whether a sample has the hyperparameters ``present``, up to rounding."""
     return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
-
-
-def is_inside(space: Space, present: Sampled) -> bool:
-    """Return whether the hyperparameters in force lie in the space that is searched."""
-    return all(low <= present[key] <= high for key, (low, high, _) in space.items())
-
-
-def _first(space: Space, present: Sampled) -> list[dict[str, Any]] | None:
-    return [dict(present)] if is_inside(space, present) else None
 
 
 def _domains(space: Space) -> dict[str, Any]:
@@ -161,34 +165,21 @@ def _domains(space: Space) -> dict[str, Any]:
 class Halving(ASHAScheduler):
     """ASHA that never stops the hyperparameters in force: the winner is compared with their finished score."""
 
-    def __init__(self, present: Sampled, **numbers: Any) -> None:
-        super().__init__(**numbers)
-        self._present = present
+    def __init__(self, never: Sequence[Sampled], **options: Any) -> None:
+        super().__init__(**options)
+        self._never = never
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         decision = super().on_trial_result(tune_controller, trial, result)
-        return self.CONTINUE if same(trial.config, self._present) else decision
-
-
-class Printed(tune.Callback):
-    """Print a line when a trial ends."""
-
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
-        tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
-        at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
-        scores = ", ".join(f"{name} {score:.5g}" for name, score in self._trials.scores(last).items()) or "diverged"
-        print(f"{ended} of {self._trials.count}: {scores}{at} ({', '.join(tried)})", flush=True)
+        return self.CONTINUE if any(same(trial.config, sample) for sample in self._never) else decision
 
 
 class TrialRuns(MLflowLoggerCallback):
     """Ray's own MLflow callback; each trial is a child run of the search. Tracking that fails stops no trial."""
 
     def __init__(self, trials: Trials, **options: Any) -> None:
-        super().__init__(tracking.store_uri(), experiment_name=tracking.STAGES, **options)
+        tags = {**trials.tags, "search": trials.name}
+        super().__init__(experiment_name=tracking.STAGES, tags=tags, **options)
         self._trials, self._has_failed = trials, False
 
     def _try(self, action: Callable[[], Any]) -> None:
@@ -197,10 +188,9 @@ class TrialRuns(MLflowLoggerCallback):
             self._has_failed = tracking.tolerate(lambda: (action(), True)) is None
 
     def setup(self, *args: Any, **options: Any) -> None:
-        """Take store and tags from the process that runs the trials now; Tune stores this callback with the search."""
+        """Take the store from the process that runs the trials now; Tune stores this callback with the search."""
         self.tracking_uri = tracking.store_uri()
-        parent = {tracking.NEST: os.environ.get(PARENT), "process": provenance.process(os.getpid())}
-        self.tags = {**self._trials.tags, "stage": "trial", "search": self._trials.name, **parent}
+        self.tags["process"] = provenance.process()
         self._try(lambda: super(TrialRuns, self).setup(*args, **options))
 
     def log_trial_start(self, trial: Any) -> None:
@@ -213,19 +203,3 @@ class TrialRuns(MLflowLoggerCallback):
 
     def log_trial_end(self, trial: Any, failed: bool = False) -> None:
         self._try(lambda: super(TrialRuns, self).log_trial_end(trial, failed))
-
-
-def _callbacks(trials: Trials, changes: bool) -> list[Any]:
-    """Print, and track where the search is tracked; ``changes``: hyperparameters are known at a trial's end alone."""
-    tracked = [TrialRuns(trials, log_params_on_trial_end=changes)] if os.environ.get(PARENT) else []
-    return [Printed(trials), *tracked]
-
-
-def _run_name(search: str, trial: Any) -> str:
-    """Name a trial's MLflow run."""
-    return f"{search}-{trial.trial_id}"
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -157,29 +157,40 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     """Plan the shared data and the tasks, one for each seed of each split."""
     place = places.artifact("prepare", run.spec.dataset)
     shared: dict[str, Any] = {}
-    tasks = []
+    tasks: list[Task] = []
     above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in run.sources.items()}
     root = Seed(params.seed).fold(run.kind, run.key)
     splits = range(params.datasets[run.spec.dataset].splits)
     for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
-        data = f"data-{split}"
-        shared[data] = rows.on(settings.device)
+        shared[f"data-{split}"] = rows.on(settings.device)
         states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
         for named in states.values():
             shared |= named
-        for seed in range(run.spec.seeds):
-            inputs = {
-                kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], seed, len(named)))
-                for kind, named in states.items()
-            }
-            payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, seed))
-            needs = (data, *itertools.chain(*inputs.values()))
-            tasks.append(Task(f"{split}-{seed}", payload, needs, run.stage.data_parallel))
+        tasks += seed_tasks(run, split, states, root, run.spec.seeds)
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
     alike = "student" not in run.sources  # those made from posteriors may be of different shapes
     if run.stage.fit_many is not None and alike and tables and len(tasks) > 1:
         tasks = _grouped(tasks, run.stage.fit_many)
     return shared, tasks
+
+
+def seed_tasks(run: Run, split: int, states: Mapping[Kind, Mapping[str, State]], root: Seed, seeds: int) -> list[Task]:
+    """Plan a task for each seed of a split.
+
+    Args:
+        states: the split's states of each input, by their names among the shared data.
+        root: the run's random stream.
+    """
+    data, tasks = f"data-{split}", []
+    for seed in range(seeds):
+        inputs = {
+            kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], seed, len(named)))
+            for kind, named in states.items()
+        }
+        payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, seed))
+        needs = (data, *itertools.chain(*inputs.values()))
+        tasks.append(Task(f"{split}-{seed}", payload, needs, run.stage.data_parallel))
+    return tasks
 
 
 def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:

@@ -21,7 +21,7 @@ from pipeline import cli
 from pipeline.core import places
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.search import branch, session, trial, tune
+from pipeline.search import session, trial, tune
 from pipeline.search.session import Folder
 from pipeline.search.trial import Ended
 from pipeline.search.tuner import Halving, _domains
@@ -46,9 +46,9 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     search, loaded = search_of(), load()
     assert [r.key for r in search.branch.upstream] == ["toy-level"]
     assert [r.key for r in search.branch.chain.runs] == ["toy-shift"]
-    assert search.present == {"inner.shift": tune_cases.IN_FORCE}
-    data = branch.load_data(search.branch, loaded, SETTINGS)
-    ((run, states),) = branch.make_upstream(search.branch, data, loaded, INLINE).items()
+    assert search.first == [{"inner.shift": tune_cases.IN_FORCE}]
+    data = session.load_data(search.branch, loaded, SETTINGS)
+    ((run, states),) = session.make_upstream(search.branch, data, loaded, INLINE).items()
     assert run == ("teacher", "toy-level")
     assert len(states) == 2  # The student takes all.
     final = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
@@ -59,8 +59,8 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
     chain, loaded = search_of().branch.chain, load()
-    data = branch.load_data(search_of().branch, loaded, SETTINGS)
-    states = branch.make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
+    data = session.load_data(search_of().branch, loaded, SETTINGS)
+    states = session.make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
     (config,) = chain.configs({"inner.shift": 1.5})
     fitted = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
@@ -97,7 +97,7 @@ def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
         return made
 
     assert decisions(ASHAScheduler(**numbers)) == ["CONTINUE", "STOP", "STOP"]
-    assert decisions(Halving({"inner.shift": 6.0}, **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]
+    assert decisions(Halving([{"inner.shift": 6.0}], **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
     ],
 )
 def test_what_cannot_be_searched_is_one_line(toy, asked, said, capsys, monkeypatch):
-    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)
+    monkeypatch.setattr(session.body, "ensure", lambda *_: False)
     assert cli.main(["tune", *asked, "--samples", "3"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tune: ") and error.count("\n") == 1
@@ -134,11 +134,11 @@ def test_a_method_that_cannot_be_scored_before_its_end_has_no_population(toy, mo
 
 
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch):
-    monkeypatch.setattr(branch.body, "ensure", lambda *_: False)
+    monkeypatch.setattr(session.body, "ensure", lambda *_: False)
     whole = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
     monkeypatch.setattr(prepared, "load_fit", lambda *_, **__: whole)
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
-        branch.load_data(search_of().branch, load(), SETTINGS)
+        session.load_data(search_of().branch, load(), SETTINGS)
 
 
 def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
@@ -164,7 +164,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     """The first process takes the lock and waits for this test, which kills it."""
     code = (
         "import sys; from pathlib import Path; from pipeline.search import session;"
-        "held = session._locked(Path(sys.argv[1]), session.Folder('x')); held.__enter__();"
+        "held = session.locked(Path(sys.argv[1]), session.Folder('x')); held.__enter__();"
         "print('held', flush=True); sys.stdin.read()"
     )
     lock, pipe = tmp_path / "s.lock", subprocess.PIPE
@@ -173,22 +173,22 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=path) as first:
         assert first.stdout is not None and first.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=r"^x: another process holds .*s\.lock: one process at a time"):
-            session._locked(lock, Folder("x")).__enter__()
+            session.locked(lock, Folder("x")).__enter__()
         first.kill()
         first.wait()
-        with session._locked(lock, Folder("x")):
+        with session.locked(lock, Folder("x")):
             pass
 
 
 def test_a_search_by_other_code_or_other_hyperparameters_is_another_search(toy, monkeypatch):
     def identity():
-        return [search_of().branch.facts(), search_of().facts()]
+        return search_of().branch.facts()
 
-    before, real = identity(), branch.sources.fit_digest
+    before, real = identity(), session.sources.fit_digest
     assert before == identity()
     edited = lambda method, params: real(method, params) + ("edited" if method == "level" else "")  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(branch.sources, "fit_digest", edited)
+        patch.setattr(session.sources, "fit_digest", edited)
         assert identity() != before
     text = (toy / "params.yaml").read_text()
     (toy / "params.yaml").write_text(text.replace("add: 4.0", "add: 5.0"))
@@ -221,7 +221,7 @@ def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy
         return [ended(float(at) if len(calls) == 1 else (1.0, 6.0)[at], nll) for at, nll in enumerate(scores)]
 
     monkeypatch.setattr(tuner, "run", run)
-    trials, population = tune._run(search_of(scheduler=tune.PBT), {}, Folder("s"), SETTINGS, None)
+    trials, population = tune._run(search_of(scheduler=tune.PBT), {}, {}, Folder("s"), SETTINGS, None)
     assert calls == [
         ("shift-toy", 4, "s", [{"inner.shift": 6.0}]),
         ("shift-toy-finals", 2, "s/finals", [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
