@@ -68,7 +68,7 @@ def verbs() -> None:
 @verbs.command
 def check() -> None:
     """Read all of params.yaml, and say ok or what is wrong."""
-    from .verbs.check import check
+    from .verbs.params import check
 
     check()
 
@@ -89,9 +89,11 @@ def repro(jobs: int, targets: tuple[str, ...]) -> int:
 @verbs.command
 def attach() -> int:
     """Find the job that a command has left on a cluster, and follow it to its end."""
-    from .verbs.job import attach
+    from . import job
+    from .core.settings import Settings
+    from .run import dvc
 
-    return attach()
+    return job.attach(Settings.read(), dvc.take)
 
 
 @verbs.command(context_settings={"allow_interspersed_args": False})
@@ -101,16 +103,18 @@ def job(command: tuple[str, ...]) -> int:
 
     RAY_ADDRESS=http://host:8265 names the cluster.
     """
-    from .verbs.job import send
+    from . import job
+    from .core.settings import Settings
+    from .run import dvc
 
-    return send(command)
+    return job.send(Settings.read(), command, dvc.take)
 
 
 @verbs.command
 @click.option("--all", "all_stages", is_flag=True, help="List the others, too.")
 def status(all_stages: bool) -> None:
     """Say which stages are out of date, and why."""
-    from .verbs.status import status
+    from .verbs.repro import status
 
     status(all_stages)
 
@@ -124,7 +128,7 @@ def run(stage: str, key: str | None, executor: str | None) -> int:
 
     STAGE: prepare, trajectory, teacher, coreset, student, evaluate, report or all. KEY: a run or a data set.
     """
-    from .verbs.stage import run_stage
+    from .verbs.repro import run_stage
 
     return run_stage(stage, key, executor)
 
@@ -182,7 +186,7 @@ def remove(name: str) -> None:
 
     NAME: a key of datasets.
     """
-    from .verbs.change import remove
+    from .verbs.params import remove
 
     remove(name)
 
@@ -268,9 +272,9 @@ def predict(run: str, source: Path, output: Path, split: int, seed: int, level: 
 
     RUN: a key of runs.
     """
-    from .verbs.export import predict_rows
+    from .export.model import predict
 
-    predict_rows(run, source, output, split, seed, level, paper)
+    predict(run, source, output, split, seed, level, paper)
     return 0
 
 
@@ -306,16 +310,16 @@ def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -
 
     RUN: a key of runs.
     """
-    from .verbs.export import export_model
+    from .export.model import export
 
-    export_model(run, to, split, seed, paper)
+    export(run, to, split, seed, paper)
 
 
 @verbs.command
 @click.argument("overlay", type=PATH, metavar="FILE.yaml")
 def apply(overlay: Path) -> None:
     """Merge an overlay of params/ into params.yaml, comments kept."""
-    from .verbs.change import apply
+    from .verbs.params import apply
 
     apply(overlay)
 

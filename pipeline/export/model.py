@@ -1,6 +1,7 @@
-"""A fitted posterior as an MLflow model: ``python -m pipeline export model RUN --to DIR``.
+"""A fitted posterior for new rows: ``python -m pipeline predict RUN`` and ``python -m pipeline export model RUN``.
 
-The folder holds a script and the artifact, which is safetensors and JSON; nothing in it is pickled.
+The exported folder is an MLflow model. It holds a script and the artifact, which is safetensors and JSON; nothing in it
+is pickled.
 """
 
 import json
@@ -9,59 +10,124 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe.registry import load_predictor
+import numpy as np
 
-from .. import tracking
+from bdl_pipe import artifacts, summary
+from bdl_pipe.errors import UserError
+from bdl_pipe.files import write_bytes
+from bdl_pipe.registry import load_predictor, stored_address
+
+from .. import papers, tracking
 from ..core import places
-from .folder import whole
-from .predict import student_of
+from ..core.settings import Settings, require_device
+from . import whole
 
 _SCRIPT: Final = Path(__file__).with_name("serving.py")
 _NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow", "pyarrow")
 
 
-def export(run: str, target: Path, split: int = 0, seed: int = 0, root: Path = places.WORK) -> None:
+def predict(
+    run: str,
+    given: Path,
+    output: Path,
+    split: int = 0,
+    seed: int = 0,
+    level: float | None = None,
+    paper: str | None = None,
+) -> None:
+    """Write one row of the predictive for each row of the input.
+
+    Args:
+        paper: ``<paper>:<table>`` of the run; None: the run is one of params.yaml.
+
+    Raises:
+        UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
+    """
+    from bdl_pipe.data.new_inputs import new_inputs
+
+    device = Settings.read().device
+    require_device(device)
+    student = _student(run, paper)
+    fitted = load_predictor(student, split, seed, device)
+    schema = artifacts.load(student, "student", verify=False).json("schema.json")
+    inputs = new_inputs(given, schema)
+    if level is not None and fitted.recalibration is None:
+        raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
+    names, rng = schema["classes"] or schema["targets"], stored_address(student, split, seed)
+    predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level or summary.COVERAGE, device=device)
+    first = {"file": _files(given)} if given.is_dir() else {"row": np.arange(len(inputs))}
+    _write(output, {**first, **predictions})
+    print(f"{output}: {len(inputs)} rows, {', '.join([*first, *predictions])}")
+
+
+def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | None = None) -> None:
     """Write the folder ``target``, whose model predicts with one fit of the run.
 
     Raises:
         UserError: the run is not fitted, has no such fit, or the folder is not empty.
     """
-    student = student_of(run, root)
+    student = _student(run, paper)
     load_predictor(student, split, seed)
-    with whole(target) as folder:
-        folder.rmdir()  # MLflow makes it
-        save(student, folder, split, seed)
-    print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")
-
-
-def save(student: Path, folder: Path, split: int = 0, seed: int = 0) -> None:
-    """Write the artifact ``student`` as a model to ``folder``, which does not exist yet."""
     tracking.quieten()
     import mlflow
 
-    schema = json.loads((student / "schema.json").read_text())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow advises type hints and examples, though it has the signature
+    with whole(target) as folder, warnings.catch_warnings():
+        folder.rmdir()  # MLflow makes it.
+        warnings.simplefilter("ignore")  # MLflow advises type hints and examples, though it has the signature.
         mlflow.pyfunc.save_model(
             path=str(folder),
             python_model=str(_SCRIPT),
             artifacts={"student": str(student.absolute())},
             model_config={"split": split, "seed": seed},
-            signature=_signature(schema),
+            signature=_signature(json.loads((student / "schema.json").read_text())),
             pip_requirements=[f"{name}=={metadata.version(name)}" for name in _NEEDS],
         )
+    print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")
+
+
+def _student(run: str, paper: str | None) -> Path:
+    """Find the artifact of a fitted run of params.yaml, or of a paper's table."""
+    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+    with places.rooted(root):
+        student = places.artifact("student", run)
+    if (student / artifacts.MANIFEST).is_file():
+        return student
+    known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
+    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
+
+
+def _files(folder: Path) -> list[str]:
+    """List the names of a folder's images, in the order in which they are read."""
+    from bdl_pipe.data.sources.images import image_files
+
+    folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    return [str(file.relative_to(folder)) for place in folders for file in image_files(place)]
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    """Write the table as Parquet, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; --output must be a file")
+    blob = pa.BufferOutputStream()
+    pq.write_table(pa.table(table), blob)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, blob.getvalue().to_pybytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _signature(schema: dict[str, Any]) -> Any:
     """Describe the input: uint8 images of the fitted shape, or the fitted columns by name."""
-    import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 
     if len(schema["input_shape"]) == 3:
         return ModelSignature(Schema([TensorSpec(np.dtype("uint8"), (-1, *schema["input_shape"]))]))
     kinds = {"number": DataType.double, "category": DataType.string, "date": DataType.datetime}
-    columns = schema.get("columns") or [
-        {"name": name, "kind": "number", "missing": False} for name in schema["features"]
-    ]
+    plain = [{"name": name, "kind": "number", "missing": False} for name in schema["features"]]
+    columns = schema.get("columns") or plain
     return ModelSignature(Schema([ColSpec(kinds[c["kind"]], c["name"], required=not c["missing"]) for c in columns]))

@@ -1,11 +1,13 @@
-"""``python -m pipeline repro``: bring every result up to date, several stages at once, and print the comparison.
+"""``python -m pipeline repro``, ``run`` and ``status``: run what is out of date, or one stage, or say what would run.
 
-It makes what a plain ``dvc repro`` makes, and records it with DVC. A stage that fails stops what depends on it, and
-nothing else.
+``repro`` makes what a plain ``dvc repro`` makes, and records it with DVC. A stage that fails stops what depends on it,
+and nothing else.
 """
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+
+from bdl_pipe.errors import UserError
 
 from .. import job, tracking
 from ..core import places
@@ -14,7 +16,7 @@ from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan, sources
 from ..plan.plan import Plan, Stage
-from ..run import dvc, pool
+from ..run import body, dvc, pool
 from ..run.pool import Outcome
 from ..stages import comparison
 from ..work.choose import preflight
@@ -58,6 +60,42 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     _share(everything, left, settings)
     _point(left)
     return 1 if outcome.failed else 0
+
+
+def run_stage(kind: str, key: str | None = None, executor: str | None = None) -> int:
+    """Run one stage, or all stages, in this process, for a debugger; return 1 if a stage of ``all`` failed.
+
+    Raises:
+        UserError: the key is missing, unknown or too much, or the stage fails.
+    """
+    if kind in ("all", "report") and key:
+        raise UserError(f"run {kind} takes no key, got {key}")
+    if kind not in ("all", "report") and not key:
+        raise UserError(f"`run {kind}` needs the name of a run or data set (see: python -m pipeline status --all)")
+    params, settings = load(), Settings.read(executor=executor)
+    settings.machine.check_methods(params.method_names)
+    if kind != "all":
+        stage = plan.one(kind, key or "", params)
+        body.ensure(stage, params, settings, force=True)
+        print(f"{stage.name}: done", flush=True)
+        return 0
+    stages = plan.plan(params)
+    with tracking.opened(settings, params, "run all") as tracker:
+        outcome = pool.in_process(stages, pool.stale(stages), params, settings, tracker)
+        tracker.compare(lambda: comparison.of(params))
+    for name, lines in outcome.failed.items():
+        print(f"FAILED {name}: {lines[-1]}", flush=True)
+    return 1 if outcome.failed else 0
+
+
+def status(every: bool = False) -> None:
+    """Print a line for each stage that is out of date; with ``every`` the others, too."""
+    stages = plan.plan(load())
+    why = pool.stale(stages)
+    for name in stages:
+        if name in why or every:
+            print(f"{name}: {why.get(name, 'is up to date')}")
+    print(f"{len(why)} of {len(stages)} stages are out of date" if why else f"all {len(stages)} are up to date")
 
 
 def _share(stages: Plan, why: Collection[str], settings: Settings) -> None:

@@ -74,7 +74,7 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.verbs.check.check", interrupted)
+    monkeypatch.setattr("pipeline.verbs.params.check", interrupted)
     assert cli.main(["check"]) == 130
     assert capsys.readouterr().err == "check: interrupted\n"
 

@@ -14,7 +14,7 @@ from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
-from pipeline.export import predict
+from pipeline.export import model
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    predict.predict(run, Path(given), Path("out/made.parquet"), **more)
+    model.predict(run, Path(given), Path("out/made.parquet"), **more)
     return pd.read_parquet("out/made.parquet")
 
 

@@ -15,11 +15,10 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.export import serving
+from pipeline.export import model, serving
 from pipeline.plan.plan import one
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.verbs import export
 from pipeline.work.inline import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
@@ -61,7 +60,7 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
-    export.predict_rows(run, Path("new.csv"), Path("new.parquet"), 0, seed, None, paper)
+    model.predict(run, Path("new.csv"), Path("new.parquet"), 0, seed, paper=paper)
     return pd.read_parquet("new.parquet")
 
 

@@ -1,9 +1,25 @@
-"""``python -m pipeline apply`` and ``remove``: change params.yaml, and print what changed."""
+"""``python -m pipeline check``, ``apply`` and ``remove``: read or change params.yaml, and print what was found."""
 
+import sys
 from pathlib import Path
 
 from ..add import FOLDER
 from ..core import overlays
+from ..core.load import load, unwatched
+from ..core.settings import Settings
+
+
+def check() -> None:
+    """Check params.yaml, the environment and machine.yaml, and warn of files that DVC does not watch.
+
+    Raises:
+        UserError: the first value that breaks its rule.
+    """
+    settings, params = Settings.read(), load()
+    settings.machine.check_methods(params.method_names)
+    for line in unwatched(params):
+        print(f"warning: {line}", file=sys.stderr)
+    print(f"ok: {len(params.datasets)} data sets, {len(params.runs)} runs")
 
 
 def apply(path: Path) -> None:
