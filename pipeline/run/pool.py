@@ -17,6 +17,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 
 from ..core import places, signals
+from ..core.load import typed
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import fresh
@@ -103,7 +104,7 @@ def run(
     """
 
     def start(name: str) -> Child:
-        return Child(name, _stage, (stages[name], params, settings, root))
+        return Child(name, _stage, (stages[name], params.raw, settings, root))
 
     return schedule(stages, todo, start, jobs=jobs, ray=head.SharedHead(settings), watcher=watcher)
 
@@ -182,10 +183,14 @@ def in_process(
     return outcome
 
 
-def _stage(stage: Stage, params: Params, settings: Settings, root: Path | None, requests: Connection) -> int:
-    """Run one stage in its own process, and return the exit code."""
+def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path | None, requests: Connection) -> int:
+    """Run one stage in its own process, and return the exit code.
+
+    Args:
+        raw: what params.yaml holds; a method may have functions that cannot be sent, so it is looked up here.
+    """
     with places.rooted(root) if root else contextlib.nullcontext():
-        ran = body.ensure(stage, params, settings, head=lambda: head.address(requests))
+        ran = body.ensure(stage, typed(raw), settings, head=lambda: head.address(requests))
     return 0 if ran else SAME
 
 
