@@ -11,8 +11,10 @@ import torch  # noqa: E402
 from bdl_pipe.data.examples import Examples  # noqa: E402
 from bdl_pipe.data.fitdata import FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
+from pipeline.work.cluster import prepare_environment  # noqa: E402
 
 pytest_plugins = ["tests.leavings", "tests.tiers"]
+prepare_environment()  # Ray reads it as it is imported, and files of tests import Ray at their head.
 torch.set_num_threads(1)  # equal bits whatever the machine
 
 
