@@ -36,23 +36,11 @@ def quick(decorated: Any) -> Any:
         return decorated
     if not inspect.isfunction(decorated) or inspect.isgeneratorfunction(decorated):
         return _whole(decorated, typechecker=checked)  # a generator's body runs when its scope has ended
-    check = functools.cache(functools.partial(_checked, decorated))  # at the first call: most are never called
-
-    @functools.wraps(decorated)
-    def at_call(*arguments: Any, **named: Any) -> Any:
-        return check()(*arguments, **named)
-
-    return at_call
-
-
-def _checked(decorated: Callable[..., Any]) -> Callable[..., Any]:
-    """``decorated`` with its calls checked."""
     try:
         hints = typing.get_type_hints(decorated, include_extras=True)
     except Exception:  # a name that only type checkers import
-        checked_in_full: Callable[..., Any] = _whole(decorated, typechecker=checked)
-        return checked_in_full
-    quickly: Callable[..., Any] = checked(decorated)
+        return _whole(decorated, typechecker=checked)
+    quickly = checked(decorated)
     if not any(map(_has_shape, hints.values())):
         return quickly
 
