@@ -214,7 +214,7 @@ def double_experts() -> Experts:
         State({k: v.double() if v.is_floating_point() else v for k, v in s.tensors.items()}, s.config) for s in made
     ]
     read_back = Experts(wide, data())
-    smoothed(read_back.network._network)
+    smoothed(read_back.network.network)
     return read_back
 
 
