@@ -98,6 +98,7 @@ def started(folder, handler):
         "OMP_NUM_THREADS": "1",
         "BDL_TRACKING": "off",
         "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the head of these tests listens on 127.0.0.1 alone
     }
     asked = ["tune", "shift", "--dataset", "toy", "--samples", "3", "--max-concurrent", "1"]
     (folder / "hold").touch()
