@@ -4,7 +4,6 @@ A user's mistake is one line on stderr and exit code 2. Each verb imports its mo
 command imports only what it needs.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +21,6 @@ STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "eval
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that the arguments name, and return the exit code: 2 for a user's mistake, 130 for Ctrl-C."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell without job control starts background processes with SIGINT ignored, but SIGINT must end them, too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next(iter(words), PROGRAM)
     try:

@@ -118,7 +118,10 @@ def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list
 
 def _only_ours() -> bool:
     """Return True if DVC's graph has no stages of the user's own, of which nothing is known here."""
-    return set(yaml.safe_load(_GRAPH.read_text())["stages"]) <= {_SOURCES, *BODIES}
+    try:
+        return set(yaml.safe_load(_GRAPH.read_text())["stages"]) <= {_SOURCES, *BODIES}
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # DVC says what is wrong with it
+        return False
 
 
 def _recorded() -> dict[str, Any]:

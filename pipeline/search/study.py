@@ -102,7 +102,8 @@ class StudyConfig:
             require(all(keys) and SEED not in keys, f"grid.{axis}", f"must be keys with + between, none of them {SEED}")
             twice = next((key for key in keys if key in taken or keys.count(key) > 1), None)
             require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
-            require(len({*values}) == len(values) > 0, f"grid.{axis}", "must list values, none of them twice", values)
+            texts = {*map(written, values)}
+            require(len(texts) == len(values) > 0, f"grid.{axis}", "must list values, none of them twice", values)
             taken += keys
         if self.base:
             self._check_chosen(self.base, list(self.grid), "base")
@@ -112,6 +113,7 @@ class StudyConfig:
         for i, panel in enumerate(self.figure):
             for name, shown in (("x", panel.x), ("lines", panel.lines)):
                 require(shown is None or shown in self.grid, f"figure[{i}].{name}", known, shown)
+            require(panel.lines != panel.x, f"figure[{i}].lines", "must be another axis than x", panel.lines)
             if self.base:
                 require(not (panel.lines or panel.at), f"figure[{i}]", "must have x alone: the base has the others")
             else:

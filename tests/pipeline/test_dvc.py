@@ -86,6 +86,12 @@ def test_a_stage_of_the_users_own_is_never_recorded(recorder: Recorder, tmp_path
     assert targets == ["evaluate", "prepare", "report", "sources", "student"]
 
 
+@pytest.mark.parametrize("text", [None, "stages: [", "- a", ""])
+def test_a_graph_that_cannot_be_read_is_left_to_dvc(recorder: Recorder, tmp_path: Path, text: str | None) -> None:
+    (tmp_path / "dvc.yaml").unlink() if text is None else (tmp_path / "dvc.yaml").write_text(text)
+    assert dvc._targets(list(PLAN), list(PLAN), PLAN) == ["evaluate", "prepare", "report", "student"]
+
+
 def test_what_is_recorded_is_not_recorded_again(recorder: Recorder) -> None:
     assert dvc.record(PLAN, PLAN) is None and dvc.record(PLAN, PLAN) is None
     assert recorder.asked == [("commit", "--force", "dvc.yaml")]

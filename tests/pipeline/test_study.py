@@ -138,6 +138,7 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
         ({"names": {"more": "m"}}, r"names\.more must be an axis"),
         ({"figure": [{"x": "log"}]}, r"figure\[0\]\.at must have a value of inner\.shift\+more, got \[\]"),
         ({"figure": [{"x": "lag"}]}, r"figure\[0\]\.x must be an axis.*got 'lag'"),
+        ({"figure": [{"x": "log", "lines": "log"}]}, r"figure\[0\]\.lines must be another axis than x, got 'log'"),
         ({"figure": [{"x": "log", "at": {"inner.shift+more": 7}}]}, r"figure\[0\]\.at\.inner.*one of -3, -2\.25, 1"),
         ({"base": {"log": ""}}, r"base must have a value of inner\.shift\+more, log, got \['log'\]"),
         ({"base": {"log": "", "inner.shift+more": 7}}, r"base\.inner\.shift\+more must be one of -3, -2\.25, 1, got 7"),
