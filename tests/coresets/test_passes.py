@@ -42,7 +42,7 @@ def apart(first: State, second: State) -> float:
 @pytest.mark.parametrize(
     ("pool", "most"),
     [
-        pytest.param({"compiled": True}, 1e-4, marks=needs_compiler),
+        pytest.param({"compiled": True}, 1e-4, marks=[needs_compiler, pytest.mark.soak]),
         pytest.param({"compiled": True, "precision": "bfloat16"}, 0.1, marks=needs_compiler),
         pytest.param({"precision": "bfloat16"}, 0.1),
     ],

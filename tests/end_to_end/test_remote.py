@@ -38,6 +38,7 @@ def test_a_second_machine_takes_what_the_first_has_made_and_makes_the_rest(finis
     assert "nothing to do: all 4 results" in first.pipeline("repro", BOSTON).stdout, "taken, and not run"
 
 
+@pytest.mark.soak
 def test_other_numbers_take_nothing(tmp_path: Path) -> None:
     first, second = (machine(tmp_path / name, str(tmp_path / "store")) for name in ("first", "second"))
     first.pipeline("repro", "prepare@boston")
@@ -45,6 +46,7 @@ def test_other_numbers_take_nothing(tmp_path: Path) -> None:
     assert "1 of 1 stages to run" in second.pipeline("repro", "prepare@boston").stdout
 
 
+@pytest.mark.soak
 def test_results_that_are_not_recorded_yet_are_kept(tmp_path: Path) -> None:
     """DVC would delete them to look for others: they are recorded first."""
     project = machine(tmp_path / "one", str(tmp_path / "store"))

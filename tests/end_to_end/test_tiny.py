@@ -131,6 +131,7 @@ def test_a_failing_stage_stops_its_descendants_only(project: Project) -> None:
     assert (project.folder / "work/evaluate/boston-deterministic").exists()
 
 
+@pytest.mark.soak
 def test_artifacts_travel_by_a_remote(project: Project, tmp_path: Path) -> None:
     store = tmp_path / "remote"
     project.dvc("remote", "add", "-q", "-d", "store", str(store))
@@ -212,6 +213,7 @@ def test_a_short_run_needs_no_worker_and_an_interrupt_of_a_long_one_leaves_no_pr
     assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.soak
 def test_the_real_graph_one_number_of_vbpc(tmp_path: Path) -> None:
     """In the project's own params.yaml: methods.vbpc.gamma makes stale what VBPC makes, and nothing else."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())

@@ -164,7 +164,7 @@ def test_checkpoints_lie_in_the_drivers_folder_wherever_ray_was_started(
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("way", ["head(Settings())", "nullcontext('')"], ids=["head", "executor"])
+@pytest.mark.parametrize("way", ["head(Settings())", pytest.param("nullcontext('')", marks=pytest.mark.soak)])
 def test_a_ray_of_ours_serves_this_machine_alone_and_ends(way: str) -> None:
     """Every socket that listens, of the driver and its processes, while there are workers; no process outlives it."""
     code = f"""

@@ -103,6 +103,7 @@ def mixed() -> Iterator[tuple[str, str]]:
         os.environ.update(before)
 
 
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.xdist_group("cluster")
 def test_tasks_are_placed_and_packed_by_their_resources(mixed: tuple[str, str], tmp_path: Path) -> None:

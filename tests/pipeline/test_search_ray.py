@@ -126,6 +126,7 @@ def stop(process, number):
         process.kill()
 
 
+@pytest.mark.soak
 def test_a_search_that_sigterm_stopped_is_resumed_with_the_same_scores(toy, trials):
     """The first sample waits after half of its steps until the search is stopped; it continues from its checkpoint."""
     process = started(toy, "ignored")

@@ -37,23 +37,32 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_two_workers_end_where_one_does_though_one_was_killed(
-    ray_head: str, tiny_images: FitData, tmp_path: Path
-) -> None:
-    """To 1e-6, the rounding of 15 steps; a worker kills itself at step 7. Errors come as they were raised."""
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_two_workers_end_where_one_does(ray_head: str, tiny_images: FitData, tmp_path: Path, kills: bool) -> None:
+    """To 1e-6, the rounding of 15 steps, also if a worker kills itself at step 7."""
     alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
     executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
+    fuse = tmp_path / "fuse"
     try:
-        fuse = tmp_path / "fuse"
-        resumed = trajectory(executor, tiny_images, tmp_path / "resumed", str(fuse))
-        with pytest.raises(ConfigError, match=r"^batch must be a multiple of the 2 workers of a task, got 33$"):
-            trajectory(executor, tiny_images, tmp_path / "refused", batch=33)
+        shared = trajectory(executor, tiny_images, tmp_path / "shared", str(fuse) if kills else "")
     finally:
         executor.close()
-    assert [int(step) for step in fuse.read_text().split()] == [1, 8], "it did not go on from its checkpoint"
-    made, expected = resumed.result, alone.result
+    if kills:
+        assert [int(step) for step in fuse.read_text().split()] == [1, 8], "it did not go on from its checkpoint"
+    made, expected = shared.result, alone.result
     assert made.config["spec"] == expected.config["spec"]
     assert made.config["loss"] == pytest.approx(expected.config["loss"], abs=1e-6)
     for name, value in expected.tensors.items():
         torch.testing.assert_close(made.tensors[name], value, atol=1e-6, rtol=1e-6)
     assert not torch.equal(made.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
+
+
+@pytest.mark.ray
+@pytest.mark.soak
+def test_an_error_of_every_worker_comes_as_it_was_raised(ray_head: str, tiny_images: FitData, tmp_path: Path) -> None:
+    executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
+    try:
+        with pytest.raises(ConfigError, match=r"^batch must be a multiple of the 2 workers of a task, got 33$"):
+            trajectory(executor, tiny_images, tmp_path / "refused", batch=33)
+    finally:
+        executor.close()
