@@ -38,6 +38,7 @@ _QUIET: Final = {
     "RAY_AUTH_MODE": "disabled",  # otherwise Ray may write a token under the home folder, which breaks other clients
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TQDM": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 lets its workers wait for the stages that compute in their own processes
 }
 _LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # an embedded head listens on 127.0.0.1 alone
 Head = Callable[[], str]
