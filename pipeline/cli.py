@@ -49,7 +49,7 @@ def parse(argv: Sequence[str]) -> click.Context:
     command: click.Command = verbs
     context, name, words = None, PROGRAM, list(argv)
     while isinstance(command, click.Group):
-        context = click.Context(command, parent=context, info_name=name)
+        context = click.Context(command, parent=context, info_name=name, **command.context_settings)
         found, subcommand, words = command.resolve_command(context, words)
         assert found is not None and subcommand is not None
         name, command = found, subcommand
@@ -164,7 +164,7 @@ def add(
 
     FILE: CSV, Parquet, .npz or a folder of images.
     """
-    from .add.command import Request, add
+    from .add import Request, add
 
     features = (path, target, task, methods, leave_out, size, skip_broken)
     dataset = add(Request(*features, splits, minutes, log, name, calibration), dry_run)

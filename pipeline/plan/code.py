@@ -1,8 +1,9 @@
 """Which code a stage's result depends on: a hash of the files that its bytes follow from.
 
 From the module of the stage kind and that of the method, every import is followed, also those inside functions, and
-those of a plugin's own modules. Two kinds of module are not: the registry and the public names, tables of which a
-result depends on its own entry alone, and the rest of ``pipeline``, which carries, shows and tracks, and shapes no byte
+those of a plugin's own modules. Three kinds of module are not: the registry and the public names, tables of which a
+result depends on its own entry alone; sizes, from which numbers follow that params.yaml then has; and the rest of
+``pipeline``, which carries, shows and tracks, and shapes no byte
 (tests/pipeline/test_code.py holds this against another tool's import graph). Only the standard library is needed: a
 stage that always runs comes here.
 """
@@ -23,6 +24,7 @@ _TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
 _EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for name, place in PLACES.items()}
 PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
+SIZES: Final = "bdl_pipe.data.size"
 RESULTS: Final = (  # what of the pipeline writes artifacts
     "pipeline.core.scores",
     "pipeline.stages.prepare",
@@ -112,7 +114,7 @@ def path_of(module: str) -> Path:
 def _counts(module: str) -> bool:
     if module.partition(".")[0] == "pipeline":
         return any(module == name or module.startswith(f"{name}.") for name in RESULTS)
-    return module not in (REGISTRY, PUBLIC)
+    return module not in (REGISTRY, PUBLIC, SIZES)
 
 
 def _methods() -> Mapping[str, str]:

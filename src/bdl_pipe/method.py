@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from .artifacts import State
+from .data.examples import Task as Task
 from .data.fitdata import FitData
+from .data.size import Section, Size
 from .errors import require
 from .progress import Report
 from .seeds import Seed
 
 Kind = Literal["trajectory", "teacher", "coreset", "student"]
-Task = Literal["classification", "regression"]
 FanIn = Literal["one_to_one", "cyclic", "all", "earlier"]
 Inputs = Mapping[str, Sequence[State]]  # stage kind -> the states that are taken, in order; tensors are read on demand
 
@@ -115,6 +116,43 @@ def _one_of_many(fit_many: FitMany, data: FitData, inputs: Inputs, config: Any, 
 
 
 @dataclass(frozen=True)
+class Default:
+    """A method's part in a comparison of methods on a data set, as it follows from the data set's size.
+
+    Attributes:
+        cost: its time, in units of 2,000 steps of a plain network; measured.
+        upstream: the key in some method's ``upstream`` of the run that it is made from; empty: it is made from the
+            data alone.
+        override: the hyperparameters that differ from ``methods.<name>``.
+        suits: whether it is affordable and defined at a size; tasks that the method cannot predict are left out anyway.
+    """
+
+    cost: float
+    upstream: str = ""
+    override: Callable[[Size], Section] = lambda size: {}
+    suits: Callable[[Size], bool] = lambda size: True
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A run in a comparison that runs of several methods are made from.
+
+    Attributes:
+        kind: the stage kind that makes it.
+        seeds: the number of seeds.
+        cost: as :attr:`Default.cost`.
+        override: the hyperparameters that differ from ``methods.<name>``.
+        start: the key of the upstream run that it starts from; empty: it starts from the data.
+    """
+
+    kind: Kind
+    seeds: int
+    cost: float
+    override: Callable[[Size], Section]
+    start: Callable[[Size], str] = lambda size: ""
+
+
+@dataclass(frozen=True)
 class Method:
     """An entry of the registry.
 
@@ -124,6 +162,8 @@ class Method:
         tasks: what it can predict.
         stages: stage kind -> what it does there.
         search: dotted config keys that Ray Tune may vary -> (low, high, scale); integers are on a log scale, too.
+        default: its part in a comparison on a data set; None: it is part of none.
+        upstream: key -> a run of it that other methods' runs in a comparison are made from; no two methods share a key.
     """
 
     name: str
@@ -131,3 +171,5 @@ class Method:
     tasks: tuple[Task, ...]
     stages: Mapping[Kind, StageSpec]
     search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)
+    default: Default | None = None
+    upstream: Mapping[str, Upstream] = field(default_factory=dict)

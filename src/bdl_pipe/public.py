@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .data.config import DatasetConfig as DatasetConfig
     from .data.examples import Examples as Examples
     from .data.fitdata import FitData as FitData
+    from .data.inspect.images import inspect_images as inspect_images
+    from .data.inspect.table import inspect_table as inspect_table
     from .data.raw import Raw as Raw
+    from .data.size import Size as Size
     from .errors import (
         ArtifactError as ArtifactError,
         ConfigError as ConfigError,
@@ -27,7 +30,13 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     )
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
     from .metrics import register_metric as register_metric
-    from .method import Inputs as Inputs, Method as Method, StageSpec as StageSpec
+    from .method import (
+        Default as Default,
+        Inputs as Inputs,
+        Method as Method,
+        StageSpec as StageSpec,
+        Upstream as Upstream,
+    )
     from .networks import (
         Architecture as Architecture,
         Network as Network,
@@ -79,6 +88,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Continuous": "predictive",
     "DataError": "errors",
     "DatasetConfig": "data.config",
+    "Default": "method",
     "Diverged": "errors",
     "EvaluateConfig": "evaluation",
     "Examples": "data.examples",
@@ -103,12 +113,16 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Report": "progress",
     "Seed": "seeds",
     "Silent": "progress",
+    "Size": "data.size",
     "StageSpec": "method",
     "State": "artifacts",
     "TrainingConfig": "training.learner",
+    "Upstream": "method",
     "UserError": "errors",
     "build_network": "networks:build",
     "fit_epochs": "training.fit",
+    "inspect_images": "data.inspect.images",
+    "inspect_table": "data.inspect.table",
     "load_plugins": "plugins:load",
     "load_predictor": "registry",
     "posterior_of": "registry",

@@ -107,7 +107,7 @@ def test_add_then_tunes_unless_it_is_a_dry_run(monkeypatch: pytest.MonkeyPatch) 
         tuned.append({"method": method, **options})
         return 0
 
-    monkeypatch.setattr("pipeline.add.command.add", lambda request, dry_run: request.path.stem)
+    monkeypatch.setattr("pipeline.add.add", lambda request, dry_run: request.path.stem)
     monkeypatch.setattr("pipeline.search.tune.tune", tune)
     assert cli.main(["add", "houses.csv", "--tune", "4", "--dry-run"]) == 0 and not tuned
     assert cli.main(["add", "houses.csv", "--tune", "4"]) == 0

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import networks
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Method
+from ..method import Default, Method
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
@@ -119,6 +120,12 @@ class BnnPosterior(LearnerPosterior[Bnn]):
     key, spec_class, learner_class = "bnn", BnnSpec, Bnn
 
 
+def default(size: Size) -> Section:
+    """Return a network that is random in all weights."""
+    first = {"network": size.network, "stochastic": "all", "initial_sd": 0.05, "kl_weight": 0.2, "draws": 30}
+    return {**first, "training": size.training(decay=0.0), **size.noise}
+
+
 BNN = Method(
     name="bnn",
     config=BnnConfig,
@@ -129,4 +136,5 @@ BNN = Method(
         "initial_sd": (1e-3, 1e-1, "log"),
         "kl_weight": (1e-2, 1e1, "log"),
     },
+    default=Default(3.0, override=default),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -31,4 +31,5 @@ DETERMINISTIC = Method(
     config=DeterministicConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    default=Default(0.1, "sgd"),
 )

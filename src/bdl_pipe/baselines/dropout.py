@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, networks
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Method
+from ..method import Default, Method
 from ..networks import NetworkConfig
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
@@ -143,6 +144,11 @@ class DropoutPosterior(LearnerPosterior[Dropout]):
     key, spec_class, learner_class = "dropout", DropoutSpec, Dropout
 
 
+def default(size: Size) -> Section:
+    """Return a network of which every tenth unit is dropped."""
+    return {"network": size.network, "rate": 0.1, "draws": 30, "training": size.training(), **size.noise}
+
+
 DROPOUT = Method(
     name="dropout",
     config=DropoutConfig,
@@ -153,4 +159,5 @@ DROPOUT = Method(
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "rate": (5e-3, 5e-1, "log"),
     },
+    default=Default(1.5, override=default),
 )

@@ -10,7 +10,7 @@ from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -42,4 +42,5 @@ ENSEMBLE = Method(
     config=EnsembleConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "all"}, in_driver=True)},
+    default=Default(0.1, "sgd"),
 )

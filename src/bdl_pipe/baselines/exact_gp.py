@@ -20,6 +20,7 @@ from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
 
+AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
 _NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import DataError, require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
-from .exact_gp import ExactGp
+from .exact_gp import AFFORDABLE, ExactGp
 
 _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
 
@@ -132,4 +132,5 @@ GP = Method(
     config=GpConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit)},
+    default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

@@ -8,15 +8,16 @@ of the training rows (``evidence``), where Snoek et al. sample them, and its pos
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from torch import Tensor
 
 from .. import networks
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
@@ -93,6 +94,15 @@ def fit(
     return fit_exact_layers("map_blr", build, config.network, config.training, data, rngs=rngs, report=report)
 
 
+_FEATURE_DECAY: Final = 5.0  # Few rows are seen by the features and by the exact layer, which would fit noise twice.
+_EXACT_LAYER: Final = 5_000_000  # An exact layer is affordable up to this many rows times features.
+
+
+def default(size: Size) -> Section:
+    """Return features that decay much where there are few rows."""
+    return {"network": size.network, "training": size.training(decay=_FEATURE_DECAY if size.small else None)}
+
+
 MAP_BLR = Method(
     name="map_blr",
     config=MapBlrConfig,
@@ -102,4 +112,5 @@ MAP_BLR = Method(
         "training.optimiser.lr": (1e-3, 1e-1, "log"),
         "training.optimiser.weight_decay": (1e-4, 1.0, "log"),
     },
+    default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= _EXACT_LAYER),
 )

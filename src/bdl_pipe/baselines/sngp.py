@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from .. import networks
 from ..data.fitdata import FitData
 from ..data.rows import Rows
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Method, StageSpec
+from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
@@ -202,6 +203,12 @@ class SngpPosterior(LearnerPosterior[Sngp]):
         return {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
 
 
+def default(size: Size) -> Section:
+    """Return a trunk of bounded norms; on images it needs group norm and twice the learning rate."""
+    network = size.network if size.image is None else {**size.network, "norm": "group"}
+    return {"network": network, "features": 512, "training": size.training(5e-3 if size.image is None else 1e-2)}
+
+
 SNGP = Method(
     name="sngp",
     config=SngpConfig,
@@ -213,4 +220,5 @@ SNGP = Method(
         "norm_bound": (0.5, 10.0, "log"),
         "ridge": (1e-3, 1.0, "log"),
     },
+    default=Default(1.6, override=default),
 )

@@ -22,14 +22,15 @@ from torch import Tensor
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
-from .exact_gp import dense
+from .exact_gp import AFFORDABLE, dense
 
 _NOISE: Final = 0.1  # σ² before the first step, in standardised units
 
@@ -153,10 +154,17 @@ def _build(config: SvgpConfig, data: FitData, rng: Seed) -> SparseGp:
     return SparseGp(rows.expand(data.outputs, -1, -1).clone(), config.ard)
 
 
+def default(size: Size) -> Section:
+    """Return 200 inducing points, and steps that follow from the rows."""
+    training = {"epochs": size.epochs(2_000), "batch": size.batch, "optimiser": {"lr": 2e-2}}
+    return {"inducing": 200, "training": training}
+
+
 SVGP = Method(
     name="svgp",
     config=SvgpConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit)},
     search={"training.optimiser.lr": (1e-3, 1e-1, "log")},
+    default=Default(12.0, override=default, suits=lambda size: size.train > AFFORDABLE),
 )

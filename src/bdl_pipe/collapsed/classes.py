@@ -39,7 +39,7 @@ from torch.func import functional_call
 from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -194,4 +194,5 @@ CIBER = Method(
     config=CiberConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    default=Default(0.3, "iterates"),
 )

@@ -11,13 +11,13 @@ from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec, Upstream
 from ..progress import Report
 from ..seeds import Seed
 from .shared.init import balanced
 from .shared.stage import coreset_stage
 from .vbpc.head import HeadConfig
-from .vbpc.posterior import StudentConfig, fit_student
+from .vbpc.posterior import StudentConfig, default, fit_student
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,6 @@ RANDOM_CORESET = Method(
         "label_scale": (0.1, 100.0, "log"),
         "student.lr": (1e-5, 1e-2, "log"),
     },
+    default=Default(0.2, "random_coreset", default, suits=lambda size: size.image is not None),
+    upstream={"random_coreset": Upstream("coreset", 1, 0.2, default)},
 )

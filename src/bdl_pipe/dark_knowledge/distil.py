@@ -23,8 +23,9 @@ from torch.func import functional_call
 from ..artifacts import State, under, unstack
 from ..data.fitdata import FitData
 from ..data.minibatches import Minibatches
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..networks import NetworkConfig, dropout_masks
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -219,6 +220,17 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
     return task.posterior().state()
 
 
+def default(size: Size) -> Section:
+    """Return a student of the teacher's network, fitted near the training inputs."""
+    return {
+        "network": size.network,
+        "inputs": {"name": "noisy_training", "noise": 0.2},
+        "batch": size.batch,
+        "steps": size.steps(2_000),
+        "optimiser": {"lr": 5.0e-3, "warmup": 0.3, "grad_clip_norm": 1.0},
+    }
+
+
 DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     config=DarkKnowledgeConfig,
@@ -228,4 +240,5 @@ DARK_KNOWLEDGE = Method(
         "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
+    default=Default(2.0, "sgld", default),
 )

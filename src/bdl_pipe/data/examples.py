@@ -1,8 +1,11 @@
 """Rows of data as they are read: inputs with their targets, in original units."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+
+Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from ..errors import DataError, short
 from .encoding import Column
 from .examples import Examples
+from .examples import Task as Task
 
 FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
 Kind = Literal["image", "table"]
-Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..method import Kind as StageKind
 from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
@@ -29,6 +30,8 @@ from .config import Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, require_same_shape
 
 _NORM_ROWS: Final = 4096  # training rows that refresh running statistics
+_INDUCING: Final[Section] = {"rows": 16, "cols": 16, "lambda_max": 0.3, "lambda_init": 0.1, "prior_scale": 2.0}
+_SD: Final[Section] = {"sd_max": 0.3, "sd_init": 0.05}
 
 
 @final
@@ -111,7 +114,8 @@ def _source(inputs: Inputs) -> RandomWeights | None:
     return RandomWeightsPosterior.from_state(state).learner
 
 
-def _method(kind: Kind) -> Method:
+def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method:
+    """Return the method of a kind of weights; ``own``: the weights' keys of its default, if it has one at this cost."""
     weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {
         "training.optimiser.lr": (1e-4, 1e-2, "log"),
@@ -130,11 +134,25 @@ def _method(kind: Kind) -> Method:
         data_parallel=True,
         validate_sources=partial(validate_sources, kind),
     )
-    return Method(kind, RandomConfig, ("classification", "regression"), {"student": stage}, search)
+    default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
+    return Method(kind, RandomConfig, ("classification", "regression"), {"student": stage}, search, default)
 
 
-FFG_U = _method("ffg_u")
+def _default(size: Size, weights: Section) -> Section:
+    return {
+        "network": size.network,
+        "training": size.training(1e-2, decay=0.0, name="adam"),
+        "weights": weights,
+        "draws": 30,
+        "validation_draws": 10,
+        "kl_weight": 0.2,
+        "annealing": None,
+        **size.noise,
+    }
+
+
+FFG_U = _method("ffg_u", 6.0, {**_INDUCING, **_SD})
 FCG_U = _method("fcg_u")
-ENSEMBLE_U = _method("ensemble_u")
-FFG_W = _method("ffg_w")
+ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5})
+FFG_W = _method("ffg_w", 3.0, _SD)
 FCG_W = _method("fcg_w")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.fitdata import FitData
-from ..method import Method, Task
+from ..data.size import Section, Size
+from ..method import Default, Method, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
@@ -139,19 +140,35 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
         yield learner.features(x, batch, rng), y
 
 
-def _method(name: str, config: type, tasks: tuple[Task, ...]) -> Method:
+def _default(size: Size) -> Section:
+    return {"network": size.network, "training": size.training()}
+
+
+def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
         "layer.wishart_scale": (1e-3, 1e1, "log"),
     }
     stages = {"student": LastLayerPosterior.stage()}
-    return Method(name=name, config=config, tasks=tasks, stages=stages, search=search)  # type: ignore[arg-type]
+    return Method(
+        name=name,
+        config=config,
+        tasks=tasks,
+        stages=stages,  # type: ignore[arg-type]
+        search=search,  # type: ignore[arg-type]
+        default=default,
+    )
 
 
-VBLL = _method("vbll", VbllConfig, ("regression",))
+VBLL = _method(
+    "vbll",
+    VbllConfig,
+    ("regression",),
+    Default(1.6, override=lambda size: {**_default(size), "layer": {"wishart_scale": 1.0}}),
+)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
-D_VBLL = _method("d_vbll", VbllConfig, ("classification",))
+D_VBLL = _method("d_vbll", VbllConfig, ("classification",), Default(1.6, override=_default))
 D_VBLL_BNN = _method("d_vbll_bnn", VbllBnnConfig, ("classification",))
-G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",))
+G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default))
 G_VBLL_BNN = _method("g_vbll_bnn", GenerativeBnnConfig, ("classification",))

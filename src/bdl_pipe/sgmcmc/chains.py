@@ -17,8 +17,9 @@ from ..artifacts import State
 from ..config import LATER, read
 from ..data.fitdata import FitData
 from ..data.minibatches import Minibatches
+from ..data.size import Section, Size
 from ..errors import ConfigError, require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -195,6 +196,22 @@ def summarise(states: list[State], data: FitData, config: Any) -> tuple[dict[str
     return diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
 
 
+def default_chains(size: Size) -> Section:
+    """Return chains with a step that follows from the rows and their noise."""
+    burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
+    every = max(1, kept // count)
+    return {
+        "target": {
+            "network": size.network,
+            "prior_precision": 2.0,
+            "noise_precision": None,
+            "step_size": {"name": "scaled", "value": 0.1},
+            "batch": 3 * size.batch,
+        },
+        "thinning": {"steps": burn_in + count * every, "burn_in": burn_in, "every": every},
+    }
+
+
 SGLD = Method(
     name="sgld",
     config=SgldConfig,
@@ -207,4 +224,6 @@ SGLD = Method(
         "target.prior_precision": (0.1, 1000.0, "log"),
         "target.noise_precision": (1.0, 30.0, "log"),
     },
+    default=Default(6.0, "sgld", lambda size: {"student": {"max_draws": 100}}),
+    upstream={"sgld": Upstream("teacher", 3, 6.0, default_chains)},
 )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..networks import Network
 from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkSpec
@@ -161,4 +161,10 @@ KFAC_LAPLACE = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (1e-3, 1.0, "log")},
+    default=Default(
+        0.5,
+        "iterates",
+        lambda size: {"temperature": 0.1} if size.image else {},
+        suits=lambda size: size.task == "classification",
+    ),
 )

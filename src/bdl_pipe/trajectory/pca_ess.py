@@ -18,7 +18,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import Diverged, require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .subspace import SubspaceConfig, Target, fitted
@@ -143,4 +143,10 @@ PCA_ESS = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
+    default=Default(
+        1.0,
+        "iterates",
+        lambda size: {"dimension": 3, "rows": 1000, "batch": 500, "temperature": 10.0, "draws": 10},
+        suits=lambda size: size.task == "classification",
+    ),
 )

@@ -24,7 +24,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
@@ -139,4 +139,10 @@ PCA_VI = Method(
         "prior_variance": (0.1, 100.0, "log"),
         "optimiser.lr": (1e-3, 1e-1, "log"),
     },
+    default=Default(
+        0.5,
+        "iterates",
+        lambda size: {"dimension": 3, "temperature": 10.0, "draws": 10},
+        suits=lambda size: size.task == "classification",
+    ),
 )

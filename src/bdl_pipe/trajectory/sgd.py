@@ -34,8 +34,9 @@ from ..artifacts import State, stack
 from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
+from ..data.size import Section, Size
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
 from ..predictive import Predictive
@@ -48,6 +49,8 @@ from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, wit
 from ..training.warm_start import Weights, begin, last_network
 
 _PREFIX: Final = "network."  # of the learner's names
+_SNAPSHOTS: Final = 20  # of the default iterates
+_EXTRA_EPOCHS: Final = 4  # In more epochs after the chosen one a network memorises few rows.
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,27 @@ def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData
     return last
 
 
+def default(size: Size) -> Section:
+    """Return the hyperparameters of the networks that other methods start from."""
+    floor = {"variance_floor": 1.0e-2 if size.train < 1_000 else 1.0e-3} if size.task == "regression" else {}
+    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **floor}
+
+
+def default_iterates(size: Size) -> Section:
+    """Return twenty snapshots at a constant rate, from the epochs after the chosen one or after a network's end."""
+    snapshots = _SNAPSHOTS
+    if size.small:
+        per_epoch = min(size.steps_per_epoch, _SNAPSHOTS)
+        extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
+        snapshots = min(snapshots, extra * per_epoch)
+        more: Section = {"extra_epochs": extra}
+    else:
+        epochs = max(2, size.epochs(600))
+        per_epoch = max(1, -(-_SNAPSHOTS // epochs))
+        more = {"epochs": epochs, "optimiser": {**size.optimiser(1e-3), "schedule": "constant"}}
+    return {**default(size), **more, "snapshots": snapshots, "snapshots_per_epoch": per_epoch}
+
+
 SGD = Method(
     name="sgd",
     config=SgdConfig,
@@ -186,5 +210,9 @@ SGD = Method(
     search={
         "optimiser.lr": (1e-4, 3e-2, "log"),
         "optimiser.weight_decay": (1e-6, 1e-2, "log"),
+    },
+    upstream={
+        "sgd": Upstream("trajectory", 3, 3.0, default),
+        "iterates": Upstream("trajectory", 1, 0.5, default_iterates, start=lambda size: "" if size.small else "sgd"),
     },
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
@@ -60,4 +60,5 @@ SWA = Method(
     config=SwaConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    default=Default(0.1, "iterates", suits=lambda size: size.task == "classification"),
 )

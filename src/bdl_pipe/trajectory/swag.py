@@ -24,9 +24,10 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
+from .sgd import default_iterates
 from .snapshots import BatchNormConfig, Snapshots
 
 
@@ -120,4 +121,7 @@ SWAG = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"scale": (0.05, 5.0, "log")},
+    default=Default(
+        0.2, "iterates", lambda size: {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": 20}
+    ),
 )

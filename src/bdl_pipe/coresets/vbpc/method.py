@@ -5,11 +5,13 @@ from functools import partial
 
 from ... import networks
 from ...data.fitdata import FitData
+from ...data.size import Section, Size
 from ...errors import require
-from ...method import Method, StageSpec
+from ...method import Default, Method, StageSpec, Upstream
 from ...seeds import Seed
 from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
 from ..shared.stage import coreset_stage
+from . import posterior
 from .distil import DatasetLoss
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
@@ -52,6 +54,11 @@ def _surrogate(data: FitData, config: VbpcConfig, rng: Seed) -> DatasetLoss:
     return DatasetLoss(data, config.network, config.head, config.beta_dataset, config.coreset, rng=rng)
 
 
+def default(size: Size) -> Section:
+    """Return a coreset under the shallow and wide network that the closed form needs."""
+    return {**posterior.default(size), "coreset": {"steps": size.steps(400), "batch": min(128, size.train)}}
+
+
 VBPC = Method(
     name="vbpc",
     config=VbpcConfig,
@@ -67,4 +74,6 @@ VBPC = Method(
         "coreset.label_lr": (1e-3, 1.0, "log"),
         "student.lr": (1e-5, 1e-2, "log"),
     },
+    default=Default(4.0, "vbpc", default, suits=lambda size: size.image is not None),
+    upstream={"vbpc": Upstream("coreset", 1, 4.0, default)},
 )

@@ -16,6 +16,7 @@ from ...artifacts import State
 from ...config import read, to_mapping
 from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
+from ...data.size import Section, Size
 from ...errors import require
 from ...method import Inputs
 from ...predictive import Categorical
@@ -100,6 +101,11 @@ class VbpcPosterior:
         trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
         q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
         return cls(spec, trunk, q)
+
+
+def default(size: Size) -> Section:
+    """Return ten images of a class at most, and the shallow and wide network that the closed form needs."""
+    return {"ipc": min(10, max(1, size.fewest // 3)), "network": {**size.convnet(8, 32), "pool": "average"}}
 
 
 def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:

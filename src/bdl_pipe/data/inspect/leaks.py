@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from bdl_pipe.errors import DataError, short
+from ...errors import DataError, short
 
 _VALUES: Final = 20  # Columns of more different values than this are no classes.
 _SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.

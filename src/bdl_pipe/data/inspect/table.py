@@ -1,98 +1,37 @@
-"""What ``add`` finds in a user's table: its columns, their kinds, and warnings before anything is fitted.
+"""Inspect a user's table: its columns, their kinds, and what would spoil a fit.
 
 All rows are read. A fit uses only these results: counts of rows, columns and categories, the kinds of the columns, and
 whether the targets are so skewed that their logarithms are fitted.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from bdl_pipe.data.encoding import ColumnKind
-from bdl_pipe.data.raw import Task
-from bdl_pipe.data.sources.table import CsvForm, open_table, sniffed
-from bdl_pipe.errors import DataError, brief, short
-
+from ...errors import DataError, brief, short
+from ..encoding import ColumnKind
+from ..raw import Task
+from ..sources.table import Table, open_table, sniffed
 from . import leaks
-from .size import Size
+from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
-FEWEST: Final = 50  # A data set has at least this many rows.
-FEWEST_OF_CLASS: Final = 5  # Training, validation and test rows would not all have a smaller class.
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
 _CATEGORIES: Final = 20  # A category becomes at most this many columns.
 _IDENTIFIER: Final = 0.9  # A column with at least this share of different values names rows.
 _SKEWED: Final = 2.0
 
 
-@dataclass(frozen=True)
-class Table:
-    """A user's table.
-
-    Attributes:
-        form: how a CSV file is written.
-        columns: feature -> its kind.
-        left_out: column that is no feature -> why.
-        remarks: warnings for the reader, a line each.
-        classes: class -> rows; empty for regression.
-        is_skewed: whether the targets' logarithms are fitted by default.
-        width: how many numbers a network sees in a row.
-        without_target: rows that lack a target and are left out.
-    """
-
-    path: Path
-    form: CsvForm
-    task: Task
-    targets: tuple[str, ...]
-    rows: int
-    columns: Mapping[str, ColumnKind]
-    left_out: Mapping[str, str]
-    remarks: Sequence[str]
-    classes: Mapping[str, int]
-    is_skewed: bool
-    width: int
-    without_target: int
-
-    def size(self, calibration: float) -> Size:
-        """Return the size from which hyperparameters follow."""
-        return Size(self.task, self.rows, self.width, calibration=calibration)
-
-    def dataset(self, log: bool | None) -> dict[str, Any]:
-        """Return the keys of the data set's entry that depend on the table; ``log=None``: by the targets' skewness."""
-        source: dict[str, Any] = {"name": "table", "path": str(self.path), "target": list(self.targets)}
-        source |= {"task": self.task, "columns": dict(self.columns), "categories": _CATEGORIES}
-        form = {key: value for key, value in asdict(self.form).items() if value != getattr(CsvForm, key)}
-        source |= {"csv": form} if form else {}
-        source |= {"skip_without_target": True} if self.without_target else {}
-        is_log = self.is_skewed if log is None else log
-        targets = "log" if is_log else "standardise" if self.task == "regression" else "none"
-        return {"source": source, "normalise": "robust", "targets": targets}
-
-    def describe(self, is_log: bool) -> list[str]:
-        """Describe the table, a line for each finding."""
-        targets = ", ".join(self.targets)
-        lines = [f"{self.path}: {self.rows:,} rows, {len(self.columns)} columns to predict {targets}"]
-        for kind in ("number", "category", "date"):
-            names = [name for name, its_kind in self.columns.items() if its_kind == kind]
-            lines += [f"  {kind}: {listed(names)}"] if names else []
-        if self.without_target:
-            lines.append(f"  left out: {self.without_target:,} rows without a target")
-        lines += [f"  left out: column {column}, {why}" for column, why in self.left_out.items()]
-        lines += [f"  note: {remark}" for remark in self.remarks]
-        if self.task == "regression":
-            log = "their logarithms are fitted (skewed; --no-log fits them as they are)"
-            lines.append(f"  targets: {log if is_log else 'fitted as they are'}; densities are in their own units")
-        return lines
-
-
-def look(path: Path, targets: Sequence[str], task: Task | None, leave_out: Sequence[str]) -> Table:
-    """Read a table.
+def inspect_table(
+    path: Path, targets: Sequence[str], task: Task | None = None, leave_out: Sequence[str] = ()
+) -> Profile:
+    """Inspect a CSV or Parquet file.
 
     Args:
+        targets: the columns that are predicted.
         task: None: the targets decide.
         leave_out: columns that are no features.
 
@@ -133,26 +72,25 @@ def look(path: Path, targets: Sequence[str], task: Task | None, leave_out: Seque
         remarks += leaks.orders_of_target(ranks, target, leaks.ranked(answer))
     if not columns:
         raise DataError(f"{path}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
-    return Table(
-        path=path,
-        form=form,
-        task=task,
-        targets=tuple(targets),
-        rows=table.num_rows,
+    source = Table(
+        str(path),
+        tuple(targets),
+        task,
         columns=columns,
-        left_out=left_out,
-        remarks=remarks,
-        classes=classes,
-        is_skewed=not classes and _skewed(values),
-        width=sum(widths[name] for name in columns),
-        without_target=all_rows - table.num_rows,
+        categories=_CATEGORIES,
+        csv=form,
+        skip_without_target=table.num_rows < all_rows,
     )
-
-
-def listed(names: Sequence[str] | Mapping[str, Any], shown: int = 8) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return brief(", ".join(list(names)[:shown])) + more
+    return Profile(
+        source,
+        table.num_rows,
+        (sum(widths[name] for name in columns),),
+        classes,
+        remarks,
+        left_out=left_out,
+        without_target=all_rows - table.num_rows,
+        is_skewed=not classes and _skewed(values),
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int]:

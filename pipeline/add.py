@@ -1,28 +1,30 @@
 """``python -m pipeline add data/diamonds.csv --target price``: add a user's file or folder of images to params.yaml.
 
-The data are read and described. A data set with a run of each method is written as an overlay, params/data/<name>.yaml,
-and merged into params.yaml. Nothing is written if anything is wrong.
+The data are inspected and described. A data set with a run of each method that suits it is written as an overlay,
+params/data/<name>.yaml, and merged into params.yaml. Nothing is written if anything is wrong.
 """
 
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from bdl_pipe import offers
+from bdl_pipe.data.inspect.images import inspect_images, is_images
+from bdl_pipe.data.inspect.profile import Profile
+from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.raw import Task
+from bdl_pipe.data.size import Size
 from bdl_pipe.errors import DataError, UserError, short
+from bdl_pipe.method import Method
 
-from ..core import overlays
-from ..core.load import load, read_yaml
-from ..core.model import SECTIONS
-from . import FOLDER, images, table
-from .cost import estimate
-from .defaults import METHODS, UPSTREAM, upstream_of
-from .images import Images
-from .size import Size
-from .table import Table, listed
+from .core import overlays
+from .core.load import load
+from .core.model import SECTIONS
+
+FOLDER: Final = Path("params/data")  # ``add`` writes one overlay for each data set into this folder.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,25 +63,25 @@ def add(request: Request, dry_run: bool) -> str:
     Raises:
         UserError: the data cannot be used, or the name is taken.
     """
-    load()
+    params = load()
     name = request.name or re.sub(r"[^A-Za-z0-9_]+", "_", request.path.stem).strip("_").lower() or "data"
-    _require_free(name)
+    _require_free(name, params.datasets)
     if not request.path.exists():
         raise DataError(f"{request.path}: is missing")
-    data = _look(request)
-    size = data.size(request.calibration)
-    chosen = _chosen(request.methods, size)
-    seconds = estimate(size, chosen)
+    profile = _inspect(request)
+    size = profile.size(request.calibration)
+    chosen = _chosen(request.methods, size, params.method_names)
+    seconds = offers.seconds(chosen, size)
     pace = min(1.0, 60 * request.minutes / seconds)
-    dataset = data.dataset(request.log)
+    dataset = _dataset(profile, request.log)
     overlay = overlay_of(name, dataset, dataclasses.replace(size, pace=pace), chosen, request.splits)
-    for line in [*data.describe(dataset["targets"] == "log"), *_plans(name, data, size, chosen, seconds * pace)]:
+    for line in [*profile.describe(), *_plans(name, dataset, size, chosen, seconds * pace)]:
         print(line)
     if dry_run:
         print("nothing was written (--dry-run)")
         return name
     path = FOLDER / f"{name}.yaml"
-    overlays.write(path, overlay, [f"{name}: {data.rows:,} rows of {request.path}", f"made by: {request.command}"])
+    overlays.write(path, overlay, [f"{name}: {profile.rows:,} rows of {request.path}", f"made by: {request.command}"])
     try:
         overlays.apply(path)
     except UserError:
@@ -90,57 +92,81 @@ def add(request: Request, dry_run: bool) -> str:
     return name
 
 
-def _require_free(name: str) -> None:
-    raw: Mapping[str, Any] = read_yaml(Path("params.yaml"))
-    if name in raw.get("datasets", {}):
+def _require_free(name: str, taken: Mapping[str, Any]) -> None:
+    if name in taken:
         cure = f"choose another with --name, or first: python -m pipeline remove {name}"
         raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
     if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
         raise UserError(f"--name: must be of letters, digits, _ and - alone, got {short(name)}")
 
 
-def _look(request: Request) -> Table | Images:
-    """Read a table or images.
+def _inspect(request: Request) -> Profile:
+    """Inspect a table or images.
 
     Raises:
         UserError: the data cannot be used, or an option does not fit them.
     """
     path = request.path
-    if images.is_images(path):
+    if is_images(path):
         for option in ("target", "leave_out", "log", "task"):
             if getattr(request, option):
                 rule = f"is for tables; the classes of {path} are its folders, or its y"
                 raise UserError(f"--{option.replace('_', '-')}: {rule}")
-        return images.look(path, request.size, request.skip_broken)
+        return inspect_images(path, request.size, request.skip_broken)
     for option in ("size", "skip_broken"):
         if getattr(request, option):
             raise UserError(f"--{option.replace('_', '-')}: is for folders of images, not for {path}")
     if not request.target:
         raise UserError(f"--target: is missing; name the column of {path} that is predicted")
-    return table.look(path, request.target, request.task, request.leave_out)
+    return inspect_table(path, request.target, request.task, request.leave_out)
 
 
-def _chosen(methods: Sequence[str], size: Size) -> list[str]:
-    """List the methods of the comparison; ``methods``: only these, or all if it is empty.
+def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Method]:
+    """Return the methods of the comparison; ``names``: only these, or all if it is empty.
+
+    Args:
+        known: the methods that have a section in params.yaml, which a plugin's method may lack.
 
     Raises:
         UserError: a method is unknown, or is not offered for this task or for so many rows.
     """
-    offered = [name for name, default in METHODS.items() if size.task in default.tasks and default.fits(size)]
-    for name in methods:
+    offered = {method.name: method for method in offers.offered(size) if method.name in known}
+    for name in names:
         if name not in offered:
             rows = f"{size.rows:,} {'rows' if size.image is None else 'images'}"
             rule = f"is not among the methods for {size.task} of {rows} ({', '.join(offered)})"
             raise UserError(f"--methods: {short(name)} {rule}")
-    return [name for name in offered if not methods or name in methods]
+    return [method for name, method in offered.items() if not names or name in names]
 
 
-def _plans(name: str, data: Table | Images, size: Size, chosen: Sequence[str], seconds: float) -> list[str]:
-    """Describe the classes, and what will run for how long."""
+def _dataset(profile: Profile, log: bool | None) -> dict[str, Any]:
+    """Return the keys of the data set's entry that depend on the data; ``log=None``: by the targets' skewness."""
+    source = {"name": profile.source.name, **_section(profile.source)}
+    if profile.source.kind == "image":
+        return {"source": source, "normalise": "train", "targets": "none"}
+    is_log = profile.is_skewed if log is None else log
+    targets = "log" if is_log else "standardise" if profile.source.task == "regression" else "none"
+    return {"source": source, "normalise": "robust", "targets": targets}
+
+
+def _section(config: Any) -> dict[str, Any]:
+    """Return a source's keys that differ from their defaults, and ``categories``, on which a table's width depends."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {key: value for key, value in values.items() if value != defaults[key] or key == "categories"}
+    return {
+        key: _section(value) if dataclasses.is_dataclass(value) else [*value] if isinstance(value, tuple) else value
+        for key, value in changed.items()
+    }
+
+
+def _plans(name: str, dataset: Mapping[str, Any], size: Size, chosen: Sequence[Method], seconds: float) -> list[str]:
+    """Say how targets are fitted, and what will run for how long."""
     lines = []
-    if data.classes:
-        counts = [f"{label} {count:,}" for label, count in data.classes.items()]
-        lines.append(f"  {len(counts)} classes: {listed(counts)}")
+    if size.task == "regression":
+        log = "their logarithms are fitted (skewed; --no-log fits them as they are)"
+        how = log if dataset["targets"] == "log" else "fitted as they are"
+        lines.append(f"  targets: {how}; densities are in their own units")
     splits = "1 split" if size.splits == 1 else f"{size.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
@@ -149,7 +175,7 @@ def _plans(name: str, data: Table | Images, size: Size, chosen: Sequence[str], s
 
 
 def overlay_of(
-    name: str, own: Mapping[str, Any], size: Size, chosen: Sequence[str], splits: int | None = None
+    name: str, own: Mapping[str, Any], size: Size, chosen: Sequence[Method], splits: int | None = None
 ) -> dict[str, Any]:
     """Return the overlay: the data set, a run of each chosen method, and the runs that these are made from.
 
@@ -168,14 +194,17 @@ def overlay_of(
         **({"calibration": size.calibration} if size.calibration else {}),
     }
     overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
-    for key in upstream_of(chosen, size):
-        made = UPSTREAM[key]
-        start = f"trajectory/{name}-sgd" if key == "iterates" and not size.small else f"prepare/{name}"
-        run = {"dataset": name, "method": made.method, "seeds": made.seeds, "input": start}
-        overlay[SECTIONS[made.kind]][f"{name}-{key}"] = {**run, "override": made.override(size)}
-    for method in chosen:
-        above, override = METHODS[method].upstream, METHODS[method].override(size)
-        start = f"{UPSTREAM[above].kind}/{name}-{above}" if above else f"prepare/{name}"
-        run = {"dataset": name, "method": method, "setting": "auto", "seeds": 1, "input": start}
-        overlay["runs"][f"{name}-{method}"] = {**run, **({"override": override} if override else {})}
+    upstream = offers.upstream(chosen, size)
+
+    def artifact(key: str) -> str:
+        """Return the artifact of an upstream run; of none: the data."""
+        return f"{upstream[key][1].kind}/{name}-{key}" if key else f"prepare/{name}"
+
+    for key, (method, above) in upstream.items():
+        run = {"dataset": name, "method": method.name, "seeds": above.seeds, "input": artifact(above.start(size))}
+        overlay[SECTIONS[above.kind]][f"{name}-{key}"] = {**run, "override": above.override(size)}
+    for method, default in offers.defaults(chosen):
+        run = {"dataset": name, "method": method.name, "setting": "auto", "seeds": 1}
+        run["input"], override = artifact(default.upstream), default.override(size)
+        overlay["runs"][f"{name}-{method.name}"] = {**run, **({"override": override} if override else {})}
     return {section: entries for section, entries in overlay.items() if entries}

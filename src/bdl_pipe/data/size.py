@@ -1,9 +1,15 @@
-"""The size of a data set, and the network and the training that follow from it."""
+"""The size of a data set, and the network and the training that follow from it.
+
+Methods state their defaults as functions of a size (``method.Default``). The defaults are chosen so that nothing
+diverges. Inputs lie in (−3, 3) and targets are standardised, so that learning rates do not depend on units; gradients
+are clipped; a network's noise variance has a floor; lengths are counted in steps, not in epochs; a chain's step is
+divided by the rows and by the precision of their noise (``scaled``).
+"""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bdl_pipe.data.raw import Task
+from .examples import Task
 
 _TRAIN_SHARE: Final = 0.9  # Standard splits train on this share of the rows.
 _FEATURE_SIDE: Final = 4  # A ConvNet's features are at most this many pixels a side.
@@ -85,6 +91,11 @@ class Size:
             blocks += 1
         channels = width or (16 if blocks <= 3 else 8)
         return {"name": "convnet", "width": channels, "blocks": blocks, "norm": "instance", "pool": "max"}
+
+    @property
+    def noise(self) -> Section:
+        """Return the key of a noise variance that is fitted: targets of regression have noise, classes have none."""
+        return {"noise_variance": 0.1} if self.task == "regression" else {}
 
     @property
     def small(self) -> bool:

@@ -1,0 +1,87 @@
+"""The result of an inspection, of a table or of images."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...errors import brief
+from ..encoding import ColumnKind
+from ..size import Size
+from ..sources.images import ImageFolder, Npz
+from ..sources.table import Table
+
+FEWEST: Final = 50  # A data set has at least this many rows.
+FEWEST_OF_CLASS: Final = 5  # Training, validation and test rows would not all have a smaller class.
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a user's table or images are like.
+
+    Attributes:
+        source: reads the rows as they were inspected.
+        rows: training rows; of a table all rows that have a target.
+        shape: of a row as a network sees it: (number,) or (channel, height, width).
+        classes: class -> training rows, the largest first; empty for regression.
+        remarks: warnings for the reader, a line each.
+        test_rows: images that the data set brings itself as test rows; 0: none.
+        left_out: column of a table that is no feature -> why.
+        without_target: rows of a table that lack a target and are left out.
+        is_skewed: whether targets are so skewed that their logarithms should be fitted.
+    """
+
+    source: Table | ImageFolder | Npz
+    rows: int
+    shape: tuple[int, ...]
+    classes: Mapping[str, int]
+    remarks: Sequence[str]
+    test_rows: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    without_target: int = 0
+    is_skewed: bool = False
+
+    @property
+    def columns(self) -> Mapping[str, ColumnKind]:
+        """Return the features of a table and what each is; empty for images."""
+        return (self.source.columns or {}) if isinstance(self.source, Table) else {}
+
+    def size(self, calibration: float = 0.0) -> Size:
+        """Return the size from which hyperparameters follow; ``calibration``: a share of rows that no fit sees."""
+        return Size(
+            self.source.task,
+            self.rows,
+            math.prod(self.shape),
+            calibration=calibration,
+            image=None if isinstance(self.source, Table) else self.shape,  # type: ignore[arg-type]
+            fewest=min(self.classes.values(), default=0),
+            has_test=self.test_rows > 0,
+        )
+
+    def describe(self) -> list[str]:
+        """Describe the data, a line for each finding."""
+        lines = [f"{self.source.path}: {self._kind()}"]
+        for kind in ("number", "category", "date"):
+            names = [name for name, its_kind in self.columns.items() if its_kind == kind]
+            lines += [f"  {kind}: {listed(names)}"] if names else []
+        if self.without_target:
+            lines.append(f"  left out: {self.without_target:,} rows without a target")
+        lines += [f"  left out: column {column}, {why}" for column, why in self.left_out.items()]
+        lines += [f"  note: {remark}" for remark in self.remarks]
+        if self.classes:
+            counts = [f"{label} {count:,}" for label, count in self.classes.items()]
+            lines.append(f"  {len(counts)} classes: {listed(counts)}")
+        return lines
+
+    def _kind(self) -> str:
+        if isinstance(self.source, Table):
+            return f"{self.rows:,} rows, {len(self.columns)} columns to predict {', '.join(self.source.target)}"
+        channels, height, width = self.shape
+        tests = f" and {self.test_rows:,} test images" if self.test_rows else ""
+        return f"{self.rows:,} {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels{tests}"
+
+
+def listed(names: Sequence[str] | Mapping[str, Any], shown: int = 8) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return brief(", ".join(list(names)[:shown])) + more

@@ -1,0 +1,173 @@
+"""A table or images are inspected: what is found, what is read again, and what is refused with a cure."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from bdl_pipe.data.inspect import table
+from bdl_pipe.data.inspect.images import inspect_images
+from bdl_pipe.data.inspect.table import inspect_table
+from bdl_pipe.errors import DataError
+from tests.tables import houses
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    houses().to_csv("houses.csv", index=False)
+    return Path("houses.csv")
+
+
+def with_columns(**columns: Any) -> Callable[[], pd.DataFrame]:
+    return lambda: houses().assign(**columns)
+
+
+def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
+    frame = houses().assign(
+        one=1, number=np.arange(300), copy=houses()["area"], note=[f"{i} words" for i in range(300)]
+    )
+    frame.loc[290:, "price"] = np.nan
+    frame.to_csv(file, index=False)
+    profile = inspect_table(file, ["price"], leave_out=["kind"])
+    assert profile.columns == {
+        "area": "number",
+        "made_of": "category",
+        "rooms": "number",
+        "built": "date",
+        "garden": "category",
+    }
+    assert profile.left_out == {
+        "kind": "as you said",
+        "one": "it has one value",
+        "number": "it counts the rows",
+        "note": "it names rows: nearly every one has a text of its own",
+        "copy": "it is equal to area",
+    }
+    assert (profile.rows, profile.without_target, profile.shape) == (290, 10, (13,))
+    assert profile.is_skewed and not profile.classes
+    raw = profile.source.read()
+    assert len(raw.train) == 290 and raw.features == tuple(profile.columns)
+    size = profile.size(calibration=0.1)
+    assert (size.task, size.rows, size.width, size.calibration, size.image) == ("regression", 290, 13, 0.1, None)
+
+
+def test_features_that_tell_the_target_are_named(file: Path) -> None:
+    houses().assign(tax=lambda f: f["price"] ** 2, feet=lambda f: 3 * f["area"]).to_csv(file, index=False)
+    assert inspect_table(file, ["price"]).remarks == [
+        "feet has the order of area: one of the two would do",
+        "tax has the order of the target price: is it known when you predict?",
+    ]
+
+
+BAD: dict[str, tuple[Callable[[], pd.DataFrame], list[str], Any, str]] = {
+    "a target that is not there": (
+        houses,
+        ["prize"],
+        None,
+        "must have the column 'prize', got .*; did you mean 'price'",
+    ),
+    "few rows": (lambda: houses(40), ["price"], None, "must have at least 50 rows with a target, got 40"),
+    "a target that is a feature": (
+        with_columns(cost=houses()["price"]),
+        ["price"],
+        None,
+        "column 'cost' is the target 'price' once more; leave it out with --leave-out cost",
+    ),
+    "a class under another name": (
+        with_columns(size=(houses()["area"] > 120).astype(int)),
+        ["kind"],
+        None,
+        "column 'size' is the target 'kind' once more",
+    ),
+    "classes of one row": (
+        with_columns(kind=["a", "b", *"cdefgh", *["x"] * 292]),
+        ["kind"],
+        None,
+        "must have at least 5 rows of each class, got 8 with fewer: a, b, c, d, e, f and 2 more; put rare classes",
+    ),
+    "a class a row": (
+        with_columns(kind=[f"k{i}" for i in range(300)]),
+        ["kind"],
+        None,
+        "names rows rather than classes",
+    ),
+    "one class": (with_columns(kind="all"), ["kind"], None, "must have at least 2 classes, got only all"),
+    "a constant target": (with_columns(price=3.5), ["price"], None, "column 'price' must vary, got 3.5 in every row"),
+    "a target that counts": (
+        with_columns(price=np.arange(300)),
+        ["price"],
+        None,
+        "counts the rows; choose another target",
+    ),
+    "thousands": (
+        with_columns(price="1,234"),
+        ["price"],
+        "regression",
+        "must be numeric, got '1,234' in row 1; say --task classification, or write numbers",
+    ),
+    "two targets of classes": (houses, ["kind", "made_of"], "classification", "must have one target"),
+    "nothing but the target": (
+        lambda: houses()[["price"]].assign(one=1),
+        ["price"],
+        None,
+        "must have a column to predict from, got one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("frame", "targets", "task", "message"), BAD.values(), ids=BAD.keys())
+def test_a_table_that_cannot_be_used_is_refused(
+    file: Path, frame: Callable[[], pd.DataFrame], targets: list[str], task: Any, message: str
+) -> None:
+    frame().to_csv(file, index=False)
+    with pytest.raises(DataError, match=message):
+        inspect_table(file, targets, task)
+
+
+def test_a_file_that_grows_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = table.open_table
+
+    def growing(path: Path, form: Any) -> Any:
+        whole = opened(path, form)
+        with path.open("a") as lines:
+            lines.write("1,wood,2,3,1990-01-01,small,True\n")
+        return whole
+
+    monkeypatch.setattr(table, "open_table", growing)
+    with pytest.raises(DataError, match="changed while it was read; wait until it is whole"):
+        inspect_table(file, ["price"])
+
+
+def test_images_that_occur_twice_are_counted(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 5, 5), dtype=np.uint8)
+    images[1], images[2] = images[0], images[4]
+    labels = np.arange(60) % 2
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[50:], y_test=labels[50:])
+    profile = inspect_images(tmp_path / "own.npz")
+    assert profile.remarks == [
+        "2 images stand there more than once; copies may be in training and test rows",
+        "1 images are in two classes or more",
+        "10 test images are training images, too: scores are too good",
+    ]
+    assert (profile.shape, profile.classes, profile.test_rows) == ((1, 5, 5), {"0": 30, "1": 30}, 10)
+    assert profile.size().has_test and profile.size().image == (1, 5, 5)
+
+
+def test_broken_files_are_refused_or_left_out(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(60):
+        folder = tmp_path / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (5, 5), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    for name in ("x", "y"):
+        (tmp_path / f"b/{name}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"b/x\.png: is not .*, and 1 more of 62 files are not; .* --skip-broken"):
+        inspect_images(tmp_path)
+    profile = inspect_images(tmp_path, skip_broken=True)
+    assert profile.remarks == [f"2 files are no readable images and are left out, the first {tmp_path}/b/x.png"]
+    assert len(profile.source.read().train) == 60
