@@ -4,19 +4,53 @@ A user's mistake is one line on stderr and exit code 2. Each verb imports its mo
 command imports only what it needs.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import click
 
 from bdl_pipe.errors import UserError
 
-from .verbs.options import COUNT, EXECUTOR, JOBS, PAPER, PATH, RESUME, SEED, SHARE, SPLIT, TO, TRIALS, ListsCommand
-
 PROGRAM: Final = "python -m pipeline"
 STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
+COUNT: Final = click.IntRange(min=1)
+PATH: Final = click.Path(path_type=Path)
+EXECUTOR: Final = click.option("--executor", type=click.Choice(("inline", "ray")), help="Default: BDL_EXECUTOR or ray.")
+TRIALS: Final = click.option("--max-concurrent", type=COUNT, metavar="N", help="Trials at once.")
+RESUME: Final = click.option("--resume", is_flag=True, help="Go on with what was stopped.")
+TO: Final = click.option("--to", required=True, type=PATH, metavar="DIR", help="New or empty.")
+SPLIT: Final = click.option("--split", type=int, default=0, help="The split, for a data set with several.")
+SEED: Final = click.option("--seed", type=int, default=0, help="The seed, for a run with several.")
+PAPER: Final = click.option(
+    "--paper", metavar="PAPER:TABLE", help="A run of this paper's table, in place of params.yaml's."
+)
+
+
+class ListsCommand(click.Command):
+    """A command with options that take several words: ``--target A B``, as well as ``--target A --target B``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat such an option before each of its words, and parse the result."""
+        lists = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
+        words: list[str] = []
+        option = ""
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in lists else ""
+            elif option and words[-1] != option:
+                words.append(option)
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+def _share(context: click.Context, option: click.Parameter, share: float) -> float:
+    """Refuse NaN, which lies in every range of click."""
+    if math.isnan(share):
+        raise click.BadParameter("nan is not in the range 0<=x<1.")
+    return share
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,22 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parse(argv: Sequence[str]) -> click.Context:
-    """Parse arguments without running the verb, and return the verb's context.
-
-    Raises:
-        click.UsageError: the arguments are wrong.
-    """
-    command: click.Command = verbs
-    context, name, words = None, PROGRAM, list(argv)
-    while isinstance(command, click.Group):
-        context = click.Context(command, parent=context, info_name=name, **command.context_settings)
-        found, subcommand, words = command.resolve_command(context, words)
-        assert found is not None and subcommand is not None
-        name, command = found, subcommand
-    return command.make_context(name, words, parent=context)
-
-
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def verbs() -> None:
     """Run, search, predict."""
@@ -64,20 +82,20 @@ def verbs() -> None:
 @verbs.command
 def check() -> None:
     """Read all of params.yaml, and say ok or what is wrong."""
-    from .verbs.params import check
+    from .verbs import check
 
     check()
 
 
 @verbs.command
-@JOBS
+@click.option("-j", "--jobs", type=COUNT, default=3, metavar="N", help="Stages at once (default 3).")
 @click.argument("targets", nargs=-1, metavar="[STAGE]...")
 def repro(jobs: int, targets: tuple[str, ...]) -> int:
     """Run every stage whose result is out of date, several at once.
 
     STAGE: only these stages and what they need, named as in dvc.yaml.
     """
-    from .verbs.repro import repro
+    from .verbs import repro
 
     return repro(targets, jobs)
 
@@ -110,7 +128,7 @@ def job(command: tuple[str, ...]) -> int:
 @click.option("--all", "all_stages", is_flag=True, help="List the others, too.")
 def status(all_stages: bool) -> None:
     """Say which stages are out of date, and why."""
-    from .verbs.repro import status
+    from .verbs import status
 
     status(all_stages)
 
@@ -124,7 +142,7 @@ def run(stage: str, key: str | None, executor: str | None) -> int:
 
     STAGE: prepare, trajectory, teacher, coreset, student, evaluate, report or all. KEY: a run or a data set.
     """
-    from .verbs.repro import run_stage
+    from .verbs import run_stage
 
     return run_stage(stage, key, executor)
 
@@ -141,33 +159,24 @@ def run(stage: str, key: str | None, executor: str | None) -> int:
 @click.option("--minutes", type=COUNT, default=10, metavar="M", help="About how long it may take (10).")
 @click.option("--log/--no-log", default=None, help="Fit logarithms of the targets, or not.")
 @click.option("--name", help="The data set's key in params.yaml; default: the file's name.")
-@click.option("--calibration", type=SHARE, default=0, metavar="SHARE", help="Share of rows to recalibrate on (0).")
+@click.option(
+    "--calibration",
+    type=click.FloatRange(0, 1, max_open=True),
+    callback=_share,
+    default=0,
+    metavar="SHARE",
+    help="Share of rows to recalibrate on (0).",
+)
 @click.option("--tune", "samples", type=COUNT, metavar="N", help="Then search every method, with N trials each.")
 @click.option("--dry-run", is_flag=True, help="Say what would be added, and write nothing.")
-def add(
-    path: Path,
-    target: tuple[str, ...],
-    task: Literal["classification", "regression"] | None,
-    methods: tuple[str, ...],
-    leave_out: tuple[str, ...],
-    size: int | None,
-    skip_broken: bool,
-    splits: int | None,
-    minutes: int,
-    log: bool | None,
-    name: str | None,
-    calibration: float,
-    samples: int | None,
-    dry_run: bool,
-) -> int:
+def add(samples: int | None, dry_run: bool, **options: Any) -> int:
     """Look at a file of yours, and add it with a run of each method.
 
     FILE: CSV, Parquet, .npz or a folder of images.
     """
     from .add import Request, add
 
-    features = (path, target, task, methods, leave_out, size, skip_broken)
-    dataset = add(Request(*features, splits, minutes, log, name, calibration), dry_run)
+    dataset = add(Request(**options), dry_run)
     if samples is None or dry_run:
         return 0
     from .search.tune import ALL, tune
@@ -182,7 +191,7 @@ def remove(name: str) -> None:
 
     NAME: a key of datasets.
     """
-    from .verbs.params import remove
+    from .verbs import remove
 
     remove(name)
 
@@ -212,16 +221,7 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
 @TRIALS
 @RESUME
 @click.option("--apply", is_flag=True, help="Merge the winner into params.yaml.")
-def tune(
-    method: str,
-    dataset: str,
-    samples: int,
-    scheduler: str,
-    run: str | None,
-    max_concurrent: int | None,
-    resume: bool,
-    apply: bool,
-) -> int:
+def tune(method: str, **options: Any) -> int:
     """Search a method's declared space on validation data.
 
     METHOD: a key of methods, or all: the data set's methods, one after the other. asha ends weak trials; with pbt they
@@ -229,16 +229,7 @@ def tune(
     """
     from .search.tune import tune
 
-    return tune(
-        method,
-        dataset=dataset,
-        samples=samples,
-        scheduler=scheduler,
-        run=run,
-        max_concurrent=max_concurrent,
-        resume=resume,
-        apply=apply,
-    )
+    return tune(method, **options)
 
 
 @verbs.command
@@ -315,7 +306,7 @@ def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -
 @click.argument("overlay", type=PATH, metavar="FILE.yaml")
 def apply(overlay: Path) -> None:
     """Merge an overlay of params/ into params.yaml, comments kept."""
-    from .verbs.params import apply
+    from .verbs import apply
 
     apply(overlay)
 
@@ -325,6 +316,6 @@ def apply(overlay: Path) -> None:
 @click.option("--port", type=COUNT, default=5000, help="Default: 5000.")
 def ui(host: str, port: int) -> int:
     """Serve the tracking page, on this project's store."""
-    from .verbs.ui import ui
+    from .verbs import ui
 
     return ui(host, port)

@@ -27,9 +27,9 @@ from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from pipeline import cli
 from pipeline.core import machine
 from pipeline.core.load import typed
+from tests import commands
 
 from .cases import CONFIGS
 
@@ -123,7 +123,7 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:3] == ["python", "-m", "pipeline"]:
-            assert cli.parse(words[3:]).info_name in words[3:5]
+            assert commands.parse(words[3:]).info_name in words[3:5]
             assert all((ROOT / word).is_file() for word in words if word.startswith("params/"))
         elif words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M)

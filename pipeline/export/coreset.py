@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import jinja2
 import pyarrow.compute as pc
-from safetensors.torch import save_file
 
 from bdl_pipe import artifacts
 from bdl_pipe.config import nearest
+from bdl_pipe.coresets.shared.folder import write
 from bdl_pipe.coresets.shared.init import Coreset
 from bdl_pipe.data.prepared import load_fit
-from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
 
@@ -26,7 +25,7 @@ from ..core import scores as stored_scores
 from ..core.load import load
 from ..core.model import Params, Run
 from ..core.scores import Quantity, RunScores
-from ..report import columns, cross
+from ..report import columns
 from . import whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
@@ -65,8 +64,13 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
     if state.tensors["images"].ndim != 4:
         raise UserError(f"{run.key}: has rows of features; only coresets of images are exported")
     with whole(target) as folder:
-        write(folder, state, data.transform, list(data.classes))
-        (folder / "README.md").write_text(card(params, run, artifact, split, seed, data.transform))
+        write(folder, state, data.transform, data.classes)
+        transform = json.loads((folder / "transform.json").read_text())
+        _, channels, height, width = state.tensors["images"].shape
+        shape = {"channels": channels, "height": height, "width": width, "outputs": data.outputs}
+        script = _TEMPLATES.get_template("train.py.jinja").render(**shape, whitened=transform["whitening"])
+        (folder / "train.py").write_text(script)
+        (folder / "README.md").write_text(card(params, run, artifact, split, seed, transform))
     print(f"{target}: {len(state.tensors['images'])} images of {run.key}; {target / 'README.md'} says how to use them")
 
 
@@ -75,62 +79,20 @@ def coreset_of(params: Params, key: str) -> Run:
     if ("student", key) in params.runs and ("coreset", key) not in params.runs:
         source = params.run("student", key).sources.get("coreset")
         if source is None:
-            raise UserError(
-                f"{key}: is not made from a coreset{nearest(key, [run.key for run in params.of('coreset')])}"
-            )
+            near = nearest(key, [run.key for run in params.of("coreset")])
+            raise UserError(f"{key}: is not made from a coreset{near}")
         key = source
     return params.run("coreset", key)
 
 
-def write(folder: Path, state: artifacts.State, transform: Transform, classes: list[str]) -> None:
-    """Write everything but the card."""
-    tensors = {name: state.tensors[name].contiguous() for name in Coreset.TENSORS}
-    save_file(tensors, folder / "coreset.safetensors")
-    if transform.whitening is not None:
-        named = {key: getattr(transform.whitening, key) for key in ("centre", "matrix", "inverse")}
-        save_file({key: value.contiguous() for key, value in named.items()}, folder / "whitening.safetensors")
-    about = {"classes": classes, **describe(transform)}
-    (folder / "transform.json").write_text(json.dumps(about, indent=1) + "\n")
-    channels, height, width = tensors["images"].shape[1:]
-    script = _TEMPLATES.get_template("train.py.jinja").render(
-        channels=channels,
-        height=height,
-        width=width,
-        outputs=tensors["labels"].shape[1],
-        whitened=transform.whitening is not None,
-    )
-    (folder / "train.py").write_text(script)
-    digits = len(str(len(tensors["raw"]) - 1))
-    for number, (raw, label) in enumerate(zip(tensors["raw"], tensors["classes"].tolist(), strict=True)):
-        place = folder / "images" / file_name(classes[label])
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:0{digits}}.png").write_bytes(cross.png(raw.float().numpy()))
-    sheet = cross.sheet(tensors["raw"].float().numpy(), tensors["classes"].numpy(), len(classes))
-    (folder / "sheet.png").write_bytes(sheet)
-
-
-def describe(transform: Transform) -> dict[str, Any]:
-    """Describe what the transform does to images, and what undoes it."""
-    forward, inverse = "x = (pixels - mean) / std for each channel", "pixels = x std + mean for each channel"
-    if transform.whitening is not None:
-        forward += "; flat = x of one image as a row, channel by channel; x = (flat - centre) matrix"
-        inverse = f"flat = x inverse + centre; {inverse}, with flat as x"
-    numbers = {"mean": transform.mean.tolist(), "std": transform.std.tolist()}
-    return {"forward": forward, "inverse": inverse, **numbers, "whitening": transform.whitening is not None}
-
-
-def file_name(label: str) -> str:
-    """Return a class's name as a folder's: letters, digits, ``-`` and ``_``."""
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in label) or "_"
-
-
-def card(params: Params, run: Run, artifact: artifacts.Artifact, split: int, seed: int, transform: Transform) -> str:
+def card(
+    params: Params, run: Run, artifact: artifacts.Artifact, split: int, seed: int, transform: dict[str, Any]
+) -> str:
     """Return the card: what the coreset is, where it comes from, how well it does, how it is used."""
     name = f"{split}-{seed}"
     tensors, record, about = artifact.state(name).tensors, records.read("coreset", run.key), artifact.manifest["about"]
     source, labels = params.datasets[run.spec.dataset].source.name, tensors["labels"]
-    described = describe(transform)
-    described |= {key: [f"{value:.6g}" for value in described[key]] for key in ("mean", "std")}
+    rounded = {key: [f"{value:.6g}" for value in transform[key]] for key in ("mean", "std")}
     return _TEMPLATES.get_template("README.md.jinja").render(
         run=run.key,
         about=about,
@@ -145,7 +107,7 @@ def card(params: Params, run: Run, artifact: artifacts.Artifact, split: int, see
         labels=list(labels.shape),
         present=len(tensors["classes"].unique()),
         scale=float((labels.amax(1) - labels.amin(1)).mean()),
-        transform=described,
+        transform=transform | rounded,
         settings=json.dumps(about["config"], indent=1, sort_keys=True),
     )
 

@@ -43,7 +43,7 @@ def predict(
     Raises:
         UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
     """
-    from bdl_pipe.data.new_inputs import new_inputs
+    from bdl_pipe.data.new_inputs import image_inputs, new_inputs
 
     device = Settings.read().device
     require_device(device)
@@ -55,7 +55,8 @@ def predict(
         raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
     names, rng = schema["classes"] or schema["targets"], stored_address(student, split, seed)
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level or summary.COVERAGE, device=device)
-    first = {"file": _files(given)} if given.is_dir() else {"row": np.arange(len(inputs))}
+    files = [str(file.relative_to(given)) for file in image_inputs(given)] if given.is_dir() else []
+    first = {"file": files} if files else {"row": np.arange(len(inputs))}
     _write(output, {**first, **predictions})
     print(f"{output}: {len(inputs)} rows, {', '.join([*first, *predictions])}")
 
@@ -94,14 +95,6 @@ def _student(run: str, paper: str | None) -> Path:
         return student
     known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
     raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
-
-
-def _files(folder: Path) -> list[str]:
-    """List the names of a folder's images, in the order in which they are read."""
-    from bdl_pipe.data.sources.images import image_files
-
-    folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    return [str(file.relative_to(folder)) for place in folders for file in image_files(place)]
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:

@@ -231,9 +231,9 @@ def test_the_entry_point_is_a_command_of_ours() -> None:
     words = shlex.split(inner.split("&&")[-1])
     assert "export BDL_WAIT_FOR_NODES=" in inner, "its workers come when work asks for them"
     assert words[:4] == ["PYTHONPATH=src", "python", "-m", "pipeline"]
-    from pipeline import cli
+    from tests import commands
 
-    assert cli.parse(words[4:]).info_name == "repro"
+    assert commands.parse(words[4:]).info_name == "repro"
     (volume,) = groups_of(job)[0]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 

@@ -39,7 +39,22 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     shape = tuple(schema["input_shape"])
     if path.is_file() and path.suffix.lower() == ".npz":
         return _npz(path, shape)
-    return read_images(_files(path), shape, resize=schema.get("resize"))
+    return read_images(image_inputs(path), shape, resize=schema.get("resize"))
+
+
+def image_inputs(path: Path) -> list[Path]:
+    """List the images that are inputs, in order: one image, or the images of a folder and then of its subfolders.
+
+    Raises:
+        DataError: a folder holds none.
+    """
+    if path.is_file():
+        return [path]
+    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
+    files = [file for folder in folders for file in image_files(folder)]
+    if not files:
+        raise DataError(f"{path}: must hold images ({' '.join(SUFFIXES)}), got none")
+    return files
 
 
 def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
@@ -72,14 +87,3 @@ def _array(path: Path) -> np.ndarray:
         if name in arrays:
             return arrays[name]
     raise DataError(f"{path}: must have the array 'x', got {', '.join(sorted(arrays)) or 'none'}")
-
-
-def _files(path: Path) -> list[Path]:
-    """List one image, the images of a folder, or those of its subfolders."""
-    if path.is_file():
-        return [path]
-    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
-    files = [file for folder in folders for file in image_files(folder)]
-    if not files:
-        raise DataError(f"{path}: must hold images ({' '.join(SUFFIXES)}), got none")
-    return files

@@ -1,25 +1,69 @@
-"""``python -m pipeline repro``, ``run`` and ``status``: run what is out of date, or one stage, or say what would run.
+"""The verbs of the command line that run stages, look at them or change params.yaml, and print what was found.
 
 ``repro`` makes what a plain ``dvc repro`` makes, and records it with DVC. A stage that fails stops what depends on it,
 and nothing else.
 """
 
+import os
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from bdl_pipe.errors import UserError
 
-from .. import job, tracking
-from ..core import places
-from ..core.load import load, unwatched
-from ..core.model import Params
-from ..core.settings import Settings
-from ..plan import plan, sources
-from ..plan.plan import Plan, Stage
-from ..run import body, dvc, pool
-from ..run.pool import Outcome
-from ..stages import comparison
-from ..work.choose import preflight
+from . import job, tracking
+from .add import FOLDER
+from .core import overlays, places
+from .core.load import load, unwatched
+from .core.model import Params
+from .core.settings import Settings
+from .core.storage import hide
+from .plan import plan, sources
+from .plan.plan import Plan, Stage
+from .run import body, dvc, pool
+from .run.pool import Outcome
+from .stages import comparison
+from .work.choose import preflight
+
+_SERVER: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # It would start eight processes, for jobs that MLflow has none of.
+}
+
+
+def check() -> None:
+    """Check params.yaml, the environment and machine.yaml, and warn of files that DVC does not watch.
+
+    Raises:
+        UserError: the first value that breaks its rule.
+    """
+    params = _read(Settings.read())
+    print(f"ok: {len(params.datasets)} data sets, {len(params.runs)} runs")
+
+
+def apply(path: Path) -> None:
+    """Merge an overlay into params.yaml.
+
+    Raises:
+        UserError: the overlay cannot be read, or the merged whole would break a rule.
+    """
+    lines = overlays.apply(path)
+    print(f"params.yaml: {'changed by' if lines else 'has all of'} {path}; now make repro")
+    for line in lines:
+        print(f"  {line}")
+
+
+def remove(name: str) -> None:
+    """Take a data set and the runs on it out of params.yaml; results that were made stay where they are.
+
+    Raises:
+        UserError: there is no such data set.
+    """
+    counts = overlays.remove(name)
+    (FOLDER / f"{name}.yaml").unlink(missing_ok=True)
+    print(f"params.yaml: without {name} ({', '.join(f'{count} {section}' for section, count in counts.items())})")
 
 
 def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
@@ -31,10 +75,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     settings = Settings.read()
     if settings.jobs and settings.executor == "ray":
         return job.send(settings, ["repro", "-j", str(jobs), *targets], dvc.take)
-    params = load()
-    settings.machine.check_methods(params.method_names)
-    for line in unwatched(params):
-        print(f"warning: {line}", file=sys.stderr)
+    params = _read(settings)
     preflight(settings)
     sources.write(params)
     everything = plan.plan(params)
@@ -98,6 +139,33 @@ def status(every: bool = False) -> None:
     print(f"{len(why)} of {len(stages)} stages are out of date" if why else f"all {len(stages)} are up to date")
 
 
+def ui(host: str, port: int) -> int:
+    """Serve MLflow's page on this project's store until it is interrupted.
+
+    Raises:
+        UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
+    """
+    params = load()
+    experiment = tracking.compare(lambda: comparison.of(params))
+    if experiment is None:
+        why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
+        raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
+    page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
+    print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
+    command += ["--host", host, "--port", str(port), "--workers", "1"]
+    return subprocess.run(command, env={**os.environ, **_SERVER}, check=False).returncode
+
+
+def _read(settings: Settings) -> Params:
+    """Read params.yaml, check machine.yaml against it, and warn of files that DVC does not watch."""
+    params = load()
+    settings.machine.check_methods(params.method_names)
+    for line in unwatched(params):
+        print(f"warning: {line}", file=sys.stderr)
+    return params
+
+
 def _share(stages: Plan, why: Collection[str], settings: Settings) -> None:
     """Record up-to-date stages with DVC, and push them. If either fails, the results stay on disk."""
     _record(stages, why)
@@ -119,21 +187,17 @@ def _show(outcome: Outcome, everything: Plan, why: Mapping[str, str], params: Pa
     if outcome.skipped:
         print(f"not run, because a stage that they need failed: {', '.join(sorted(outcome.skipped))}", file=sys.stderr)
     _table(everything, params, outcome, why)
-    print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s" + _counts(outcome))
-
-
-def _counts(outcome: Outcome) -> str:
     same = f", {len(outcome.same)} came out up to date" if outcome.same else ""
     lost = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run" if outcome.failed else ""
-    return same + lost
+    print(f"{len(outcome.done)} stages done in {outcome.seconds:.0f} s{same}{lost}")
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
     """Print the report's comparison or, without an up-to-date report, that of the runs with scores, and the others."""
     from rich.console import Console
 
-    from ..report import headlines, show, show_runs
-    from ..stages.report import run_info
+    from .report import headlines, show, show_runs
+    from .stages.report import run_info
 
     if "report" not in why:
         show(headlines([run_info(run, params) for run in params.of("student")]), Console())

@@ -1,0 +1,23 @@
+"""Command lines of the project, understood and not run."""
+
+from collections.abc import Sequence
+
+import click
+
+from pipeline import cli
+
+
+def parse(argv: Sequence[str]) -> click.Context:
+    """Parse arguments without running the verb, and return the verb's context.
+
+    Raises:
+        click.UsageError: the arguments are wrong.
+    """
+    command: click.Command = cli.verbs
+    context, name, words = None, cli.PROGRAM, list(argv)
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context, info_name=name, **command.context_settings)
+        found, subcommand, words = command.resolve_command(context, words)
+        assert found is not None and subcommand is not None
+        name, command = found, subcommand
+    return command.make_context(name, words, parent=context)
