@@ -54,6 +54,8 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
     read = load()
     dataset = read.datasets["houses"]
     assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "log", 5)
+    written = read_yaml(Path("params/data/houses.yaml"))["datasets"]["houses"]["source"]
+    assert list(written) == ["name", "path", "target", "task", "columns", "categories"], "what differs, and categories"
     assert {run.method.name for run in read.of("student") if run.spec.dataset == "houses"} == {
         method.name for method in offered(Size("regression", 300, 13))
     }

@@ -97,16 +97,6 @@ def test_an_altered_artifact_is_refused(project):
         load_predictor(place)
 
 
-def test_the_interval_is_the_mixtures_own():
-    """Two far Gaussians: 90 % of the mixture lies between outer quantiles of each at 90 % of its own half."""
-    mixture = Gaussian(torch.tensor([[[-100.0]], [[100.0]]]), torch.ones(2, 1, 1))
-    z = 1.2815515655446004  # the 90 % quantile of N(0, 1), from tables
-    assert float(mixture.quantile(0.05)) == pytest.approx(-100 - z, abs=1e-9)
-    assert float(mixture.quantile(0.95)) == pytest.approx(100 + z, abs=1e-9)
-    one = Gaussian(torch.full((3, 1, 1), 2.0), torch.full((3, 1, 1), 9.0))
-    assert float(one.quantile(0.975)) == pytest.approx(2 + 3 * 1.959963984540054, abs=1e-9)
-
-
 def test_several_targets_are_told_apart():
     two = Gaussian(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[4.0, 9.0]]]))
     columns = summary.columns(two, ["a", "b"])
