@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bdl_pipe import artifacts
+from bdl_pipe.scores import Quantity
 from pipeline.core.load import load
-from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.report import CoresetInfo, columns, cross, tables
 from pipeline.stages import report

@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 from safetensors.torch import save_file
 
 from bdl_pipe import artifacts
+from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.init import Coreset
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
+from bdl_pipe.scores import Quantity, RunScores
 
 from ..core import places, records
-from ..core import scores as stored_scores
 from ..core.load import load
 from ..core.model import Params, Run
-from ..core.scores import Quantity, RunScores
 from ..report import columns, cross
 from . import whole
 

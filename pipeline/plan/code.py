@@ -24,7 +24,6 @@ _EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for
 PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 RESULTS: Final = (  # what of the pipeline writes artifacts
-    "pipeline.core.scores",
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
     "pipeline.stages.fit",

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
+from bdl_pipe.scores import COLUMNS
 
-from ..core.scores import COLUMNS
 from . import columns, cross, page, tables
 from .columns import Grid
 from .tables import CoresetInfo, RunInfo, Step

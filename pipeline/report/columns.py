@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdl_pipe.metrics import DETECTION, METRICS, Metric
+from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
-from ..core.scores import DEFAULT_SCORE, Estimate, Quantity
 from . import which
 from .tables import RunInfo, Table, is_finite
 

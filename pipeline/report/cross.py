@@ -21,8 +21,8 @@ from PIL import Image
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import METHODS
+from bdl_pipe.scores import Estimate, Quantity, average
 
-from ..core.scores import Estimate, Quantity, average
 from . import columns, tables
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import CoresetInfo, RunInfo, Table

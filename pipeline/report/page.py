@@ -14,8 +14,8 @@ from typing import Any, Final
 import jinja2
 
 from bdl_pipe.metrics import DETECTION
+from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
-from ..core.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 from . import columns, cross, plots, which
 from .columns import Cell, Column, Grid
 from .plots import Drawing, Part

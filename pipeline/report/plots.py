@@ -17,7 +17,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from ..core.scores import Estimate, Quantity
+from bdl_pipe.scores import Estimate, Quantity
+
 from . import columns
 from .columns import Cell, Column
 from .tables import RunInfo, Table, is_finite, labels, merged_bins

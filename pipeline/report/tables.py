@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from bdl_pipe.errors import ArtifactError
-
-from ..core import scores
-from ..core.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
+from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 PAPER: Final = Path(__file__).parent / "paper.csv"

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow.parquet
 from scipy import stats
 
-from ..core.scores import Quantity
+from bdl_pipe.scores import Quantity
+
 from .tables import RunInfo, Table, is_finite, labels
 
 LEVEL: Final = 0.95

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from bdl_pipe import artifacts, evaluation
+from bdl_pipe import artifacts, evaluation, scores
 from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared, store
 from bdl_pipe.data.transform import Transform
@@ -21,12 +21,12 @@ from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.registry import POSTERIORS, RECALIBRATION
+from bdl_pipe.scores import Quantity, Score, Set
 from bdl_pipe.seeds import Seed
 
-from ..core import places, records, scores
+from ..core import places, records
 from ..core.curves import Curve
 from ..core.model import Params, Run
-from ..core.scores import Quantity, Score, Set
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.base import Executor, Task

@@ -8,10 +8,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import torch
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from bdl_pipe.artifacts import State
-from pipeline.core import scores
-from pipeline.core.scores import Quantity, Score
+from bdl_pipe.scores import Quantity, Score
 from pipeline.report import CoresetInfo, RunInfo
 from pipeline.report.tables import CALIBRATION
 

@@ -14,8 +14,8 @@ from report_cases import write_run
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
+from bdl_pipe.scores import Quantity, Score
 from pipeline import report
-from pipeline.core.scores import Quantity, Score
 from pipeline.report import CoresetInfo, RunInfo, cross, tables
 
 # coreset -> method, images a class, seconds, {protocol: (accuracies, NLLs) of the seeds}

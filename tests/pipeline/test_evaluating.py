@@ -15,7 +15,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import load_predictor
-from pipeline.core.scores import Quantity
+from bdl_pipe.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases

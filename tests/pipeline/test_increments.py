@@ -20,11 +20,11 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
+from bdl_pipe.scores import Estimate, Quantity
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load, typed
-from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one, plan
 from pipeline.report import page, tables

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bdl_pipe import scores
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
 from pipeline import papers
-from pipeline.core import scores
 from pipeline.core.load import load
-from pipeline.core.scores import Estimate, Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Line, Pair
 

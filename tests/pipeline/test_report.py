@@ -17,11 +17,10 @@ import pyarrow.parquet
 import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from bdl_pipe.errors import ArtifactError
+from bdl_pipe.scores import Estimate, Quantity, RunScores, Score, read
 from pipeline import report
-from pipeline.core import scores
-from pipeline.core.scores import Estimate, Quantity, RunScores, Score, read
 from pipeline.report import COLUMNS, columns, cross, page, plots, tables
 
 FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}

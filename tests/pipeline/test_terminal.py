@@ -13,9 +13,9 @@ import pytest
 from report_cases import ROWS, row_scores
 from rich.console import Console
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from pipeline import report
-from pipeline.core import places, scores
+from pipeline.core import places
 from pipeline.core.load import read_yaml, typed
 from pipeline.core.model import Params
 from pipeline.report.columns import Cell, Grid

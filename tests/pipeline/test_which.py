@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from bdl_pipe import artifacts
-from pipeline.core import scores
-from pipeline.core.scores import Quantity, Score
+from bdl_pipe import artifacts, scores
+from bdl_pipe.scores import Quantity, Score
 from pipeline.report import RunInfo, columns, page, tables, which
 
 

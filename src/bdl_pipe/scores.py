@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bdl_pipe.errors import ArtifactError
+from .errors import ArtifactError
 
 Set = Literal["test", "corrupted", "ood", "transfer", "cost"]
 VERSION: Final = b"2"  # A file with other columns has another version.
@@ -122,25 +122,18 @@ class RunScores:
         """Take the columns of :func:`read`."""
         self.stored = stored
         self.splits = len(set(stored.column("split").to_pylist()))
-        scores = [
-            Score(row["split"], row["seed"], Quantity(*(row[name] for name in _QUANTITY)), row["value"], row["n"])
-            for row in stored.to_pylist()
-        ]
-        self.quantities: Sequence[Quantity] = tuple(dict.fromkeys(score.of for score in scores))
+        unit = "split" if self.splits > 1 else "seed"
         self._values = defaultdict[Quantity, list[tuple[int, float]]](list)
-        for score in scores:
-            self._values[score.of].append((score.split if self.splits > 1 else score.seed, score.value))
-        self._alike = defaultdict[tuple[str, Set, str | None], list[Quantity]](list)
-        for quantity in self.quantities:
-            self._alike[quantity.metric, quantity.set, quantity.score].append(quantity)
+        for row in stored.to_pylist():
+            self._values[Quantity(*(row[name] for name in _QUANTITY))].append((row[unit], row["value"]))
+        self.quantities: Sequence[Quantity] = tuple(self._values)
 
     def groups(self, wanted: Quantity) -> list[list[float]]:
         """List all values of a quantity, in one list for each split, or for each seed where there is one split."""
         groups = defaultdict[int, list[float]](list)
-        for quantity in self._alike.get((wanted.metric, wanted.set, wanted.score), ()):
-            if wanted.covers(quantity):
-                for unit, value in self._values[quantity]:
-                    groups[unit].append(value)
+        for quantity in [wanted] if wanted in self._values else filter(wanted.covers, self.quantities):
+            for unit, value in self._values[quantity]:
+                groups[unit].append(value)
         return [groups[unit] for unit in sorted(groups)]
 
     def estimate(self, wanted: Quantity, scale: float = 1.0) -> "Estimate | None":
