@@ -17,6 +17,7 @@ from bdl_pipe import artifacts
 from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.init import Coreset
+from bdl_pipe.coresets.shared.pictures import png, sheet
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, UserError
@@ -26,7 +27,7 @@ from bdl_pipe.scores import Quantity, RunScores
 from ..core import places, records
 from ..core.load import load
 from ..core.model import Params, Run
-from ..report import columns, cross
+from ..report.columns import Column, figure
 from . import whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
@@ -104,9 +105,9 @@ def write(folder: Path, state: artifacts.State, transform: Transform, classes: l
     for number, (raw, label) in enumerate(zip(tensors["raw"], tensors["classes"].tolist(), strict=True)):
         place = folder / "images" / file_name(classes[label])
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:0{digits}}.png").write_bytes(cross.png(raw.float().numpy()))
-    sheet = cross.sheet(tensors["raw"].float().numpy(), tensors["classes"].numpy(), len(classes))
-    (folder / "sheet.png").write_bytes(sheet)
+        (place / f"{number:0{digits}}.png").write_bytes(png(raw.float().numpy()))
+    whole_sheet = sheet(tensors["raw"].float().numpy(), tensors["classes"].numpy(), len(classes))
+    (folder / "sheet.png").write_bytes(whole_sheet)
 
 
 def describe(transform: Transform) -> dict[str, Any]:
@@ -166,6 +167,5 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(used)))
         known = {metric: found.estimate(Quantity(metric)) for metric in SCORES}
         if fits := max((score.n for score in known.values() if score), default=0):
-            writes = {m: columns.percent if columns.metric(m).percent else columns.plain for m in SCORES}
-            figures = [columns.figure(score, writes[metric]).figure for metric, score in known.items()]
+            figures = [figure(score, Column("", Quantity(metric))).figure for metric, score in known.items()]
             yield {"run": student.key, "protocol": student.method.name, "figures": figures, "fits": fits}

@@ -18,13 +18,12 @@ from rich.text import Text
 
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.scores import COLUMNS
 
 from . import columns, cross, page, tables
 from .columns import Grid
 from .tables import CoresetInfo, RunInfo, Step
 
-__all__ = ["COLUMNS", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "show", "show_runs"]
+__all__ = ["CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "show", "show_runs"]
 
 _GAP: Final = 2  # So many cells separate two columns in a terminal.
 
@@ -107,13 +106,14 @@ def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Cons
     whole, without = list[RunInfo](), dict(missing)
     for run in runs:
         try:
-            absent = tables.gather([run]).notes.get(run.key)
+            scored = tables.gather([run]).scores
         except ArtifactError as error:
-            absent = (str(error),)
-        if absent:
-            without[run.key] = absent[0]
+            without[run.key] = str(error)
         else:
-            whole.append(run)
+            if scored:
+                whole.append(run)
+            else:
+                without[run.key] = tables.ABSENT
     show(headlines(whole), console, in_report=False)
     if without:
         lines = [f"{len(without)} of {len(whole) + len(without)} runs are not in this comparison:"]

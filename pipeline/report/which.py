@@ -1,12 +1,7 @@
 """Which one? What the stored scores allow to conclude about the methods, by NLL on test rows.
 
-The best run of a data set is compared with each other run in pairs. Over several splits the difference's standard
-error is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), since splits share rows, with Student's t on J − 1
-degrees of freedom. On one split the error is over test rows alone, which says nothing about other training rows. All
-intervals of a data set hold together: each is at 1 − 5 %/(number of comparisons) (Bonferroni).
-
-Over data sets, the methods that all sets have are compared by their mean ranks (Friedman's test, then Nemenyi's
-critical difference; Demšar 2006).
+The best run of a data set is compared with each other run in pairs, over splits or, on one split, over test rows; see
+:mod:`bdl_pipe.metrics.comparison`. Over data sets, the methods that all sets have are compared by their mean ranks.
 """
 
 import math
@@ -17,35 +12,17 @@ from typing import Final
 
 import numpy as np
 import pyarrow.parquet
-from scipy import stats
 
+from bdl_pipe.metrics import comparison
+from bdl_pipe.metrics.comparison import Difference, Ranks
 from bdl_pipe.scores import Quantity
 
-from .tables import RunInfo, Table, is_finite, labels
+from .tables import RunInfo, Table, labels
 
-LEVEL: Final = 0.95
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 BASELINE: Final = "deterministic"
-TEST_OVER_TRAIN: Final = 1 / 9  # The standard splits test on a tenth of the rows.
 _FEWEST: Final = 2  # One data set or one method has no ranks.
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One run's NLL minus another's.
-
-    Attributes:
-        mean, half: the mean and the half-width of its interval, which is infinite if the error is unknown.
-    """
-
-    mean: float
-    half: float
-
-    @property
-    def apart(self) -> bool:
-        """Say whether the interval excludes 0."""
-        return abs(self.mean) > self.half
 
 
 @dataclass(frozen=True)
@@ -53,7 +30,8 @@ class Standing:
     """A run beside the other runs on its data set.
 
     Attributes:
-        to_best, to_baseline: None for the run itself, or if no run of the baseline has this run's network.
+        to_best, to_baseline: differences of NLL; None for the run itself, or if no run of the baseline has this run's
+            network.
         efficient: no other run has a lower NLL and predicts as fast.
     """
 
@@ -72,21 +50,10 @@ class Verdict:
     sentences: list[str]
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Mean ranks over data sets, the best first, and the smallest difference by which two methods are told apart."""
-
-    means: dict[str, float]
-    datasets: int
-    p_value: float
-    critical: float
-
-
-def verdict(table: Table, dataset: str) -> Verdict | None:
+def verdict(table: Table) -> Verdict | None:
     """Compare the runs on a data set; None if fewer than two have a finite NLL."""
-    estimates = {run.key: table.estimate(run.key, METRIC) for run in table.of(dataset)}
-    nll = {key: e.mean for key, e in estimates.items() if e and is_finite(e)}
-    runs = sorted((run for run in table.of(dataset) if run.key in nll), key=lambda run: nll[run.key])
+    nll = _finite_nll(table)
+    runs = sorted((run for run in table.runs if run.key in nll), key=lambda run: nll[run.key])
     if len(runs) < _FEWEST:
         return None
     best, comparisons = runs[0], len(runs) - 1
@@ -102,27 +69,24 @@ def verdict(table: Table, dataset: str) -> Verdict | None:
     return Verdict(standings, _sentences(standings, table.scores[best.key].splits))
 
 
+def _finite_nll(table: Table) -> dict[str, float]:
+    """Return the mean NLL of each run that has a finite one."""
+    known = {run.key: table.estimate(run.key, METRIC) for run in table.runs}
+    return {key: e.mean for key, e in known.items() if e is not None and math.isfinite(e.mean)}
+
+
 def difference(table: Table, run: RunInfo, other: RunInfo, comparisons: int) -> Difference | None:
     """Return the difference of two runs' NLL; None if they have different numbers of splits."""
-    mine, theirs = (table.groups(r.key, METRIC) for r in (run, other))
-    splits = {table.scores[r.key].splits for r in (run, other)}
-    if len(splits) > 1:
+    scores, theirs = (table.scores[r.key] for r in (run, other))
+    if scores.splits != theirs.splits:
         return None
-    if splits != {1}:
-        return resampled(np.subtract(mine, theirs), TEST_OVER_TRAIN, comparisons)
-    own, others = (_log_likelihoods(r.evaluate / "predictions.parquet") for r in (run, other))
-    if own is None or others is None or len(own) != len(others):
-        return Difference(float(np.mean(mine) - np.mean(theirs)), math.inf)
-    by_row = others - own  # The NLL is minus the log-likelihood, hence the order.
-    half = _quantile(comparisons, math.inf) * float(by_row.std(ddof=1)) / math.sqrt(len(by_row))
-    return Difference(float(by_row.mean()), half)
-
-
-def resampled(differences: np.ndarray, test_over_train: float, comparisons: int = 1) -> Difference:
-    """Return the mean of differences over J splits, with its interval (Nadeau & Bengio 2003, eq. 9)."""
-    count = len(differences)
-    variance = (1 / count + test_over_train) * float(np.var(differences, ddof=1))
-    return Difference(float(np.mean(differences)), _quantile(comparisons, count - 1) * math.sqrt(variance))
+    nll, their_nll = scores.values(METRIC), theirs.values(METRIC)
+    if scores.splits > 1:
+        return comparison.over_splits(np.subtract(nll, their_nll), comparisons=comparisons)
+    by_row, theirs_by_row = (_log_likelihoods(r.evaluate / "predictions.parquet") for r in (run, other))
+    if by_row is None or theirs_by_row is None or len(by_row) != len(theirs_by_row):
+        return Difference(float(np.mean(nll) - np.mean(their_nll)), math.inf)
+    return comparison.over_rows(theirs_by_row - by_row, comparisons=comparisons)  # NLL is minus log-likelihood.
 
 
 def ranks(table: Table) -> Ranks | None:
@@ -132,31 +96,16 @@ def ranks(table: Table) -> Ranks | None:
     """
     by_set: list[dict[str, float]] = []
     for dataset in table.datasets():
-        best = dict[str, float]()
-        for run in table.of(dataset):
-            known = table.estimate(run.key, METRIC)
-            if known and is_finite(known):
-                best[run.method] = min(known.mean, best.get(run.method, math.inf))
+        part, best = table.on(dataset), dict[str, float]()
+        nll = _finite_nll(part)
+        for run in part.runs:
+            if run.key in nll:
+                best[run.method] = min(nll[run.key], best.get(run.method, math.inf))
         by_set.append(best)
     methods = sorted(set.intersection(*map(set, by_set))) if by_set else []
     if len(by_set) < _FEWEST or len(methods) < _FEWEST:
         return None
-    return ranked(methods, np.array([[best[method] for method in methods] for best in by_set]))
-
-
-def ranked(methods: Sequence[str], scores: np.ndarray) -> Ranks:
-    """Rank methods by scores [data set, method], lower is better."""
-    count, many = scores.shape
-    means = stats.rankdata(scores, axis=1).mean(axis=0)
-    p_value = float(stats.friedmanchisquare(*scores.T).pvalue) if many > _FEWEST else math.nan
-    q = float(stats.studentized_range.ppf(LEVEL, many, math.inf)) / math.sqrt(2)
-    critical = q * math.sqrt(many * (many + 1) / (6 * count))
-    ordered = sorted(zip(methods, means.tolist(), strict=True), key=lambda pair: pair[1])
-    return Ranks(dict(ordered), count, p_value, critical)
-
-
-def _quantile(comparisons: int, freedom: float) -> float:
-    return float(stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, comparisons), freedom))
+    return comparison.mean_ranks(methods, np.array([[best[method] for method in methods] for best in by_set]))
 
 
 def _log_likelihoods(path: Path) -> np.ndarray | None:
@@ -174,8 +123,7 @@ def _sentences(standings: Sequence[Standing], splits: int) -> list[str]:
     tied = [names[s.run.key] for s in others if s.to_best is None or not s.to_best.apart]
     said = [f"{names[standings[0].run.key]} has the lowest NLL."]
     if not tied:
-        level = f"{100 * LEVEL:.0f} %"
-        said.append(f"It is better than all others: {over} every {level} interval of a difference to it leaves out 0.")
+        said.append(f"It is better than all others: {over} every 95 % interval of a difference to it leaves out 0.")
     else:
         worse = f"{len(others) - len(tied)} of {len(others)} are worse"
         said.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")

@@ -136,9 +136,13 @@ class RunScores:
                 groups[unit].append(value)
         return [groups[unit] for unit in sorted(groups)]
 
+    def values(self, wanted: Quantity, scale: float = 1.0) -> list[float]:
+        """List the independent values of a quantity, ``scale`` times the stored ones: the mean of each group."""
+        return [average([scale * value for value in group]) for group in self.groups(wanted)]
+
     def estimate(self, wanted: Quantity, scale: float = 1.0) -> "Estimate | None":
-        """Estimate a quantity, ``scale`` times the stored values; None where there is no such score."""
-        return estimate([average([scale * value for value in group]) for group in self.groups(wanted)])
+        """Estimate a quantity from its :meth:`values`; None where there is no such score."""
+        return estimate(self.values(wanted, scale))
 
 
 @dataclass(frozen=True)
