@@ -4,6 +4,7 @@ import math
 import statistics
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -107,3 +108,26 @@ def test_scores_of_another_version_or_without_a_column_are_to_be_made_again(tmp_
     place.write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is missing or not a Parquet table"):
         scores.read(place)
+
+
+def test_calibration_bins_merge_by_count(tmp_path: Path) -> None:
+    bins = pd.DataFrame(
+        [(0, 0, 0, 0, 0.5, 10, 0.3, 0.2), (0, 1, 0, 0, 0.5, 30, 0.4, 0.6), (1, 0, 1, 0.5, 1, 0, math.nan, math.nan),
+         (1, 1, 1, 0.5, 1, 5, 0.9, 0.8)], columns=list(scores.CALIBRATION)
+    )  # fmt: skip
+    bins.to_parquet(tmp_path / "c.parquet")
+    merged = scores.merged_bins(tmp_path / "c.parquet")
+    assert merged["count"].tolist() == [40, 5]
+    assert merged.accuracy.tolist() == pytest.approx([0.5, 0.8])
+    assert merged.confidence.tolist() == pytest.approx([0.375, 0.9])
+    bins.drop(columns="split").to_parquet(tmp_path / "c.parquet")
+    with pytest.raises(ArtifactError, match=r"c.parquet: must be .* columns split, .*make it again"):
+        scores.merged_bins(tmp_path / "c.parquet")
+
+
+def test_log_likelihoods_are_means_over_seeds_by_row(tmp_path: Path) -> None:
+    assert scores.log_likelihoods(tmp_path / "p.parquet") is None
+    made = pd.DataFrame({"split": 0, "seed": [0, 0, 1, 1], "row": [0, 1, 0, 1], "log_prob": [-1.0, -2.0, -3.0, -2.0]})
+    made.to_parquet(tmp_path / "p.parquet")
+    found = scores.log_likelihoods(tmp_path / "p.parquet")
+    assert found is not None and found.tolist() == [-2.0, -2.0]

@@ -56,7 +56,7 @@ def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
     for protocol in found.protocols:
         lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
         for row in found.rows:
-            score = row.score(table, protocol, NLL)
+            score = row.scores(table, protocol, NLL)[0]
             if score and row.coreset.ipc and row.coreset.seconds and row.place == 0 and math.isfinite(score.mean):
                 lines.setdefault((row.coreset.method, row.coreset.ipc), []).append((row.coreset.seconds, score.mean))
         if not lines:

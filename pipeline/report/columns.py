@@ -169,7 +169,6 @@ def headline(table: Table) -> Grid:
         for _, text in table.remarks(run):
             remarks.setdefault(text, []).append(run.key)
     keys = {(run.dataset, run.method, run.setting) for run in table.runs}
-    verdict = which.verdict(table)
     return Grid(
         ["Method", "Setting", "Seeds", *(column.title for column in shown), "Network"],
         made,
@@ -177,7 +176,7 @@ def headline(table: Table) -> Grid:
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
         remarks=[f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()],
-        verdict=verdict.sentences if verdict else [],
+        verdict=which.sentences(table, which.standings(table)),
     )
 
 

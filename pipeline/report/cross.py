@@ -49,18 +49,14 @@ class Row:
     runs: dict[str, RunInfo]
     floors: dict[str, RunInfo]
 
-    def score(self, table: Table, protocol: str, column: Column) -> Estimate | None:
-        """Return the score under a protocol; None if there is no such run or score."""
-        return table.estimate(self.runs[protocol].key, column.of) if protocol in self.runs else None
-
-    def floor(self, table: Table, protocol: str, column: Column) -> Estimate | None:
-        """Return the score of the random coreset; None if there is no such run or score."""
-        return table.estimate(self.floors[protocol].key, column.of) if protocol in self.floors else None
+    def scores(self, table: Table, protocol: str, column: Column) -> tuple[Estimate | None, Estimate | None]:
+        """Return the score under a protocol and its floor; None if there is no such run or score."""
+        own, floor = (runs.get(protocol) for runs in (self.runs, self.floors))
+        return own and table.estimate(own.key, column.of), floor and table.estimate(floor.key, column.of)
 
     def is_lost(self, table: Table, protocol: str, column: Column) -> bool:
         """Say whether there is a floor and a score that is no better. NaN is no better than anything."""
-        floor, score = self.floor(table, protocol, column), self.score(table, protocol, column)
-        better = column.metric.better
+        (score, floor), better = self.scores(table, protocol, column), column.metric.better
         return floor is not None and score is not None and not better * score.mean > better * floor.mean
 
 
@@ -127,7 +123,7 @@ def headline(table: Table, cross: Cross) -> Grid:
         (protocol, column)
         for protocol in cross.protocols
         for column in SCORES
-        if any(row.score(table, protocol, column) for row in cross.rows)
+        if any(row.scores(table, protocol, column)[0] for row in cross.rows)
     ]
     grid = [_cells(table, cross, protocol, column) for protocol, column in shown]
     rows = []
@@ -150,7 +146,7 @@ def write_csv(table: Table, path: Path) -> None:
             about = (dataset, row.coreset.key, row.coreset.method, row.coreset.ipc, row.coreset.seconds)
             for protocol, run in row.runs.items():
                 for column in SCORES:
-                    score, floor = row.score(table, protocol, column), row.floor(table, protocol, column)
+                    score, floor = row.scores(table, protocol, column)
                     if score:
                         figures = (score.mean, score.error, score.n, floor.mean if floor else None)
                         lines.append((*about, protocol, run.key, column.of.metric, *figures))
@@ -175,7 +171,7 @@ def _remarks(table: Table, cross: Cross, shown: Sequence[tuple[str, Column]]) ->
         lost = [f"{p} {c.title}" for p, c in shown if row.is_lost(table, p, c)]
         if lost:
             remarks.append(f"{MARK} {row.label} is no better than random images of its size: {', '.join(lost)}")
-        met = {p for p, c in shown if row.floor(table, p, c)}
+        met = {p for p, c in shown if row.scores(table, p, c)[1]}
         unmet = [protocol for protocol in row.runs if protocol not in met]
         if row.coreset.method != START and unmet:
             alone.append(f"{row.label} ({', '.join(unmet)})")

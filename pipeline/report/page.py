@@ -43,8 +43,9 @@ def headline(table: Table) -> Data:
 
 def which_one(table: Table) -> Data:
     """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
-    found = which.verdict(table)
-    return {"found": found, "name": partial(_name, table)} if found else None
+    standings = which.standings(table)
+    sentences = which.sentences(table, standings)
+    return {"standings": standings, "sentences": sentences, "name": partial(_name, table)} if standings else None
 
 
 def recalibration(table: Table) -> Data:

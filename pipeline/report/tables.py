@@ -13,10 +13,8 @@ import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.data.increment import IncrementConfig
-from bdl_pipe.errors import ArtifactError
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
-CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 COLOURS: Final = 10  # Methods have so many colours; further methods have the same ones with other shapes.
 ABSENT: Final = "no result: its evaluation is absent"
 
@@ -155,7 +153,7 @@ def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Tab
             folder = artifacts.load(run.evaluate, "evaluate").path
             known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
             if (folder / "calibration.parquet").is_file():
-                bins[run.key] = merged_bins(folder / "calibration.parquet")
+                bins[run.key] = scores.merged_bins(folder / "calibration.parquet")
     return Table(tuple(runs), known, bins, _marks(runs), coresets)
 
 
@@ -167,23 +165,6 @@ def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
         alike = (r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
         marks[run.key] = Mark(colour, list(dict.fromkeys(alike)).index(run.setting) + more)
     return marks
-
-
-def merged_bins(path: Path) -> pd.DataFrame:
-    """Read a run's calibration bins, merged over splits and seeds: counts add, means are weighted by count.
-
-    Raises:
-        ArtifactError: the file is no table of such bins.
-    """
-    try:
-        rows = pyarrow.parquet.read_table(path).select(list(CALIBRATION)).to_pandas()
-    except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
-        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
-        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
-    sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
-    edges = rows.groupby("bin")[["lower", "upper"]].first()
-    bins = rows[["count"]].join(sums).groupby(rows["bin"]).sum()
-    return edges.assign(count=bins["count"]).join(bins[["confidence", "accuracy"]].div(bins["count"], axis=0))
 
 
 def write_comparison(table: Table, folder: Path) -> None:

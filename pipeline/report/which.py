@@ -7,15 +7,13 @@ The best run of a data set is compared with each other run in pairs, over splits
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow.parquet
 
 from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.comparison import Difference, Ranks
-from bdl_pipe.scores import Quantity
+from bdl_pipe.scores import Quantity, log_likelihoods
 
 from .tables import RunInfo, Table, labels
 
@@ -42,31 +40,23 @@ class Standing:
     efficient: bool
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The conclusions about a data set: its runs from the best one to the worst, and sentences."""
-
-    standings: list[Standing]
-    sentences: list[str]
-
-
-def verdict(table: Table) -> Verdict | None:
-    """Compare the runs on a data set; None if fewer than two have a finite NLL."""
+def standings(table: Table) -> list[Standing]:
+    """Compare the runs on a data set, from the best one to the worst; nothing if fewer than two have a finite NLL."""
     nll = _finite_nll(table)
     runs = sorted((run for run in table.runs if run.key in nll), key=lambda run: nll[run.key])
     if len(runs) < _FEWEST:
-        return None
+        return []
     best, comparisons = runs[0], len(runs) - 1
     cost = {run.key: e.mean if (e := table.estimate(run.key, COST)) else math.inf for run in runs}
-    standings = []
+    found = []
     for run in runs:
         base = next((r for r in runs if r.method == BASELINE and r.network == run.network), None)
         to_best = None if run is best else difference(table, run, best, comparisons)
         to_base = None if base is None or run is base else difference(table, run, base, comparisons)
         others = (r for r in runs if r is not run)
         beaten = any(nll[r.key] <= nll[run.key] and cost[r.key] <= cost[run.key] for r in others)
-        standings.append(Standing(run, nll[run.key], to_best, to_base, not beaten))
-    return Verdict(standings, _sentences(standings, table.scores[best.key].splits))
+        found.append(Standing(run, nll[run.key], to_best, to_base, not beaten))
+    return found
 
 
 def _finite_nll(table: Table) -> dict[str, float]:
@@ -83,7 +73,7 @@ def difference(table: Table, run: RunInfo, other: RunInfo, comparisons: int) -> 
     nll, their_nll = scores.values(METRIC), theirs.values(METRIC)
     if scores.splits > 1:
         return comparison.over_splits(np.subtract(nll, their_nll), comparisons=comparisons)
-    by_row, theirs_by_row = (_log_likelihoods(r.evaluate / "predictions.parquet") for r in (run, other))
+    by_row, theirs_by_row = (log_likelihoods(r.evaluate / "predictions.parquet") for r in (run, other))
     if by_row is None or theirs_by_row is None or len(by_row) != len(theirs_by_row):
         return Difference(float(np.mean(nll) - np.mean(their_nll)), math.inf)
     return comparison.over_rows(theirs_by_row - by_row, comparisons=comparisons)  # NLL is minus log-likelihood.
@@ -108,17 +98,12 @@ def ranks(table: Table) -> Ranks | None:
     return comparison.mean_ranks(methods, np.array([[best[method] for method in methods] for best in by_set]))
 
 
-def _log_likelihoods(path: Path) -> np.ndarray | None:
-    """Return log p(y | x) for each test row of a run on one split, the mean over its seeds."""
-    if not path.is_file():
-        return None
-    columns = pyarrow.parquet.read_table(path, columns=["seed", "row", "log_prob"]).to_pandas()
-    means: np.ndarray = columns.groupby("row")["log_prob"].mean().to_numpy(np.float64)
-    return means
-
-
-def _sentences(standings: Sequence[Standing], splits: int) -> list[str]:
+def sentences(table: Table, standings: Sequence[Standing]) -> list[str]:
+    """Conclude from the standings of a data set's runs."""
+    if not standings:
+        return []
     others, names = standings[1:], labels([standing.run for standing in standings])
+    splits = table.scores[standings[0].run.key].splits
     over = f"over {splits} splits" if splits > 1 else "over the test rows of one split"
     tied = [names[s.run.key] for s in others if s.to_best is None or not s.to_best.apart]
     said = [f"{names[standings[0].run.key]} has the lowest NLL."]

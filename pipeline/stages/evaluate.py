@@ -4,7 +4,7 @@ Tasks: for each (split, seed) one on the test rows (with the OOD sets, whose sco
 with those of the test rows, and the transfer sets) and one on each corruption.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.recalibration import Recalibration
-from bdl_pipe.registry import POSTERIORS, RECALIBRATION
+from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
 
@@ -114,10 +114,9 @@ def _stream(table: pa.Table) -> torch.Tensor:
 
 def _fitted(task: EvalTask, shared: Mapping[str, Any]) -> Predictor:
     at = f"{task.split}-{task.seed}"
-    state, again = shared[f"state-{at}"], shared.get(f"{RECALIBRATION}-{at}")
-    posterior = POSTERIORS[state.config["posterior"]].from_state(state, task.device)
+    again, transform = shared.get(f"{RECALIBRATION}-{at}"), Transform.from_state(shared[f"transform-{task.split}"])
     recalibration = None if again is None else Recalibration.from_state(again)
-    return Predictor(posterior, Transform.from_state(shared[f"transform-{task.split}"]), recalibration=recalibration)
+    return Predictor(posterior_of(shared[f"state-{at}"], task.device), transform, recalibration=recalibration)
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
@@ -130,13 +129,11 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     tasks, about = [], (run.spec.dataset, run.method.name, run.spec.setting)
     splits = range(params.datasets[run.spec.dataset].splits)
     holdouts = prepared.load_holdouts(places.artifact("holdout", run.spec.dataset), splits)
-    jobs = holdouts[0].corruptions()
-    corruptions = dict.fromkeys(job.name for job in jobs)
-    sizes = {name: sum(len(holdouts[0].corrupted(*job)) for job in jobs if job.name == name) for name in corruptions}
     shared |= {"ood": holdouts[0].ood(), "transfer": holdouts[0].transfer()}
-    for job in jobs:
-        file = holdouts[0].corrupted_file(job.name, job.severity)
-        shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = file
+    sizes = Counter[str]()
+    for job in holdouts[0].corruptions():
+        shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = holdouts[0].corrupted_file(*job)
+        sizes[job.name] += len(holdouts[0].corrupted(*job))
     clean = sum(len(part) for part in (*shared["ood"].values(), *shared["transfer"].values()))
     for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
@@ -148,7 +145,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
             if again in student.names():
                 shared[again], more = student.state(again), (again,)
             rng = prediction_address(params.seed, run.key, split, seed)
-            for corruption in (None, *corruptions):
+            for corruption in (None, *sizes):
                 question = EvalTask(about, split, seed, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
                 name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data, *more)

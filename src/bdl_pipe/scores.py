@@ -1,6 +1,6 @@
-"""The stored scores of a run, ``scores.parquet``, and the mean of a score with its standard error.
+"""The stored evaluation of a run: its scores and their means, its calibration, its rows' log-likelihoods.
 
-The table has one figure a row, and a column for each thing that the figure depends on.
+The table ``scores.parquet`` has one figure a row, and a column for each thing that the figure depends on.
 
 The report, the papers' tables and the studies share this one mean and error. Independent are the data splits of a run
 that has several splits, else its seeds: seeds of one split share their training and test rows, so they are averaged
@@ -12,12 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import ArtifactError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Set = Literal["test", "corrupted", "ood", "transfer", "cost"]
 VERSION: Final = b"2"  # A file with other columns has another version.
@@ -41,6 +45,7 @@ SCHEMA: Final = pa.schema(
 )
 COLUMNS: Final = tuple(SCHEMA.names)
 KEYS: Final = COLUMNS[:-2]  # No two rows agree in all of these columns.
+CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,32 @@ def average(values: Sequence[float]) -> float:
         except OverflowError:
             pass
     return float(sum(values)) / len(values)
+
+
+def merged_bins(path: Path) -> "pd.DataFrame":
+    """Read a run's ``calibration.parquet``, merged over splits and seeds: counts add, means are weighted by count.
+
+    Raises:
+        ArtifactError: the file is no table of such bins.
+    """
+    try:
+        rows = pq.read_table(path).select(list(CALIBRATION)).to_pandas()
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
+        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
+    sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
+    edges = rows.groupby("bin")[["lower", "upper"]].first()
+    bins = rows[["count"]].join(sums).groupby(rows["bin"]).sum()
+    return edges.assign(count=bins["count"]).join(bins[["confidence", "accuracy"]].div(bins["count"], axis=0))
+
+
+def log_likelihoods(path: Path) -> np.ndarray | None:
+    """Read log p(y | x) of each test row from the ``predictions.parquet`` of a run on one split: means over its seeds.
+
+    None if there is no such file.
+    """
+    if not path.is_file():
+        return None
+    columns = pq.read_table(path, columns=["seed", "row", "log_prob"]).to_pandas()
+    means: np.ndarray = columns.groupby("row")["log_prob"].mean().to_numpy(np.float64)
+    return means

@@ -11,7 +11,6 @@ from bdl_pipe import artifacts, scores
 from bdl_pipe.artifacts import State
 from bdl_pipe.scores import Quantity, Score
 from pipeline.report import CoresetInfo, RunInfo
-from pipeline.report.tables import CALIBRATION
 
 NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
 REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"
@@ -78,7 +77,7 @@ def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
             middle = (i + 0.5) / 15
             accuracy = float(np.clip(middle - case[5] * 2 + rng.normal(0, 0.01), 0, 1)) if count else np.nan
             rows.append((0, seed, i, i / 15, (i + 1) / 15, count, middle if count else np.nan, accuracy))
-    return pd.DataFrame(rows, columns=list(CALIBRATION))
+    return pd.DataFrame(rows, columns=list(scores.CALIBRATION))
 
 
 def write_run(root: Path, dataset: str, method: str, setting: str, figures: list[Score], **more: object) -> RunInfo:

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow.parquet
 import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
@@ -89,24 +88,6 @@ def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     shapes = r"(test|cost),,,|corrupted,\w+,[1-5],|ood,\w+,,(max_prob|mutual_information)"
     assert all(re.fullmatch(shapes, ",".join(r[5:9])) for r in rows[1:])
     assert [r[7] for r in rows[1:]] == ["" if s is None else str(s) for s in table.column("severity").to_pylist()]
-
-
-def test_bins_of_an_older_version_are_to_be_made_again(tmp_path):
-    bins = pd.DataFrame([(0, 0, 0.0, 1.0, 9, 0.5, 0.5)], columns=list(tables.CALIBRATION[1:]))
-    with pytest.raises(ArtifactError, match=r"calibration.parquet: must be .* columns split, .*make it again"):
-        tables.gather([scored(tmp_path, [0.5], calibration=bins)])
-
-
-def test_calibration_bins_merge_by_count(tmp_path):
-    names = list(tables.CALIBRATION)
-    bins = pd.DataFrame(
-        [(0, 0, 0, 0, 0.5, 10, 0.3, 0.2), (0, 1, 0, 0, 0.5, 30, 0.4, 0.6), (1, 0, 1, 0.5, 1, 0, math.nan, math.nan),
-         (1, 1, 1, 0.5, 1, 5, 0.9, 0.8)], columns=names
-    )  # fmt: skip
-    merged = tables.gather([scored(tmp_path, [0.5, 0.5], calibration=bins)]).bins["d-m-s"]
-    assert merged["count"].tolist() == [40, 5]
-    assert merged.accuracy.tolist() == pytest.approx([0.5, 0.8])
-    assert merged.confidence.tolist() == pytest.approx([0.375, 0.9])
 
 
 def test_best_values_are_bold_by_the_metrics_own_direction(built):

@@ -38,19 +38,18 @@ def test_sentences_over_splits(tmp_path: Path) -> None:
         stored(tmp_path, "d-sgld", near.tolist(), cost=2.0),
     ]
     table = tables.gather(runs)
-    found = which.verdict(table)
-    assert found is not None
-    best, second, third = found.standings
+    standings = which.standings(table)
+    best, second, third = standings
     assert {best.run.method, second.run.method} == {"vbll", "sgld"}
     assert third.run.method == "deterministic"
     assert second.to_best is not None and not second.to_best.apart
     assert third.to_best is not None and third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
-    text = " ".join(found.sentences)
+    text = " ".join(which.sentences(table, standings))
     assert "Over 5 splits it cannot be told apart from" in text
     assert "1 of 2 are worse" in text
     assert "There are 2 networks" in text
     assert "1 of 1 are better than the deterministic network of their own architecture" in text
-    efficient = {row.run.method for row in found.standings if row.efficient}
+    efficient = {row.run.method for row in standings if row.efficient}
     assert {"deterministic", "vbll"} <= efficient
     assert text in columns.markdown(columns.headlines(table))
     html = page.render(table, {}, 100)["index.html"]
@@ -65,14 +64,14 @@ def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_
         stored(tmp_path, "d-deterministic", [-rows.mean()], rows),
         stored(tmp_path, "d-vbll", [-better.mean()], better),
     ]
-    found = which.verdict(tables.gather(runs))
-    assert found is not None
-    second = found.standings[1].to_best
+    table = tables.gather(runs)
+    standings = which.standings(table)
+    second, text = standings[1].to_best, " ".join(which.sentences(table, standings))
     assert second is not None
     low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
-    assert "over the test rows of one split every 95 % interval" in " ".join(found.sentences)
-    assert "Another draw of training rows could order them otherwise" in " ".join(found.sentences)
+    assert "over the test rows of one split every 95 % interval" in text
+    assert "Another draw of training rows could order them otherwise" in text
 
 
 def test_ranks_over_data_sets(tmp_path: Path) -> None:
