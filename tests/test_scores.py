@@ -54,6 +54,12 @@ def test_means_and_standard_errors(figures: list[tuple[int, int, Quantity, float
     assert estimate.error == (error and pytest.approx(error, rel=1e-12))
 
 
+def test_independent_are_splits_or_the_seeds_of_one() -> None:
+    for splits, seeds, count in ((2, 3, 2), (1, 3, 3)):
+        run = run_scores([Score(split, seed, NLL, 0.5, 9) for split in range(splits) for seed in range(seeds)])
+        assert (run.splits, run.count) == (splits, count)
+
+
 @pytest.mark.parametrize(
     ("values", "mean"),
     [

@@ -12,7 +12,7 @@ Run it in a folder whose report is up to date: ``python -m benchmarks.pages.core
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -36,9 +36,8 @@ BIG = 3  # pixels of a pixel
 def main() -> None:
     """Write the page from what lies in this folder."""
     read = load()
-    runs, coresets = report.infos(read)
-    table = tables.gather(runs)
-    parts = [table.on(dataset) for dataset in table.datasets()]
+    table = tables.gather(report.infos(read))
+    parts = table.by_dataset().values()
     crosses = [(part, found) for part in parts if (found := cross.of(part)) is not None]
     OUT.mkdir(parents=True, exist_ok=True)
     cross.write_csv(table, OUT / "coresets.csv")
@@ -47,7 +46,7 @@ def main() -> None:
     for part, found in crosses:
         text.append(columns.markdown([cross.headline(part, found)]).strip())
         text += [f"![{name}]({name})" for name in curves(part, found)]
-        text += pictures(part.dataset, coresets)
+        text += pictures(part)
     (OUT / "README.md").write_text("\n\n".join(text) + "\n")
 
 
@@ -86,14 +85,14 @@ def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
         yield name
 
 
-def pictures(dataset: str, coresets: Sequence[CoresetInfo]) -> Iterator[str]:
+def pictures(table: tables.Table) -> Iterator[str]:
     """Draw the coresets of each size side by side; yield what the page says of each file."""
-    there = [c for c in coresets if c.dataset == dataset and (c.path / artifacts.MANIFEST).is_file()]
+    there = [c for c in table.coresets().values() if (c.path / artifacts.MANIFEST).is_file()]
     for ipc in sorted({c.ipc for c in there if c.ipc}):
         alike = [c for c in there if c.ipc == ipc]
-        name = f"{dataset}-ipc{ipc}.png"
+        name = f"{table.dataset}-ipc{ipc}.png"
         (OUT / name).write_bytes(png(np.concatenate([_row(c) for c in alike], axis=1)))
-        rows = ", ".join(c.key.removeprefix(f"{dataset}-") for c in alike)
+        rows = ", ".join(c.key.removeprefix(f"{table.dataset}-") for c in alike)
         yield f"![{name}]({name})\n\nRows, from the top: {rows}."
 
 

@@ -21,34 +21,31 @@ from bdl_pipe.errors import ArtifactError
 
 from . import columns, cross, page, tables
 from .columns import Grid
-from .tables import CoresetInfo, RunInfo, Step
+from .tables import CoresetInfo, RunInfo, Step, gather
 
-__all__ = ["CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "show", "show_runs"]
+__all__ = ["CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
 
 _GAP: Final = 2  # So many cells separate two columns in a terminal.
 
 
-def build(
-    runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo], out: Path, *, provenance: Mapping[str, Any], dpi: int
-) -> None:
+def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], dpi: int) -> None:
     """Write the report into ``out``, wholly or not at all.
 
     Args:
         runs: the runs to compare, in the order in which they are shown.
-        coresets: coresets whose images are shown with their data set.
         provenance: facts for the page's head, in order (commit, params, data, device, date, ...).
         dpi: CSS pixels an inch of figure.
 
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    table, new = tables.gather(runs, coresets), out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    table, new = gather(runs), out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir(parents=True)
         tables.write_comparison(table, new)
         cross.write_csv(table, new / "coresets.csv")
-        (new / "comparison.md").write_text(columns.markdown(_headlines(table)))
+        (new / "comparison.md").write_text(columns.markdown(headlines(table)))
         (new / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
             (new / name).write_text(html)
@@ -57,18 +54,11 @@ def build(
         shutil.rmtree(new, ignore_errors=True)
 
 
-def headlines(runs: Sequence[RunInfo]) -> list[Grid]:
-    """Return the headline tables of runs, from their stored scores.
-
-    Raises:
-        ArtifactError: as :func:`build`.
-    """
-    return _headlines(tables.gather(runs))
-
-
-def _headlines(table: tables.Table) -> list[Grid]:
+def headlines(table: tables.Table) -> list[Grid]:
     """Return the headline table of each data set, then the tables of its coresets under each protocol."""
-    return [*columns.headlines(table), *cross.headlines(table)]
+    parts = table.by_dataset().values()
+    coresets = [cross.headline(part, crossed) for part in parts if (crossed := cross.of(part))]
+    return [*map(columns.headline, parts), *coresets]
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:
@@ -106,15 +96,13 @@ def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Cons
     whole, without = list[RunInfo](), dict(missing)
     for run in runs:
         try:
-            scored = tables.gather([run]).scores
-        except ArtifactError as error:
-            without[run.key] = str(error)
-        else:
-            if scored:
+            if gather([run]).scores:
                 whole.append(run)
             else:
                 without[run.key] = tables.ABSENT
-    show(headlines(whole), console, in_report=False)
+        except ArtifactError as error:
+            without[run.key] = str(error)
+    show(headlines(gather(whole)), console, in_report=False)
     if without:
         lines = [f"{len(without)} of {len(whole) + len(without)} runs are not in this comparison:"]
         for reason in dict.fromkeys(without.values()):

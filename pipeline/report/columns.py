@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Final
 
 from bdl_pipe.metrics import COSTS, METRICS, Metric, metric_of
@@ -147,24 +148,13 @@ def figure(estimate: Estimate | None, column: Column) -> Cell:
     return Cell(column.write(estimate.mean), "" if error is None else f"± {column.write(error)}", estimate.mean)
 
 
-def seeds(table: Table, run: str) -> int:
-    """Count the independent values whose means the figures of a run are."""
-    known = (table.estimate(run, Quantity(metric)) for metric in ("nll", "accuracy", "rmse"))
-    return next((estimate.n for estimate in known if estimate), 0)
-
-
-def headlines(table: Table) -> list[Grid]:
-    """Return the headline tables, one for each data set."""
-    return [headline(table.on(dataset)) for dataset in table.datasets()]
-
-
 def headline(table: Table) -> Grid:
     """Return a data set's table: method, setting, count of independent values, a column a quantity, network."""
     shown, made = columns(table), []
     remarks: dict[str, list[str]] = {}
     for run, figures in zip(table.runs, rows(table, shown, with_paper=True), strict=True):
-        n = seeds(table, run.key)
-        count = Cell(str(n), value=n) if n else Cell(NOTHING)
+        n = table.scores[run.key].count if run.key in table.scores else None
+        count = Cell(NOTHING if n is None else str(n), value=n)
         made.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
         for _, text in table.remarks(run):
             remarks.setdefault(text, []).append(run.key)
@@ -183,11 +173,11 @@ def headline(table: Table) -> Grid:
 def metrics(table: Table) -> dict[str, dict[str, float | None]]:
     """Return each run's figures for ``dvc metrics``; None for one that is not finite."""
     wanted = [name for name in headline_metrics() if name != "brier"]
-    runs = {run.key: {name: table.estimate(run.key, Quantity(name)) for name in wanted} for run in table.runs}
-    return {
-        key: {name: known.mean if math.isfinite(known.mean) else None for name, known in figures.items() if known}
-        for key, figures in runs.items()
-    }
+    figures: dict[str, dict[str, float | None]] = {run.key: {} for run in table.runs}
+    for run, name in product(table.runs, wanted):
+        if estimate := table.estimate(run.key, Quantity(name)):
+            figures[run.key][name] = estimate.mean if math.isfinite(estimate.mean) else None
+    return figures
 
 
 def markdown(grids: Sequence[Grid]) -> str:

@@ -51,8 +51,9 @@ class Row:
 
     def scores(self, table: Table, protocol: str, column: Column) -> tuple[Estimate | None, Estimate | None]:
         """Return the score under a protocol and its floor; None if there is no such run or score."""
-        own, floor = (runs.get(protocol) for runs in (self.runs, self.floors))
-        return own and table.estimate(own.key, column.of), floor and table.estimate(floor.key, column.of)
+        both = [runs.get(protocol) for runs in (self.runs, self.floors)]
+        score, floor = (table.estimate(run.key, column.of) if run else None for run in both)
+        return score, floor
 
     def is_lost(self, table: Table, protocol: str, column: Column) -> bool:
         """Say whether there is a floor and a score that is no better. NaN is no better than anything."""
@@ -73,7 +74,7 @@ def of(table: Table) -> Cross | None:
     runs = [run for run in table.runs if run.coreset is not None]
     named = _protocols([run.method for run in runs])
     protocols = list(dict.fromkeys(named[run.method] for run in runs))
-    coresets = {run.coreset.key: run.coreset for run in runs if run.coreset is not None}
+    coresets = table.coresets()
     if max(len(protocols), len(coresets)) < 2:
         return None
     rows, floors = list[Row](), dict[tuple[int | None, int], dict[str, RunInfo]]()
@@ -111,12 +112,6 @@ def _protocols(methods: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def headlines(table: Table) -> list[Grid]:
-    """Return the tables of coresets under each protocol, one for each data set that has one."""
-    parts = [table.on(dataset) for dataset in table.datasets()]
-    return [headline(part, cross) for part in parts if (cross := of(part))]
-
-
 def headline(table: Table, cross: Cross) -> Grid:
     """Return the table of a data set, and as its remarks which coresets are no better than the floor."""
     shown = [
@@ -140,8 +135,8 @@ def headline(table: Table, cross: Cross) -> Grid:
 def write_csv(table: Table, path: Path) -> None:
     """Write every cell, one figure a row. ``floor`` is the random coreset's mean; None is written as nothing."""
     lines = list[tuple[object, ...]]()
-    for dataset in table.datasets():
-        cross = of(table.on(dataset))
+    for dataset, part in table.by_dataset().items():
+        cross = of(part)
         for row in cross.rows if cross else ():
             about = (dataset, row.coreset.key, row.coreset.method, row.coreset.ipc, row.coreset.seconds)
             for protocol, run in row.runs.items():

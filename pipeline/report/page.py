@@ -109,8 +109,7 @@ def ood(table: Table) -> Data:
 
 def coreset_images(table: Table) -> Data:
     """Return a picture of each coreset of the data set, as a data URI."""
-    own = [coreset for coreset in table.coresets if coreset.dataset == table.dataset]
-    drawn = {coreset.key: cross.picture(coreset) for coreset in own}
+    drawn = {key: cross.picture(coreset) for key, coreset in table.coresets().items()}
     shown = {key: f"data:image/png;base64,{b64encode(image).decode()}" for key, image in drawn.items() if image}
     return {"pictures": shown} if shown else None
 
@@ -208,7 +207,7 @@ CLOSING: Final = (  # These sections follow; they are about all data sets togeth
 
 def index(table: Table) -> Data:
     """Return the page of all results."""
-    parts = {dataset: _rendered(SECTIONS, table.on(dataset)) for dataset in table.datasets()}
+    parts = {dataset: _rendered(SECTIONS, part) for dataset, part in table.by_dataset().items()}
     return {"parts": parts, "closing": _rendered(CLOSING, table)}
 
 

@@ -90,7 +90,6 @@ class Table:
         scores: run -> its scores, for runs that have some.
         bins: run -> its calibration bins, for runs that have some.
         marks: run -> its mark, the same in all figures.
-        coresets: the coresets whose images are shown.
         dataset: the data set, where the runs are those on one.
     """
 
@@ -98,16 +97,13 @@ class Table:
     scores: Mapping[str, RunScores]
     bins: Mapping[str, pd.DataFrame]
     marks: Mapping[str, Mark]
-    coresets: Sequence[CoresetInfo]
     dataset: str = ""
 
-    def datasets(self) -> list[str]:
-        """List the data sets of the runs."""
-        return list(dict.fromkeys(run.dataset for run in self.runs))
-
-    def on(self, dataset: str) -> "Table":
-        """Return the results of the runs on one data set."""
-        return replace(self.only(run for run in self.runs if run.dataset == dataset), dataset=dataset)
+    def by_dataset(self) -> dict[str, "Table"]:
+        """Return the results of the runs on each data set."""
+        names = dict.fromkeys(run.dataset for run in self.runs)
+        parts = {name: self.only(run for run in self.runs if run.dataset == name) for name in names}
+        return {name: replace(part, dataset=name) for name, part in parts.items()}
 
     def only(self, runs: Iterable[RunInfo]) -> "Table":
         """Return the results of some of the runs."""
@@ -117,6 +113,10 @@ class Table:
     def done(self) -> "Table":
         """Return the results of the runs that have scores."""
         return self.only(run for run in self.runs if run.key in self.scores)
+
+    def coresets(self) -> dict[str, CoresetInfo]:
+        """Return the coresets that the runs predict from, by key."""
+        return {run.coreset.key: run.coreset for run in self.runs if run.coreset is not None}
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ class Table:
         return self.scores[run].estimate(wanted) if run in self.scores else None
 
 
-def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Table:
+def gather(runs: Sequence[RunInfo]) -> Table:
     """Read every run's tables.
 
     Raises:
@@ -154,7 +154,7 @@ def gather(runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo] = ()) -> Tab
             known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
             if (folder / "calibration.parquet").is_file():
                 bins[run.key] = scores.merged_bins(folder / "calibration.parquet")
-    return Table(tuple(runs), known, bins, _marks(runs), coresets)
+    return Table(tuple(runs), known, bins, _marks(runs))
 
 
 def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:

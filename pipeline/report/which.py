@@ -85,9 +85,8 @@ def ranks(table: Table) -> Ranks | None:
     A method that has several runs on a data set is ranked by its best run.
     """
     by_set: list[dict[str, float]] = []
-    for dataset in table.datasets():
-        part, best = table.on(dataset), dict[str, float]()
-        nll = _finite_nll(part)
+    for part in table.by_dataset().values():
+        nll, best = _finite_nll(part), dict[str, float]()
         for run in part.runs:
             if run.key in nll:
                 best[run.method] = min(nll[run.key], best.get(run.method, math.inf))

@@ -32,20 +32,20 @@ def of(params: Params) -> Comparison:
     Raises:
         ArtifactError: a table of scores is altered, truncated or of an older version.
     """
-    table = tables.gather(infos(params)[0])
+    table = tables.gather(infos(params))
     compared, views = list[Compared](), list[View]()
-    for dataset in table.datasets():
-        part = table.on(dataset)
+    for dataset, part in table.by_dataset().items():
         shown = columns.columns(part)
         for run in part.done.runs:
             name, about = f"{dataset} {part.names[run.key]}", _about(table, run, shown)
             compared.append(Compared(run.key, name, _params(table, run), _metrics(table, run, shown), about))
         fixed = ["params.setting", "params.network", "params.seeds"]
         views.append(_view(dataset, f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown))
-    common = [c for name in table.datasets() for c in columns.columns(table.on(name)) if c.of.set in ("test", "cost")]
+    parts = table.by_dataset()
+    common = [c for part in parts.values() for c in columns.columns(part) if c.of.set in ("test", "cost")]
     fixed = ["params.dataset", "params.setting", "params.seeds"]
     views.append(_view(ALL, "", "attributes.run_name", fixed, common))
-    return Comparison(compared, views, lambda experiment: _page(experiment, table.datasets()))
+    return Comparison(compared, views, lambda experiment: _page(experiment, list(parts)))
 
 
 def name_of(column: Column) -> str:
@@ -83,7 +83,7 @@ def _params(table: Table, run: RunInfo) -> dict[str, str]:
         "method": run.method,
         "setting": run.setting,
         "network": run.network,
-        "seeds": str(columns.seeds(table, run.key)),
+        "seeds": str(table.scores[run.key].count),
         "commit": str(record.get("commit", ""))[:12],
         "device": str(record.get("device", "")),
     }

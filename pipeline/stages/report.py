@@ -19,15 +19,13 @@ from ..work.base import Executor
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs, coresets = infos(params)
-    report.build(runs, coresets, places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
+    about = facts(params, settings)
+    report.build(infos(params), places.REPORT, provenance=about, dpi=params.report.figures_dpi)
 
 
-def infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
-    """Say where the results of all runs lie, and the coresets that they are made from."""
-    used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
-    coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
-    return [run_info(run, params) for run in params.of("student")], coresets
+def infos(params: Params) -> list[report.RunInfo]:
+    """Say what all entries of ``runs`` are, and where their results lie."""
+    return [run_info(run, params) for run in params.of("student")]
 
 
 def run_info(run: Run, params: Params) -> report.RunInfo:

@@ -121,13 +121,21 @@ def read(path: Path) -> pa.Table:
 
 
 class RunScores:
-    """All scores of one run, by the quantity that they measure."""
+    """All scores of one run, by the quantity that they measure.
+
+    Attributes:
+        stored: the table.
+        splits: the number of the run's splits.
+        count: the number of independent values, of which there is one for each split or, on one split, for each seed.
+        quantities: what there are scores of.
+    """
 
     def __init__(self, stored: pa.Table) -> None:
         """Take the columns of :func:`read`."""
         self.stored = stored
         self.splits = len(set(stored.column("split").to_pylist()))
         unit = "split" if self.splits > 1 else "seed"
+        self.count = len(set(stored.column(unit).to_pylist()))
         self._values = defaultdict[Quantity, list[tuple[int, float]]](list)
         for row in stored.to_pylist():
             self._values[Quantity(*(row[name] for name in _QUANTITY))].append((row[unit], row["value"]))

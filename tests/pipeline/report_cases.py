@@ -103,23 +103,22 @@ def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, chann
     }
     with artifacts.publish(root / "coreset" / key, "coreset") as folder:
         artifacts.write_state(folder / "0-0", State(tensors))
-    return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key)
+    return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key, per_class)
 
 
-def everything(root: Path) -> tuple[list[RunInfo], list[CoresetInfo]]:
+def everything(root: Path) -> list[RunInfo]:
     """A whole comparison, as the default params make it."""
     rng = np.random.default_rng(0)
     runs = []
     for case in IMAGES:
         warnings = ("split R-hat of the mean log-likelihood is 1.21 (> 1.1)",) if case[0] == "sgld" else ()
-        figures, table = image_scores(case, rng), bins(case, rng)
-        runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, calibration=table, warnings=warnings))
+        figures, more = image_scores(case, rng), {"calibration": bins(case, rng), "warnings": warnings}
+        if case[0] == "vbpc":
+            more["coreset"] = write_coreset(root, f"fashion_mnist-vbpc-{case[1]}", int(case[1].removeprefix("ipc")))
+        runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, **more))
     for row in ROWS:
         runs.append(write_run(root, "boston", row[0], "small", row_scores(row, rng)))
-    return runs, [
-        write_coreset(root, "fashion_mnist-vbpc-ipc1", 1),
-        write_coreset(root, "fashion_mnist-vbpc-ipc10", 10),
-    ]
+    return runs
 
 
 def scores_of_step(accuracies: list[float]) -> list[Score]:

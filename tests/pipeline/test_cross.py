@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
 
 
 def table_of(made: list[RunInfo]) -> report.Grid:
-    (found,) = [h for h in report.headlines(made) if "coresets" in h.title]
+    (found,) = [h for h in report.headlines(report.gather(made)) if "coresets" in h.title]
     return found
 
 
@@ -101,7 +101,7 @@ def test_one_coreset_under_one_protocol_is_no_table(made: list[RunInfo]) -> None
         ([made[0], made[2]], True),  # two under one
         ([replace(run, coreset=None) for run in made], False),
     ):
-        assert any("coresets" in h.title for h in report.headlines(some)) is there
+        assert any("coresets" in h.title for h in report.headlines(report.gather(some))) is there
 
 
 def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own_floor(
@@ -154,12 +154,12 @@ def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunI
 
 
 def test_the_page_has_the_table_and_its_notes(tmp_path: Path, made: list[RunInfo]) -> None:
-    report.build(made, [], tmp_path / "out", provenance={}, dpi=110)
+    report.build(made, tmp_path / "out", provenance={}, dpi=110)
     page = (tmp_path / "out/index.html").read_text()
     assert page.count("<h3>Coresets under each protocol</h3>") == 1
     assert '<p class="note">† bpc is no better than random images of its size: nn acc. %</p>' in page
     assert "## d: coresets under each protocol" in (tmp_path / "out/comparison.md").read_text()
-    report.build(made, [], tmp_path / "again", provenance={}, dpi=110)
+    report.build(made, tmp_path / "again", provenance={}, dpi=110)
     names = [file.name for file in (tmp_path / "out").iterdir()]
     assert all((tmp_path / "out" / n).read_bytes() == (tmp_path / "again" / n).read_bytes() for n in names)
 

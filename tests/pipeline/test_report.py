@@ -26,9 +26,9 @@ FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
-    runs, coresets = everything(root)
-    report.build(runs, coresets, root / "report", provenance={"commit": "<abc>", "device": "cpu"}, dpi=110)
-    return root, runs, coresets
+    runs = everything(root)
+    report.build(runs, root / "report", provenance={"commit": "<abc>", "device": "cpu"}, dpi=110)
+    return root, runs
 
 
 def scored(root: Path, values: list[float], **record):
@@ -91,7 +91,7 @@ def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
 
 
 def test_best_values_are_bold_by_the_metrics_own_direction(built):
-    table = tables.gather(built[1]).on("fashion_mnist")
+    table = tables.gather(built[1]).by_dataset()["fashion_mnist"]
     for column in columns.columns(table):
         cells = columns.cells(table, column)
         values = [c.value for c in cells if c.value is not None]
@@ -160,9 +160,9 @@ def test_a_figure_repeats_its_bytes_and_a_page_or_section_is_an_entry_of_a_table
 
 
 def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, built):
-    _, runs, coresets = built
+    _, runs = built
     for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
-        report.build(runs[6:9], coresets[:1], tmp_path / name, provenance={"commit": commit}, dpi=110)
+        report.build(runs[2:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
     a, b, c = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in "abc")
     assert a == b
     assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
@@ -174,7 +174,7 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
     gone = replace(plain, key="fashion_mnist-gone", method="gone", evaluate=tmp_path / "no")
     nothing = replace(gone, key="empty-gone", dataset="empty")
     absent = replace(write_coreset(tmp_path, "fashion_mnist-vbpc-ipc1", 1), path=tmp_path / "no")
-    report.build([plain, gone, nothing], [absent], tmp_path / "out", provenance={}, dpi=80)
+    report.build([replace(plain, coreset=absent), gone, nothing], tmp_path / "out", provenance={}, dpi=80)
     text = (tmp_path / "out/index.html").read_text()
     assert Page(text).open == []
     assert "Score against severity" not in text and "Coreset images" not in text
@@ -185,12 +185,12 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
 
 
 def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
-    report.build([], [], tmp_path / "none", provenance={}, dpi=80)
+    report.build([], tmp_path / "none", provenance={}, dpi=80)
     assert (tmp_path / "none/comparison.csv").read_text() == ",".join(COLUMNS) + "\n"
     case = ROWS[0]
     odd = {"nll": math.inf, "rmse": math.nan}
     rows = [s._replace(value=odd.get(s.of.metric, s.value)) for s in row_scores(case, np.random.default_rng(0))]
-    report.build([write_run(tmp_path, "boston", "a", "small", rows)], [], tmp_path / "out", provenance={}, dpi=80)
+    report.build([write_run(tmp_path, "boston", "a", "small", rows)], tmp_path / "out", provenance={}, dpi=80)
     assert "∞" in (tmp_path / "out/comparison.md").read_text() and "NaN" in (tmp_path / "out/index.html").read_text()
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
@@ -199,7 +199,7 @@ def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
 def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch, at):
     """A page that fails, or the second of two renames, when the older report has been moved aside."""
     runs, out, real, failed = [scored(tmp_path, [0.5])], tmp_path / "out", os.replace, []
-    report.build(runs, [], out, provenance={"commit": "old"}, dpi=80)
+    report.build(runs, out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
 
     def fails(source, target="", *_):
@@ -210,7 +210,7 @@ def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch, at):
 
     monkeypatch.setattr(*{"page": (page, "render"), "rename": (os, "replace")}[at], fails)
     with pytest.raises(OSError, match="Input/output error"):
-        report.build(runs, [], out, provenance={"commit": "new"}, dpi=80)
+        report.build(runs, out, provenance={"commit": "new"}, dpi=80)
     assert failed and {f.name: f.read_bytes() for f in out.iterdir()} == before
     assert not list(tmp_path.glob(".*"))
 
