@@ -5,8 +5,6 @@ Restyling it needs no fit; equal inputs give equal bytes.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -39,19 +37,14 @@ def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], 
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    table, new = gather(runs), out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir(parents=True)
-        tables.write_comparison(table, new)
-        cross.write_csv(table, new / "coresets.csv")
-        (new / "comparison.md").write_text(columns.markdown(headlines(table)))
-        (new / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
+    table = gather(runs)
+    with artifacts.replacing(out) as folder:
+        tables.write_comparison(table, folder)
+        cross.write_csv(table, folder / "coresets.csv")
+        (folder / "comparison.md").write_text(columns.markdown(headlines(table)))
+        (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
-            (new / name).write_text(html)
-        artifacts.swap(new, out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+            (folder / name).write_text(html)
 
 
 def headlines(table: tables.Table) -> list[Grid]:

@@ -100,8 +100,7 @@ def _protocols(methods: Sequence[str]) -> dict[str, str]:
     A method's protocol is the method itself or, if it has a coreset of its own, the method that only has its student.
     Without the latter, methods with a coreset and one student are one protocol, named by the first of them.
     """
-    named = {name: name for name in methods}
-    alike = dict[Any, list[str]]()
+    named, alike = {name: name for name in methods}, dict[Any, list[str]]()
     for name in named:
         if name in METHODS:
             student = METHODS[name].stages["student"]

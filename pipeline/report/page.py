@@ -74,8 +74,17 @@ def reliability(table: Table) -> Data:
 
 
 def severity(table: Table) -> Data:
-    """Return the figures of scores against severity."""
-    return {"figures": [plots.severity(table, metric) for metric in SHIFTED]} if table.sets("corrupted") else None
+    """Return the figures of scores, means over corruptions, against severity 0 (clean) to 5."""
+    levels, drawn = sorted({of.severity for of in table.quantities() if of.severity is not None}), list[Drawing]()
+    for metric in SHIFTED if levels else ():
+        at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
+        curves = {
+            run.key: [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
+            for run in table.done.runs
+        }
+        alt, name = f"{metric} at severity {levels[-1]} of corruption", f"sev-{table.dataset}-{metric}"
+        drawn.append(plots.draw_curves(table, curves, metric, name, alt, "severity (0: clean test set)"))
+    return {"figures": drawn} if drawn else None
 
 
 def corruptions(table: Table) -> Data:

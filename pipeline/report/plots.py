@@ -23,18 +23,15 @@ from bdl_pipe.scores import Estimate, Quantity
 from .columns import Column
 from .tables import COLOURS, Table
 
-INK, MUTED, LINE = "#1c1d1f", "#6a6c70", "#e3e2dd"
+STYLE: Final = matplotlib.rc_params_from_file(
+    str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False
+)
+INK, MUTED, LINE = (to_hex(STYLE[name]) for name in ("text.color", "axes.edgecolor", "grid.color"))
 METHODS: Final = tuple(map(to_hex, matplotlib.color_sequences["tab10"]))[:COLOURS]
 VARIABLES: Final = {INK: "ink", MUTED: "muted", LINE: "line"} | {colour: f"m{i}" for i, colour in enumerate(METHODS)}
 """Colour -> the CSS variable that replaces it, whose values are in ``style.css``."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P")
 DASHES: Final = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (2, 2)))
-STYLE: Final[Mapping[str, Any]] = {
-    **matplotlib.rc_params_from_file(str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False),
-    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
-    "grid.color": LINE,
-}
 _styled: Final = matplotlib.rc_context(cast(Any, STYLE))  # As a decorator it holds for one call.
 Curves = Mapping[str, list[tuple[int, Estimate]]]
 """Run -> its points, from left to right."""
@@ -73,18 +70,6 @@ def reliability(table: Table, run: str) -> Drawing:
     gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
     alt = f"Reliability of {label}: mean gap between confidence and accuracy {percent(gap)} percentage points"
     return _drawing(figure, f"rel-{run}", alt)
-
-
-def severity(table: Table, metric: str) -> Drawing:
-    """Draw the metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
-    levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
-    at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
-    curves = {
-        run.key: [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
-        for run in table.done.runs
-    }
-    alt, name = f"{metric} at severity {levels[-1]} of corruption", f"sev-{table.dataset}-{metric}"
-    return draw_curves(table, curves, metric, name, alt, "severity (0: clean test set)")
 
 
 @_styled
