@@ -133,7 +133,9 @@ def test_calibration_bins_merge_by_count(tmp_path: Path) -> None:
 
 def test_log_likelihoods_are_means_over_seeds_by_row(tmp_path: Path) -> None:
     assert scores.log_likelihoods(tmp_path / "p.parquet") is None
-    made = pd.DataFrame({"split": 0, "seed": [0, 0, 1, 1], "row": [0, 1, 0, 1], "log_prob": [-1.0, -2.0, -3.0, -2.0]})
-    made.to_parquet(tmp_path / "p.parquet")
+    fits = [pa.table({"row": [0, 1], "log_prob": values}) for values in ([-1.0, -2.0], [-3.0, -2.0])]
+    stored = pa.concat_tables([scores.of_fit(fit, 0, seed) for seed, fit in enumerate(fits)])
+    assert stored.column_names == ["split", "seed", "row", "log_prob"] and str(stored.schema.field(0).type) == "int32"
+    pq.write_table(stored, tmp_path / "p.parquet")
     found = scores.log_likelihoods(tmp_path / "p.parquet")
     assert found is not None and found.tolist() == [-2.0, -2.0]

@@ -129,12 +129,11 @@ def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cel
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
     values = {better * e.mean for e in estimates if e and math.isfinite(e.mean)}
     best, made = max(values) if len(values) > 1 else math.nan, []
+    papers = paper_figures() if with_paper and column.of.set == "test" else {}
     for run, estimate in zip(table.runs, estimates, strict=True):
-        cell = replace(figure(estimate, column), best=estimate is not None and better * estimate.mean == best)
-        key = (run.dataset, run.method, run.setting, column.of.metric)
-        if with_paper and column.of.set == "test" and key in paper_figures():
-            cell = replace(cell, paper=paper_figures()[key][0])
-        made.append(cell)
+        is_best = estimate is not None and better * estimate.mean == best
+        printed, _ = papers.get((run.dataset, run.method, run.setting, column.of.metric), ("", ""))
+        made.append(replace(figure(estimate, column), best=is_best, paper=printed))
     return made
 
 

@@ -51,10 +51,8 @@ def which_one(table: Table) -> Data:
 def recalibration(table: Table) -> Data:
     """Return scores before and after recalibration, and the coverage of conformal sets."""
     after = "ece" if Quantity("size_conformal") in table.quantities() else "crps"
-    shown = list[Column]()
-    for name in ("nll", after):
-        label = metric_of(name).label
-        shown += [Column(f"{label} before", Quantity(name)), Column(f"{label} after", Quantity(f"{name}_recalibrated"))]
+    pairs = [(name, *how) for name in ("nll", after) for how in (("before", ""), ("after", "_recalibrated"))]
+    shown = [Column(f"{metric_of(name).label} {when}", Quantity(name + suffix)) for name, when, suffix in pairs]
     shown += [Column(metric_of(name).label, Quantity(name)) for name in CONFORMAL]
     shown += [Column(f"{metric_of(name).label} before", Quantity(name)) for name in ("coverage_90", "width_90")]
     some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("nll_recalibrated")))

@@ -81,23 +81,17 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
 
 def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
     """Score one fit: tables as Arrow streams, each with the split and the seed."""
-    fitted, how = _fitted(task, shared), (task.config, task.rng, task.device)
-    tables: dict[str, pa.Table] = {}
+    fitted, how, tables = _fitted(task, shared), (task.config, task.rng, task.device), dict[str, pa.Table]()
     if task.corruption is None:
         test, others = shared[f"test-{task.split}"], {name: shared[name] for name in ("ood", "transfer")}
         figures, clean = evaluation.score_all(fitted, test, *how, **others)
-        tables = {"predictions": clean.predictions}
-        if clean.calibration is not None:
-            tables["calibration"] = clean.calibration
+        tables = {name: scores.of_fit(table, task.split, task.seed) for name, table in clean.tables.items()}
     else:
         name, files = task.corruption, shared[f"corrupted-{task.corruption}"]
         opened = ((level, store.loads(file, f"corrupted/{name}-{level}.arrow")) for level, file in files.items())
         figures = evaluation.score_corrupted(fitted, name, ((level, rows.examples) for level, rows in opened), *how)
-    for name in tables:
-        for i, column in enumerate(("split", "seed")):
-            number = pa.array([getattr(task, column)] * len(tables[name]), pa.int32())
-            tables[name] = tables[name].add_column(i, column, number)
-    return State({name: _stream(table) for name, table in {"scores": task.scores(figures), **tables}.items()})
+    tables["scores"] = task.scores(figures)
+    return State({name: _stream(table) for name, table in tables.items()})
 
 
 def read(answer: State) -> dict[str, pa.Table]:
@@ -116,7 +110,7 @@ def _fitted(task: EvalTask, shared: Mapping[str, Any]) -> Predictor:
     at = f"{task.split}-{task.seed}"
     again, transform = shared.get(f"{RECALIBRATION}-{at}"), Transform.from_state(shared[f"transform-{task.split}"])
     recalibration = None if again is None else Recalibration.from_state(again)
-    return Predictor(posterior_of(shared[f"state-{at}"], task.device), transform, recalibration=recalibration)
+    return Predictor(posterior_of(shared[at], task.device), transform, recalibration=recalibration)
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
@@ -137,20 +131,16 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     clean = sum(len(part) for part in (*shared["ood"].values(), *shared["transfer"].values()))
     for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
-        shared[f"transform-{split}"] = student.state(f"transform-{split}")
         for seed in range(run.spec.seeds):
-            state = f"state-{split}-{seed}"
-            shared[state] = student.state(f"{split}-{seed}")
-            again, more = f"{RECALIBRATION}-{split}-{seed}", tuple[str, ...]()
-            if again in student.names():
-                shared[again], more = student.state(again), (again,)
+            at = f"{split}-{seed}"
+            states = [name for name in (at, f"transform-{split}", f"{RECALIBRATION}-{at}") if name in student.names()]
+            shared |= {name: student.state(name) for name in states if name not in shared}
             rng = prediction_address(params.seed, run.key, split, seed)
             for corruption in (None, *sizes):
                 question = EvalTask(about, split, seed, corruption, params.evaluate, rng, settings.device)
                 data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
-                name, needs = f"{split}-{seed}-{corruption or 'test'}", (state, f"transform-{split}", *data, *more)
                 size = len(held.test) + clean if corruption is None else sizes[corruption]
-                tasks.append(Task(name, question, needs, size=size))
+                tasks.append(Task(f"{at}-{corruption or 'test'}", question, (*states, *data), size=size))
     return shared, tasks
 
 

@@ -104,6 +104,15 @@ def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> p
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
+def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
+    """Return a table of one fit with the split and the seed as its first columns, so that tables of fits can be joined.
+
+    The fits' predictions and calibration are stored so; see :func:`log_likelihoods` and :func:`merged_bins`.
+    """
+    own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
+    return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
+
+
 def read(path: Path) -> pa.Table:
     """Read the stored scores of a run.
 

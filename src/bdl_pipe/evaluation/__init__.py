@@ -58,6 +58,12 @@ class CleanResult:
     calibration: pa.Table | None
     in_distribution_scores: dict[str, np.ndarray]
 
+    @property
+    def tables(self) -> dict[str, pa.Table]:
+        """Return the tables to store, by name: ``predictions`` and, for classes, ``calibration``."""
+        calibration = {} if self.calibration is None else {"calibration": self.calibration}
+        return {"predictions": self.predictions, **calibration}
+
 
 def score_clean(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
