@@ -12,7 +12,7 @@ Run it in a folder whose report is up to date: ``python -m benchmarks.pages.core
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from bdl_pipe.coresets.shared.pictures import png
 from bdl_pipe.scores import Quantity
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.report import CoresetInfo, columns, cross, tables
+from pipeline.report import CoresetInfo, columns, cross, page, tables
 from pipeline.stages import report
 
 OUT = Path("results/coresets")
@@ -38,23 +38,23 @@ def main() -> None:
     read = load()
     table = tables.gather(report.infos(read))
     parts = table.by_dataset().values()
-    crosses = [(part, found) for part in parts if (found := cross.of(part)) is not None]
+    crosses = [(part, found) for part in parts if (found := cross.of(part))]
     OUT.mkdir(parents=True, exist_ok=True)
     cross.write_csv(table, OUT / "coresets.csv")
     about = [f"- {key}: {value}" for key, value in report.facts(read, Settings.read()).items()]
     text = ["# Coresets under each protocol", __doc__.partition("\n")[2].strip(), "\n".join(about)]
     for part, found in crosses:
-        text.append(columns.markdown([cross.headline(part, found)]).strip())
+        text.append(page.markdown([cross.headline(part, found)]).strip())
         text += [f"![{name}]({name})" for name in curves(part, found)]
         text += pictures(part)
     (OUT / "README.md").write_text("\n\n".join(text) + "\n")
 
 
-def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
+def curves(table: tables.Table, rows: Sequence[cross.Row]) -> Iterator[str]:
     """Draw the NLL against seconds, a figure for each protocol; yield the files' names."""
-    for protocol in found.protocols:
+    for protocol in dict.fromkeys(cross.protocols(table).values()):
         lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        for row in found.rows:
+        for row in rows:
             score = row.scores(table, protocol, NLL)[0]
             if score and row.coreset.ipc and row.coreset.seconds and row.place == 0 and math.isfinite(score.mean):
                 lines.setdefault((row.coreset.method, row.coreset.ipc), []).append((row.coreset.seconds, score.mean))

@@ -41,7 +41,7 @@ def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], 
     with artifacts.replacing(out) as folder:
         tables.write_comparison(table, folder)
         cross.write_csv(table, folder / "coresets.csv")
-        (folder / "comparison.md").write_text(columns.markdown(headlines(table)))
+        (folder / "comparison.md").write_text(page.markdown(headlines(table)))
         (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
             (folder / name).write_text(html)
@@ -50,7 +50,7 @@ def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], 
 def headlines(table: tables.Table) -> list[Grid]:
     """Return the headline table of each data set, then the tables of its coresets under each protocol."""
     parts = table.by_dataset().values()
-    coresets = [cross.headline(part, crossed) for part in parts if (crossed := cross.of(part))]
+    coresets = [cross.headline(part, rows) for part in parts if (rows := cross.of(part))]
     return [*map(columns.headline, parts), *coresets]
 
 
@@ -64,7 +64,7 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
     """
     if not console.is_terminal:
         if grids:
-            _print(columns.markdown(grids), console, soft_wrap=True)
+            _print(page.markdown(grids), console, soft_wrap=True)
         return
     for grid in grids:
         left_out = ", ".join(_show_columns(grid, console))

@@ -177,23 +177,3 @@ def metrics(table: Table) -> dict[str, dict[str, float | None]]:
         if estimate := table.estimate(run.key, Quantity(name)):
             figures[run.key][name] = estimate.mean if math.isfinite(estimate.mean) else None
     return figures
-
-
-def markdown(grids: Sequence[Grid]) -> str:
-    """Write tables as Markdown, with their titles, verdicts, sources and remarks."""
-    return "\n".join(map(_markdown, grids))
-
-
-def _markdown(grid: Grid) -> str:
-    rule = ["---"] * 2 + ["---:"] * (len(grid.head) - 2)
-    lines = [grid.head, rule, *([_marked(cell) for cell in row] for row in grid.rows)]
-    notes = [f"- [paper]: {source}, as printed there" for source in grid.sources]
-    notes += [f"- {remark}" for remark in grid.remarks]
-    verdict = [" ".join(grid.verdict), ""] if grid.verdict else []
-    parts = [f"## {grid.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", *verdict]
-    return "\n".join([*parts, *notes, *([""] if notes else [])])
-
-
-def _marked(cell: Cell) -> str:
-    text = f"**{cell.figure}**" if cell.best else cell.figure
-    return f"{text} [paper {cell.paper}]" if cell.paper else text

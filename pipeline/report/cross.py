@@ -61,46 +61,37 @@ class Row:
         return floor is not None and score is not None and not better * score.mean > better * floor.mean
 
 
-@dataclass(frozen=True)
-class Cross:
-    """A data set's coresets under each protocol."""
-
-    protocols: list[str]
-    rows: list[Row]
-
-
-def of(table: Table) -> Cross | None:
-    """Return the coresets of a data set under each protocol; None unless there are two coresets or two protocols."""
-    runs = [run for run in table.runs if run.coreset is not None]
-    named = _protocols([run.method for run in runs])
-    protocols = list(dict.fromkeys(named[run.method] for run in runs))
-    coresets = table.coresets()
-    if max(len(protocols), len(coresets)) < 2:
-        return None
+def of(table: Table) -> list[Row]:
+    """Return the coresets of a data set; none unless there are two coresets or two protocols."""
+    named, coresets = protocols(table), table.coresets()
+    names = list(dict.fromkeys(named.values()))
+    if max(len(names), len(coresets)) < 2:
+        return []
     rows, floors = list[Row](), dict[tuple[int | None, int], dict[str, RunInfo]]()
     for coreset in coresets.values():
-        own = [run for run in runs if run.coreset == coreset]
-        by_protocol = ([run for run in own if named[run.method] == protocol] for protocol in protocols)
+        own = [run for run in table.runs if run.coreset == coreset]
+        by_protocol = ([run for run in own if named[run.method] == protocol] for protocol in names)
         places = [{named[run.method]: run for run in together if run} for together in zip_longest(*by_protocol)]
         for place, found in enumerate(places):
             settings = ", ".join(dict.fromkeys(run.setting for run in found.values()))
             label = coreset.key.removeprefix(f"{table.dataset}-") + (f" ({settings})" if len(places) > 1 else "")
             rows.append(Row(coreset, label, place, found, {}))
-            if coreset.method == START:
+            if coreset.method == START and coreset.ipc is not None:
                 floors[coreset.ipc, place] = found | floors.get((coreset.ipc, place), {})
     for i, row in enumerate(rows):
         if row.coreset.method != START:
             rows[i] = replace(row, floors=floors.get((row.coreset.ipc, row.place), {}))
-    return Cross(protocols, sorted(rows, key=lambda row: row.coreset.ipc or 0))
+    return sorted(rows, key=lambda row: row.coreset.ipc or 0)
 
 
-def _protocols(methods: Sequence[str]) -> dict[str, str]:
-    """Map methods to protocols.
+def protocols(table: Table) -> dict[str, str]:
+    """Map the methods of runs that predict from coresets to protocols.
 
     A method's protocol is the method itself or, if it has a coreset of its own, the method that only has its student.
     Without the latter, methods with a coreset and one student are one protocol, named by the first of them.
     """
-    named, alike = {name: name for name in methods}, dict[Any, list[str]]()
+    named = {run.method: run.method for run in table.runs if run.coreset is not None}
+    alike = dict[Any, list[str]]()
     for name in named:
         if name in METHODS:
             student = METHODS[name].stages["student"]
@@ -111,32 +102,31 @@ def _protocols(methods: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def headline(table: Table, cross: Cross) -> Grid:
+def headline(table: Table, coresets: Sequence[Row]) -> Grid:
     """Return the table of a data set, and as its remarks which coresets are no better than the floor."""
     shown = [
         (protocol, column)
-        for protocol in cross.protocols
+        for protocol in dict.fromkeys(protocols(table).values())
         for column in SCORES
-        if any(row.scores(table, protocol, column)[0] for row in cross.rows)
+        if any(row.scores(table, protocol, column)[0] for row in coresets)
     ]
-    grid = [_cells(table, cross, protocol, column) for protocol, column in shown]
+    grid = [_cells(table, coresets, protocol, column) for protocol, column in shown]
     rows = []
-    for i, row in enumerate(cross.rows):
+    for i, row in enumerate(coresets):
         ipc, seconds = row.coreset.ipc, row.coreset.seconds
         size = Cell(NOTHING if ipc is None else str(ipc), value=ipc)
         time = Cell(NOTHING if seconds is None else written.seconds(seconds), value=seconds)
         rows.append([Cell(row.label), Cell(row.coreset.method), size, time, *(column[i] for column in grid)])
     head = ["Coreset", "Method", "ipc", "Distilled in", *(f"{protocol} {column.title}" for protocol, column in shown)]
     title = f"{table.dataset}: coresets under each protocol"
-    return Grid(head, rows, title, remarks=_remarks(table, cross, shown))
+    return Grid(head, rows, title, remarks=_remarks(table, coresets, shown))
 
 
 def write_csv(table: Table, path: Path) -> None:
     """Write every cell, one figure a row. ``floor`` is the random coreset's mean; None is written as nothing."""
     lines = list[tuple[object, ...]]()
     for dataset, part in table.by_dataset().items():
-        cross = of(part)
-        for row in cross.rows if cross else ():
+        for row in of(part):
             about = (dataset, row.coreset.key, row.coreset.method, row.coreset.ipc, row.coreset.seconds)
             for protocol, run in row.runs.items():
                 for column in SCORES:
@@ -147,21 +137,21 @@ def write_csv(table: Table, path: Path) -> None:
     tables.write_csv(path, CSV, lines)
 
 
-def _cells(table: Table, cross: Cross, protocol: str, column: Column) -> list[Cell]:
+def _cells(table: Table, rows: Sequence[Row], protocol: str, column: Column) -> list[Cell]:
     """Return one cell a row. The best among coresets of one size is marked, and each that does not beat its floor."""
     by_run = dict[str, Cell]()
-    for ipc in {row.coreset.ipc for row in cross.rows}:
-        same = (row for row in cross.rows if row.coreset.ipc == ipc and protocol in row.runs)
+    for ipc in {row.coreset.ipc for row in rows}:
+        same = (row for row in rows if row.coreset.ipc == ipc and protocol in row.runs)
         alike = table.only(row.runs[protocol] for row in same)
         by_run |= {run.key: cell for run, cell in zip(alike.runs, columns.cells(alike, column), strict=True)}
-    cells = [by_run[row.runs[protocol].key] if protocol in row.runs else Cell(NOTHING) for row in cross.rows]
-    lost = [row.is_lost(table, protocol, column) for row in cross.rows]
+    cells = [by_run[row.runs[protocol].key] if protocol in row.runs else Cell(NOTHING) for row in rows]
+    lost = [row.is_lost(table, protocol, column) for row in rows]
     return [replace(c, text=f"{MARK} {c.text}") if bad else c for c, bad in zip(cells, lost, strict=True)]
 
 
-def _remarks(table: Table, cross: Cross, shown: Sequence[tuple[str, Column]]) -> list[str]:
+def _remarks(table: Table, rows: Sequence[Row], shown: Sequence[tuple[str, Column]]) -> list[str]:
     remarks, alone = [], list[str]()
-    for row in cross.rows:
+    for row in rows:
         lost = [f"{p} {c.title}" for p, c in shown if row.is_lost(table, p, c)]
         if lost:
             remarks.append(f"{MARK} {row.label} is no better than random images of its size: {', '.join(lost)}")

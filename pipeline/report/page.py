@@ -27,7 +27,7 @@ DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a 
 Data = Mapping[str, Any] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
+    autoescape=jinja2.select_autoescape(),
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
@@ -61,8 +61,8 @@ def recalibration(table: Table) -> Data:
 
 def coresets_by_protocol(table: Table) -> Data:
     """Return the table of coresets × protocols."""
-    crossed = cross.of(table)
-    return {"grid": cross.headline(table, crossed), "mark": cross.MARK} if crossed else None
+    rows = cross.of(table)
+    return {"grid": cross.headline(table, rows), "mark": cross.MARK} if rows else None
 
 
 def reliability(table: Table) -> Data:
@@ -230,6 +230,11 @@ def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, s
     """
     common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
     return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
+
+
+def markdown(grids: Sequence[Grid]) -> str:
+    """Write tables as Markdown, with their titles, verdicts, sources and remarks."""
+    return _TEMPLATES.get_template("tables.md").render(grids=grids)
 
 
 def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:

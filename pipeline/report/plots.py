@@ -94,8 +94,7 @@ def draw_curves(table: Table, curves: Curves, metric: str, name: str, alt: str, 
 @_styled
 def costs(table: Table, shown: Sequence[Column]) -> Drawing | None:
     """Draw NLL against each cost, side by side on logarithmic axes; None if no run has an NLL and a cost."""
-    nll = {run.key: table.estimate(run.key, Quantity("nll")) for run in table.runs}
-    scored = {run: e for run, e in nll.items() if e is not None and math.isfinite(e.mean)}
+    scored = table.finite(Quantity("nll"))
     paid = {
         column: {run: e.mean for run in scored if (e := table.estimate(run, column.of)) and 0 < e.mean < math.inf}
         for column in shown

@@ -1,6 +1,7 @@
 """The stored results of all runs: read, summarised, and written as the report's tables."""
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -139,6 +140,11 @@ class Table:
     def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
         """Return the mean of a quantity and its error; None where the run has no such score."""
         return self.scores[run].estimate(wanted) if run in self.scores else None
+
+    def finite(self, wanted: Quantity) -> dict[str, Estimate]:
+        """Return the estimates of a quantity that are finite, by run."""
+        known = {run.key: self.estimate(run.key, wanted) for run in self.runs}
+        return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
 
 
 def gather(runs: Sequence[RunInfo]) -> Table:

@@ -20,7 +20,6 @@ from .tables import RunInfo, Table, labels
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 BASELINE: Final = "deterministic"
-_FEWEST: Final = 2  # One data set or one method has no ranks.
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Standing:
 
 def standings(table: Table) -> list[Standing]:
     """Compare the runs on a data set, from the best one to the worst; nothing if fewer than two have a finite NLL."""
-    nll = _finite_nll(table)
+    nll = {key: estimate.mean for key, estimate in table.finite(METRIC).items()}
     runs = sorted((run for run in table.runs if run.key in nll), key=lambda run: nll[run.key])
-    if len(runs) < _FEWEST:
+    if len(runs) < 2:
         return []
     best, comparisons = runs[0], len(runs) - 1
     cost = {run.key: e.mean if (e := table.estimate(run.key, COST)) else math.inf for run in runs}
@@ -57,12 +56,6 @@ def standings(table: Table) -> list[Standing]:
         beaten = any(nll[r.key] <= nll[run.key] and cost[r.key] <= cost[run.key] for r in others)
         found.append(Standing(run, nll[run.key], to_best, to_base, not beaten))
     return found
-
-
-def _finite_nll(table: Table) -> dict[str, float]:
-    """Return the mean NLL of each run that has a finite one."""
-    known = {run.key: table.estimate(run.key, METRIC) for run in table.runs}
-    return {key: e.mean for key, e in known.items() if e is not None and math.isfinite(e.mean)}
 
 
 def difference(table: Table, run: RunInfo, other: RunInfo, comparisons: int) -> Difference | None:
@@ -86,13 +79,13 @@ def ranks(table: Table) -> Ranks | None:
     """
     by_set: list[dict[str, float]] = []
     for part in table.by_dataset().values():
-        nll, best = _finite_nll(part), dict[str, float]()
+        nll, best = part.finite(METRIC), dict[str, float]()
         for run in part.runs:
             if run.key in nll:
-                best[run.method] = min(nll[run.key], best.get(run.method, math.inf))
+                best[run.method] = min(nll[run.key].mean, best.get(run.method, math.inf))
         by_set.append(best)
     methods = sorted(set.intersection(*map(set, by_set))) if by_set else []
-    if len(by_set) < _FEWEST or len(methods) < _FEWEST:
+    if len(by_set) < 2 or len(methods) < 2:
         return None
     return comparison.mean_ranks(methods, np.array([[best[method] for method in methods] for best in by_set]))
 

@@ -81,10 +81,9 @@ def _step(dataset: DatasetConfig) -> report.Step | None:
 
 def _coreset(run: Run) -> report.CoresetInfo:
     recorded = list(records.read("coreset", run.key).get("total_seconds", {}).values())
-    place, seconds = places.artifact("coreset", run.key), average(recorded) if recorded else None
-    return report.CoresetInfo(
-        run.key, run.spec.dataset, run.method.name, place, getattr(run.config, "ipc", None), seconds
-    )
+    ipc, seconds = getattr(run.config, "ipc", None), average(recorded) if recorded else None
+    place = places.artifact("coreset", run.key)
+    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
 
 
 def facts(params: Params, settings: Settings) -> dict[str, Any]:
