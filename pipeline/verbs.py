@@ -196,17 +196,16 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     """Print the report's comparison or, without an up-to-date report, that of the runs with scores, and the others."""
     from rich.console import Console
 
-    from .report import headlines, show, show_runs
-    from .stages.report import run_info
+    from .report import gather, headlines, show, show_runs
+    from .stages.report import infos, run_info
 
     if "report" not in why:
-        show(headlines([run_info(run, params) for run in params.of("student")]), Console())
+        show(headlines(gather(infos(params))), Console())
         return
     runs = [stage for stage in everything.values() if stage.kind == "evaluate"]
     fresh = {stage.key for stage in runs if stage.name not in why}
     missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
-    infos = [run_info(run, params) for run in params.of("student") if run.key in fresh]
-    show_runs(infos, missing, Console())
+    show_runs([run_info(run, params) for run in params.of("student") if run.key in fresh], missing, Console())
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:

@@ -19,6 +19,7 @@ from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.scores import Quantity
 from bdl_pipe.seeds import Seed
 
 SETTINGS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500)
@@ -260,3 +261,25 @@ def test_settings_out_of_range_are_named(key: str, value: int) -> None:
     assert config.read(EvaluateConfig, section, "evaluate").batch == 1000
     with pytest.raises(ConfigError, match=rf"^evaluate\.{key} must be .* got {value}$"):
         config.read(EvaluateConfig, section | {key: value}, "evaluate")
+
+
+def test_all_scores_of_a_fit_are_named_by_what_they_measure() -> None:
+    """They are the scores of the single functions, each under its quantity."""
+    weights, random = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)), np.random.default_rng(0)
+    fitted = Predictor(Linear(weights), PLAIN)
+    test, other = (Examples(random.normal(size=(n, 2)), random.integers(0, 4, n)) for n in (20, 9))
+    found, clean = evaluation.score_all(fitted, test, SETTINGS, Seed(0), ood={"o": other}, transfer={"t": other})
+    shifted = evaluation.score_classification(fitted, other, SETTINGS, Seed(0))
+    by_score = evaluation.score_ood(fitted, other.inputs, clean.in_distribution_scores, SETTINGS, Seed(0))
+    expected = {Quantity(metric): figure for metric, figure in clean.metrics.items()}
+    expected |= {
+        Quantity(metric, "ood", "o", score=score): figure
+        for score, figures in by_score.items()
+        for metric, figure in figures.items()
+    }
+    expected |= {Quantity(metric, "transfer", "t"): figure for metric, figure in shifted.items()}
+    assert {of: figure for of, figure in found.items() if of.set != "cost"} == expected
+    costs = {of.metric for of in found if of.set == "cost"}
+    assert costs == {"parameters", "bytes", "seconds_per_1000"}
+    corrupted = evaluation.score_corrupted(fitted, "fog", [(2, other)], SETTINGS, Seed(0))
+    assert corrupted == {Quantity(metric, "corrupted", "fog", 2): figure for metric, figure in shifted.items()}

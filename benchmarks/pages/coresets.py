@@ -21,42 +21,43 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bdl_pipe import artifacts
+from bdl_pipe.coresets.shared.pictures import png
+from bdl_pipe.scores import Quantity
 from pipeline.core.load import load
-from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
-from pipeline.report import CoresetInfo, columns, cross, tables
+from pipeline.report import CoresetInfo, columns, cross, page, tables
 from pipeline.stages import report
 
 OUT = Path("results/coresets")
-NLL = Quantity("nll")
+NLL = columns.Column("NLL", Quantity("nll"))
 BIG = 3  # pixels of a pixel
 
 
 def main() -> None:
     """Write the page from what lies in this folder."""
     read = load()
-    runs, coresets = report.infos(read)
-    table = tables.gather(runs)
-    crosses = [found for dataset in table.datasets() if (found := cross.of(table, dataset)) is not None]
+    table = tables.gather(report.infos(read))
+    parts = table.by_dataset().values()
+    crosses = [(part, found) for part in parts if (found := cross.of(part))]
     OUT.mkdir(parents=True, exist_ok=True)
     cross.write_csv(table, OUT / "coresets.csv")
     about = [f"- {key}: {value}" for key, value in report.facts(read, Settings.read()).items()]
-    parts = ["# Coresets under each protocol", __doc__.partition("\n")[2].strip(), "\n".join(about)]
-    for found in crosses:
-        parts.append(columns.markdown([cross.headline(table, found)]).strip())
-        parts += [f"![{name}]({name})" for name in curves(table, found)]
-        parts += pictures(found.dataset, coresets)
-    (OUT / "README.md").write_text("\n\n".join(parts) + "\n")
+    text = ["# Coresets under each protocol", __doc__.partition("\n")[2].strip(), "\n".join(about)]
+    for part, found in crosses:
+        text.append(page.markdown([cross.headline(part, found)]).strip())
+        text += [f"![{name}]({name})" for name in curves(part, found)]
+        text += pictures(part)
+    (OUT / "README.md").write_text("\n\n".join(text) + "\n")
 
 
-def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
+def curves(table: tables.Table, rows: Sequence[cross.Row]) -> Iterator[str]:
     """Draw the NLL against seconds, a figure for each protocol; yield the files' names."""
-    for protocol in found.protocols:
+    for protocol in dict.fromkeys(cross.protocols(table).values()):
         lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        for row in found.rows:
-            score = table.estimate(row.runs[protocol].key, NLL) if protocol in row.runs else None
-            if score and row.ipc and row.seconds and row.place == 0 and math.isfinite(score.mean):
-                lines.setdefault((row.coreset.method, row.ipc), []).append((row.seconds, score.mean))
+        for row in rows:
+            score = row.scores(table, protocol, NLL)[0]
+            if score and row.coreset.ipc and row.coreset.seconds and row.place == 0 and math.isfinite(score.mean):
+                lines.setdefault((row.coreset.method, row.coreset.ipc), []).append((row.coreset.seconds, score.mean))
         if not lines:
             continue
         figure = Figure(figsize=(7, 4.2), layout="constrained")
@@ -79,19 +80,19 @@ def curves(table: tables.Table, found: cross.Cross) -> Iterator[str]:
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.legend(fontsize=7, ncols=2, frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
-        name = f"{found.dataset}-{protocol}.svg"
+        name = f"{table.dataset}-{protocol}.svg"
         figure.savefig(OUT / name, metadata={"Date": None})
         yield name
 
 
-def pictures(dataset: str, coresets: Sequence[CoresetInfo]) -> Iterator[str]:
+def pictures(table: tables.Table) -> Iterator[str]:
     """Draw the coresets of each size side by side; yield what the page says of each file."""
-    there = [c for c in coresets if c.dataset == dataset and cross.per_class(c)]
-    for ipc in sorted({size for c in there if (size := cross.per_class(c))}):
-        alike = [c for c in there if cross.per_class(c) == ipc]
-        name = f"{dataset}-ipc{ipc}.png"
-        (OUT / name).write_bytes(cross.png(np.concatenate([_row(c) for c in alike], axis=1)))
-        rows = ", ".join(c.key.removeprefix(f"{dataset}-") for c in alike)
+    there = [c for c in table.coresets().values() if (c.path / artifacts.MANIFEST).is_file()]
+    for ipc in sorted({c.ipc for c in there if c.ipc}):
+        alike = [c for c in there if c.ipc == ipc]
+        name = f"{table.dataset}-ipc{ipc}.png"
+        (OUT / name).write_bytes(png(np.concatenate([_row(c) for c in alike], axis=1)))
+        rows = ", ".join(c.key.removeprefix(f"{table.dataset}-") for c in alike)
         yield f"![{name}]({name})\n\nRows, from the top: {rows}."
 
 

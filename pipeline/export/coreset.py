@@ -13,19 +13,19 @@ import jinja2
 import pyarrow.compute as pc
 
 from bdl_pipe import artifacts
+from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.folder import write
 from bdl_pipe.coresets.shared.init import Coreset
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
+from bdl_pipe.scores import Quantity, RunScores
 
 from ..core import places, records
-from ..core import scores as stored_scores
 from ..core.load import load
 from ..core.model import Params, Run
-from ..core.scores import Quantity, RunScores
-from ..report import columns
+from ..report.columns import Column, figure
 from . import whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
@@ -128,6 +128,5 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(used)))
         known = {metric: found.estimate(Quantity(metric)) for metric in SCORES}
         if fits := max((score.n for score in known.values() if score), default=0):
-            writes = {m: columns.percent if columns.metric(m).percent else columns.plain for m in SCORES}
-            figures = [columns.figure(score, writes[metric]).figure for metric, score in known.items()]
+            figures = [figure(score, Column("", Quantity(metric))).figure for metric, score in known.items()]
             yield {"run": student.key, "protocol": student.method.name, "figures": figures, "fits": fits}

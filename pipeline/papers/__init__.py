@@ -11,9 +11,9 @@ from bdl_pipe.config import nearest
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
+from bdl_pipe.scores import DEFAULT_SCORE, Quantity
 
 from ..core.load import read_yaml
-from ..core.scores import DEFAULT_SCORE, Quantity
 
 HERE: Final = Path(__file__).parent
 # A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None: all.

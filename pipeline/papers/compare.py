@@ -5,9 +5,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..core import places, scores
+from bdl_pipe import scores
+from bdl_pipe.scores import Estimate, Quantity, RunScores
+
+from ..core import places
 from ..core.model import Params, Run
-from ..core.scores import Estimate, Quantity, RunScores
 from . import PaperTable, Printed
 
 FAR: Final = 3.0  # A difference of more combined standard errors than this is marked.

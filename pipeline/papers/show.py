@@ -9,7 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from ..report.columns import seconds
+from bdl_pipe.metrics.written import seconds
+
 from . import PaperTable
 from .compare import FAR, Line, Pair
 

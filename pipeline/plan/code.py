@@ -26,7 +26,6 @@ PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 SIZES: Final = "bdl_pipe.data.size"
 RESULTS: Final = (  # what of the pipeline writes artifacts
-    "pipeline.core.scores",
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
     "pipeline.stages.fit",

@@ -5,8 +5,6 @@ Restyling it needs no fit; equal inputs give equal bytes.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,57 +17,41 @@ from rich.text import Text
 from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 
-from ..core.scores import COLUMNS
 from . import columns, cross, page, tables
 from .columns import Grid
-from .tables import CoresetInfo, RunInfo, Step
+from .tables import CoresetInfo, RunInfo, Step, gather
 
-__all__ = ["COLUMNS", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "headlines", "show", "show_runs"]
+__all__ = ["CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
 
 _GAP: Final = 2  # So many cells separate two columns in a terminal.
 
 
-def build(
-    runs: Sequence[RunInfo], coresets: Sequence[CoresetInfo], out: Path, *, provenance: Mapping[str, Any], dpi: int
-) -> None:
+def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], dpi: int) -> None:
     """Write the report into ``out``, wholly or not at all.
 
     Args:
         runs: the runs to compare, in the order in which they are shown.
-        coresets: coresets whose images are shown with their data set.
         provenance: facts for the page's head, in order (commit, params, data, device, date, ...).
         dpi: CSS pixels an inch of figure.
 
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    table, new = tables.gather(runs, coresets), out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir(parents=True)
-        tables.write_comparison(table, new)
-        cross.write_csv(table, new / "coresets.csv")
-        (new / "comparison.md").write_text(columns.markdown(_headlines(table)))
-        (new / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
+    table = gather(runs)
+    with artifacts.replacing(out) as folder:
+        tables.write_comparison(table, folder)
+        cross.write_csv(table, folder / "coresets.csv")
+        (folder / "comparison.md").write_text(page.markdown(headlines(table)))
+        (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
-            (new / name).write_text(html)
-        artifacts.swap(new, out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+            (folder / name).write_text(html)
 
 
-def headlines(runs: Sequence[RunInfo]) -> list[Grid]:
-    """Return the headline tables of runs, from their stored scores.
-
-    Raises:
-        ArtifactError: as :func:`build`.
-    """
-    return _headlines(tables.gather(runs))
-
-
-def _headlines(table: tables.Table) -> list[Grid]:
+def headlines(table: tables.Table) -> list[Grid]:
     """Return the headline table of each data set, then the tables of its coresets under each protocol."""
-    return [*columns.headlines(table), *cross.headlines(table)]
+    parts = table.by_dataset().values()
+    coresets = [cross.headline(part, rows) for part in parts if (rows := cross.of(part))]
+    return [*map(columns.headline, parts), *coresets]
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:
@@ -82,7 +64,7 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
     """
     if not console.is_terminal:
         if grids:
-            _print(columns.markdown(grids), console, soft_wrap=True)
+            _print(page.markdown(grids), console, soft_wrap=True)
         return
     for grid in grids:
         left_out = ", ".join(_show_columns(grid, console))
@@ -107,14 +89,13 @@ def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Cons
     whole, without = list[RunInfo](), dict(missing)
     for run in runs:
         try:
-            absent = tables.gather([run]).notes.get(run.key)
+            if gather([run]).scores:
+                whole.append(run)
+            else:
+                without[run.key] = tables.ABSENT
         except ArtifactError as error:
-            absent = (str(error),)
-        if absent:
-            without[run.key] = absent[0]
-        else:
-            whole.append(run)
-    show(headlines(whole), console, in_report=False)
+            without[run.key] = str(error)
+    show(headlines(gather(whole)), console, in_report=False)
     if without:
         lines = [f"{len(without)} of {len(whole) + len(without)} runs are not in this comparison:"]
         for reason in dict.fromkeys(without.values()):

@@ -7,142 +7,141 @@ its section out.
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 
-from bdl_pipe.metrics import DETECTION
+from bdl_pipe.metrics import DETECTION, metric_of
+from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
-from ..core.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 from . import columns, cross, plots, which
-from .columns import Cell, Column, Grid
-from .plots import Drawing, Part
-from .tables import RunInfo, Table, labels
+from .columns import SHIFTED, Cell, Column, Grid
+from .plots import Drawing
+from .tables import RunInfo, Table
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
 Data = Mapping[str, Any] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
+    autoescape=jinja2.select_autoescape(),
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
 
 
-def headline(part: Part) -> Data:
+def headline(table: Table) -> Data:
     """Return the table of all runs."""
-    whole = columns.headline(part.table, part.dataset)
-    grid = _by_run(part, part.runs, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
+    whole = columns.headline(table)
+    grid = _by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
     return {"grid": grid, "sources": whole.sources}
 
 
-def which_one(part: Part) -> Data:
+def which_one(table: Table) -> Data:
     """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
-    found = which.verdict(part.table, part.dataset)
-    return {"found": found} if found else None
+    standings = which.standings(table)
+    sentences = which.sentences(table, standings)
+    return {"standings": standings, "sentences": sentences, "name": partial(_name, table)} if standings else None
 
 
-def recalibration(part: Part) -> Data:
+def recalibration(table: Table) -> Data:
     """Return scores before and after recalibration, and the coverage of conformal sets."""
-    after = "ece_recalibrated" if part.table.has(part.dataset, "size_conformal") else "crps_recalibrated"
-    shown = list[Column]()
-    for name in ("nll_recalibrated", after):
-        label = columns.metric(name).label
-        shown += [Column(f"{label} before", Quantity(name.removesuffix("_recalibrated")))]
-        shown += [Column(f"{label} after", Quantity(name))]
-    shown += [Column(columns.metric(name).label, Quantity(name)) for name in CONFORMAL]
-    shown += [Column(f"{columns.metric(name).label} before", Quantity(name)) for name in ("coverage_90", "width_90")]
-    runs = [run for run in part.done if part.table.estimate(run.key, Quantity("nll_recalibrated"))]
-    return {"grid": _scores(part, runs, shown)} if runs else None
+    after = "ece" if Quantity("size_conformal") in table.quantities() else "crps"
+    pairs = [(name, *how) for name in ("nll", after) for how in (("before", ""), ("after", "_recalibrated"))]
+    shown = [Column(f"{metric_of(name).label} {when}", Quantity(name + suffix)) for name, when, suffix in pairs]
+    shown += [Column(metric_of(name).label, Quantity(name)) for name in CONFORMAL]
+    shown += [Column(f"{metric_of(name).label} before", Quantity(name)) for name in ("coverage_90", "width_90")]
+    some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("nll_recalibrated")))
+    return {"grid": _scores(some, shown)} if some.runs else None
 
 
-def coresets_by_protocol(part: Part) -> Data:
+def coresets_by_protocol(table: Table) -> Data:
     """Return the table of coresets × protocols."""
-    crossed = cross.of(part.table, part.dataset)
-    return {"grid": cross.headline(part.table, crossed), "mark": cross.MARK} if crossed else None
+    rows = cross.of(table)
+    return {"grid": cross.headline(table, rows), "mark": cross.MARK} if rows else None
 
 
-def reliability(part: Part) -> Data:
+def reliability(table: Table) -> Data:
     """Return the reliability diagrams."""
-    have = set(part.table.calibration.run)
-    drawn = [plots.reliability(part, run.key) for run in part.done if run.key in have]
+    drawn = [plots.reliability(table, run.key) for run in table.runs if run.key in table.bins]
     return {"figures": drawn} if drawn else None
 
 
-def severity(part: Part) -> Data:
-    """Return the figures of scores against severity."""
-    if not part.table.names(part.dataset, "corrupted"):
-        return None
-    return {"figures": [plots.severity(part, metric) for metric in columns.SHIFTED]}
+def severity(table: Table) -> Data:
+    """Return the figures of scores, means over corruptions, against severity 0 (clean) to 5."""
+    levels, drawn = sorted({of.severity for of in table.quantities() if of.severity is not None}), list[Drawing]()
+    for metric in SHIFTED if levels else ():
+        at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
+        curves = {
+            run.key: [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
+            for run in table.done.runs
+        }
+        alt, name = f"{metric} at severity {levels[-1]} of corruption", f"sev-{table.dataset}-{metric}"
+        drawn.append(plots.draw_curves(table, curves, metric, name, alt, "severity (0: clean test set)"))
+    return {"figures": drawn} if drawn else None
 
 
-def corruptions(part: Part) -> Data:
+def corruptions(table: Table) -> Data:
     """Return the tables of methods × corruptions, for accuracy and for NLL: means over severities."""
-    names = part.table.names(part.dataset, "corrupted")
-    grids = []
-    for metric in columns.SHIFTED if names else ():
-        shown = [Column(name.replace("_", " "), Quantity(metric, "corrupted", name)) for name in names]
-        grids.append(_scores(part, part.done, shown))
-    return {"grids": grids} if grids else None
+    names = table.sets("corrupted")
+    shown = ([Column(n.replace("_", " "), Quantity(metric, "corrupted", n)) for n in names] for metric in SHIFTED)
+    return {"grids": [_scores(table.done, columns) for columns in shown]} if names else None
 
 
-def cost(part: Part) -> Data:
+def cost(table: Table) -> Data:
     """Return the figure of NLL against each cost."""
-    shown = columns.columns(part.table, part.dataset)
-    drawn = plots.costs(part, [column for column in shown if column.of.metric in DRAWN_COSTS])
+    shown = columns.columns(table)
+    drawn = plots.costs(table, [column for column in shown if column.of.metric in DRAWN_COSTS])
     return {"figures": [drawn]} if drawn else None
 
 
-def ood(part: Part) -> Data:
+def ood(table: Table) -> Data:
     """Return a table for each other set: every metric of out-of-distribution detection by each score."""
-    known = {of.score for of in part.table.quantities(part.dataset) if of.set == "ood" and of.score is not None}
+    known = {of.score for of in table.quantities() if of.set == "ood" and of.score is not None}
     grids = []
-    for other in part.table.names(part.dataset, "ood"):
+    for other in table.sets("ood"):
         shown, groups = list[Column](), list[tuple[str, int]]()
         for score in sorted(known, key=lambda score: (score != DEFAULT_SCORE, score)):
             wanted = [Column(m.label, Quantity(m.name, "ood", other, score=score)) for m in DETECTION]
-            some = columns.with_figures(part.table, part.runs, wanted)
+            some = columns.with_figures(table, wanted)
             shown += some
             groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
-        grids.append(_scores(part, part.runs, shown, title=f"against {other}", groups=groups))
+        grids.append(_scores(table, shown, title=f"against {other}", groups=groups))
     return {"grids": grids} if grids else None
 
 
-def coreset_images(part: Part) -> Data:
+def coreset_images(table: Table) -> Data:
     """Return a picture of each coreset of the data set, as a data URI."""
-    own = [coreset for coreset in part.table.coresets if coreset.dataset == part.dataset]
-    drawn = {coreset.key: cross.picture(coreset) for coreset in own if not coreset.is_absent}
+    drawn = {key: cross.picture(coreset) for key, coreset in table.coresets().items()}
     shown = {key: f"data:image/png;base64,{b64encode(image).decode()}" for key, image in drawn.items() if image}
     return {"pictures": shown} if shown else None
 
 
-def steps(whole: Part) -> Data:
+def steps(table: Table) -> Data:
     """Return the tables and figures of class-incremental learning, for each experiment with its steps and orders."""
     groups: dict[str, dict[tuple[str, str], list[RunInfo]]] = {}
-    for run in whole.runs:
+    for run in table.runs:
         if run.step is not None:
             groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
     made = []
     for number, lines in enumerate(groups.values()):
-        names = labels([runs[0] for runs in lines.values()], " ")
-        figures, grids, part = list[Drawing](), list[Grid](), replace(whole, names=names)
-        for metric in columns.SHIFTED:
-            scores = {runs[0].key: over_orders(whole.table, runs, metric) for runs in lines.values()}
+        figures, grids, first = list[Drawing](), list[Grid](), table.only(runs[0] for runs in lines.values())
+        for metric in SHIFTED:
+            scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
             counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
             for runs in lines.values():
-                orders, known = len({run.step.order for run in runs if run.step}), dict(scores[runs[0].key])
-                cells = [columns.figure(known.get(count), Column("", Quantity(metric)).write) for count in counts]
-                rows.append([Cell(names[runs[0].key]), Cell(str(orders)), *cells])
+                orders, known = len({run.step.increment.order for run in runs if run.step}), dict(scores[runs[0].key])
+                cells = [columns.figure(known.get(count), Column("", Quantity(metric))) for count in counts]
+                rows.append([Cell(first.names[runs[0].key]), Cell(str(orders)), *cells])
             head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
-            grids.append(Grid(head, rows, columns.metric(metric).label))
+            grids.append(Grid(head, rows, metric_of(metric).label))
             name, alt = f"increments-{number}-{metric}", f"{metric} after the last step"
-            figures.append(plots.draw_curves(part, scores, metric, name, alt, "classes so far"))
-        step = next(iter(lines.values()))[0].step
-        made.append({"step": step, "figures": figures, "grids": grids})
+            figures.append(plots.draw_curves(first, scores, metric, name, alt, "classes so far"))
+        made.append({"step": first.runs[0].step, "figures": figures, "grids": grids})
     return {"groups": made} if made else None
 
 
@@ -151,15 +150,15 @@ def over_orders(table: Table, runs: Sequence[RunInfo], metric: str) -> list[tupl
     means: dict[int, dict[int, list[float]]] = {}
     for run in runs:
         if run.step and (known := table.estimate(run.key, Quantity(metric))):
-            count = (run.step.number + 1) * run.step.classes
-            means.setdefault(count, {}).setdefault(run.step.order, []).append(known.mean)
+            at = run.step.increment
+            means.setdefault((at.step + 1) * at.classes, {}).setdefault(at.order, []).append(known.mean)
     found = {count: estimate([average(values) for values in orders.values()]) for count, orders in means.items()}
     return [(count, mean) for count, mean in sorted(found.items()) if mean is not None]
 
 
-def ranks(whole: Part) -> Data:
+def ranks(table: Table) -> Data:
     """Return the methods' mean ranks over data sets."""
-    found = which.ranks(whole.table)
+    found = which.ranks(table)
     if found is None:
         return None
     first, *rest = found.means
@@ -168,16 +167,22 @@ def ranks(whole: Part) -> Data:
     return {"first": first, "tied": tied, "ranks": found, "grid": grid}
 
 
-def _by_run(part: Part, runs: Sequence[RunInfo], head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
-    """Return a table with a row for each of ``runs``, which begins with the run's name."""
-    named = [[part.name(run), *row] for run, row in zip(runs, rows, strict=True)]
+def _name(table: Table, run: RunInfo) -> Cell:
+    """Return the cell that names a run, with its colour in the figures."""
+    colour = f"var(--m{table.marks[run.key].colour})"
+    return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
+
+
+def _by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
+    """Return a table with a row for each run, which begins with the run's name."""
+    named = [[_name(table, run), *row] for run, row in zip(table.runs, rows, strict=True)]
     return Grid(["Method, setting", *head], named, **more)
 
 
-def _scores(part: Part, runs: Sequence[RunInfo], shown: Sequence[Column], **more: Any) -> Grid:
+def _scores(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
     """Return the table of runs and of those columns for which a run has a figure."""
-    known = columns.with_figures(part.table, runs, shown)
-    return _by_run(part, runs, [column.title for column in known], columns.rows(part.table, runs, known), **more)
+    known = columns.with_figures(table, shown)
+    return _by_run(table, [column.title for column in known], columns.rows(table, known), **more)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class Section:
 
     name: str
     title: str
-    data: Callable[[Part], Data]
+    data: Callable[[Table], Data]
 
 
 SECTIONS: Final = (  # Each data set has these sections.
@@ -207,10 +212,10 @@ CLOSING: Final = (  # These sections follow; they are about all data sets togeth
 )
 
 
-def index(whole: Part) -> Data:
+def index(table: Table) -> Data:
     """Return the page of all results."""
-    parts = {name: _rendered(SECTIONS, plots.part(whole.table, name, whole.marks)) for name in whole.table.datasets()}
-    return {"parts": parts, "closing": _rendered(CLOSING, whole)}
+    parts = {dataset: _rendered(SECTIONS, part) for dataset, part in table.by_dataset().items()}
+    return {"parts": parts, "closing": _rendered(CLOSING, table)}
 
 
 PAGES: Final = (Section("index", "Bayesian deep learning methods, side by side", index),)
@@ -223,17 +228,21 @@ def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, s
         provenance: facts for the page's head, in order; they and the run records alone differ between equal runs.
         dpi: CSS pixels an inch of figure.
     """
-    whole = Part(table, "", table.runs, {}, plots.marks(table.runs))
     common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
-    return {f"{page.name}.html": html for page, html in _rendered(PAGES, whole, **common)}
+    return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
 
 
-def _rendered(sections: Sequence[Section], part: Part, **more: Any) -> list[tuple[Section, str]]:
+def markdown(grids: Sequence[Grid]) -> str:
+    """Write tables as Markdown, with their titles, verdicts, sources and remarks."""
+    return _TEMPLATES.get_template("tables.md").render(grids=grids)
+
+
+def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:
     """Return the HTML of those sections that have something to show."""
     made = []
     for section in sections:
-        data = section.data(part)
+        data = section.data(table)
         if data is not None:
             template = _TEMPLATES.get_template(f"{section.name}.html")
-            made.append((section, template.render(data, section=section, part=part, **more)))
+            made.append((section, template.render(data, section=section, table=table, **more)))
     return made

@@ -7,7 +7,6 @@ equal input gives equal bytes.
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -17,77 +16,25 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from ..core.scores import Estimate, Quantity
-from . import columns
-from .columns import Cell, Column
-from .tables import RunInfo, Table, is_finite, labels, merged_bins
+from bdl_pipe.metrics import metric_of
+from bdl_pipe.metrics.written import percent
+from bdl_pipe.scores import Estimate, Quantity
 
-INK, MUTED, LINE = "#1c1d1f", "#6a6c70", "#e3e2dd"
-METHODS: Final = tuple(map(to_hex, matplotlib.color_sequences["tab10"]))
+from .columns import Column
+from .tables import COLOURS, Table
+
+STYLE: Final = matplotlib.rc_params_from_file(
+    str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False
+)
+INK, MUTED, LINE = (to_hex(STYLE[name]) for name in ("text.color", "axes.edgecolor", "grid.color"))
+METHODS: Final = tuple(map(to_hex, matplotlib.color_sequences["tab10"]))[:COLOURS]
 VARIABLES: Final = {INK: "ink", MUTED: "muted", LINE: "line"} | {colour: f"m{i}" for i, colour in enumerate(METHODS)}
 """Colour -> the CSS variable that replaces it, whose values are in ``style.css``."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P")
 DASHES: Final = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (2, 2)))
-STYLE: Final[Mapping[str, Any]] = {
-    **matplotlib.rc_params_from_file(str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False),
-    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
-    "grid.color": LINE,
-}
 _styled: Final = matplotlib.rc_context(cast(Any, STYLE))  # As a decorator it holds for one call.
 Curves = Mapping[str, list[tuple[int, Estimate]]]
 """Run -> its points, from left to right."""
-
-
-class Mark(NamedTuple):
-    """How a run is drawn; on the page its colour is ``css``."""
-
-    colour: str
-    marker: str
-    dashes: Any
-
-    @property
-    def css(self) -> str:
-        """Return the colour as the page has it."""
-        return f"var(--{VARIABLES[self.colour]})"
-
-
-def marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
-    """Return each run's mark: a colour for its method and a shape for its setting, the same in all figures."""
-    methods, found = list(dict.fromkeys(run.method for run in runs)), {}
-    for run in runs:
-        method = methods.index(run.method)
-        alike = (r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
-        shape = list(dict.fromkeys(alike)).index(run.setting) + method // len(METHODS)
-        colour = METHODS[method % len(METHODS)]
-        found[run.key] = Mark(colour, MARKERS[shape % len(MARKERS)], DASHES[shape % len(DASHES)])
-    return found
-
-
-@dataclass(frozen=True)
-class Part:
-    """The runs that a figure or a section shows: the runs on one data set or, without its name, all runs."""
-
-    table: Table
-    dataset: str
-    runs: Sequence[RunInfo]
-    names: Mapping[str, str]
-    marks: Mapping[str, Mark]
-
-    @property
-    def done(self) -> list[RunInfo]:
-        """Return the runs that have results."""
-        return [run for run in self.runs if run.key not in self.table.notes]
-
-    def name(self, run: RunInfo) -> Cell:
-        """Return the cell that names a run, with its colour."""
-        return Cell(run.method.replace("_", " "), run.setting, colour=self.marks[run.key].css, hint=run.key)
-
-
-def part(table: Table, dataset: str, looks: Mapping[str, Mark]) -> Part:
-    """Return the part of one data set."""
-    runs = table.of(dataset)
-    return Part(table, dataset, runs, labels(runs, " "), looks)
 
 
 class Drawing(NamedTuple):
@@ -97,10 +44,21 @@ class Drawing(NamedTuple):
     inches: float
 
 
+def _look(table: Table, run: str) -> dict[str, Any]:
+    """Return the colour, the marker and the dashes that a run has in all figures."""
+    colour, shape = table.marks[run]
+    return {
+        "color": METHODS[colour],
+        "marker": MARKERS[shape % len(MARKERS)],
+        "linestyle": DASHES[shape % len(DASHES)],
+        "elinewidth": 0.9,
+    }
+
+
 @_styled
-def reliability(part: Part, run: str) -> Drawing:
+def reliability(table: Table, run: str) -> Drawing:
     """Draw accuracy against confidence by bin, above the share of predictions in each bin."""
-    bins, label, colour = merged_bins(part.table, run), part.names[run], part.marks[run].colour
+    bins, label, colour = table.bins[run], table.names[run], METHODS[table.marks[run].colour]
     share = bins["count"] / bins["count"].sum()
     figure = Figure(figsize=(2.49, 2.8))
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
@@ -110,50 +68,35 @@ def reliability(part: Part, run: str) -> Drawing:
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], title=label)
     low.set(xlabel="confidence", ylabel="%", ylim=(0, 100), yticks=[0, 100])
     gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
-    alt = f"Reliability of {label}: mean gap between confidence and accuracy {columns.percent(gap)} percentage points"
+    alt = f"Reliability of {label}: mean gap between confidence and accuracy {percent(gap)} percentage points"
     return _drawing(figure, f"rel-{run}", alt)
 
 
-def severity(part: Part, metric: str) -> Drawing:
-    """Draw the metric, mean over corruptions, against severity 0 (clean) to 5; standard errors over seeds."""
-    table = part.table
-    levels = sorted({of.severity for of in table.quantities(part.dataset) if of.severity is not None})
-    at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
-    curves = {
-        run.key: [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))] for run in part.done
-    }
-    alt, name = f"{metric} at severity {levels[-1]} of corruption", f"sev-{part.dataset}-{metric}"
-    return draw_curves(part, curves, metric, name, alt, "severity (0: clean test set)")
-
-
 @_styled
-def draw_curves(part: Part, curves: Curves, metric: str, name: str, alt: str, xlabel: str) -> Drawing:
+def draw_curves(table: Table, curves: Curves, metric: str, name: str, alt: str, xlabel: str) -> Drawing:
     """Draw the metric of each run as a line with standard errors; ``alt`` says what the last points are."""
-    known = {run: [(x, e) for x, e in points if is_finite(e)] for run, points in curves.items()}
+    known = {run: [(x, e) for x, e in points if math.isfinite(e.mean)] for run, points in curves.items()}
     lines = sorted((item for item in known.items() if item[1]), key=lambda item: -item[1][-1][1].mean)
-    scale = 100 if columns.metric(metric).percent else 1
+    scale = 100 if metric_of(metric).percent else 1
     figure = Figure(figsize=(5.4, max(3.2, 0.4 + 0.14 * len(lines))))
     axes = figure.subplots()
     for run, points in lines:
-        x, means = [x for x, _ in points], [scale * e.mean for _, e in points]
-        errors, look = [scale * (e.error or 0.0) for _, e in points], part.marks[run]
-        drawn: Any = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes, "elinewidth": 0.9}
-        axes.errorbar(x, means, errors, label=part.names[run], **drawn)
+        means, errors = [scale * e.mean for _, e in points], [scale * (e.error or 0.0) for _, e in points]
+        axes.errorbar([x for x, _ in points], means, errors, label=table.names[run], **_look(table, run))
     axes.set(xticks=sorted({x for _, points in lines for x, _ in points}), xlabel=xlabel)
-    axes.set_title(columns.metric(metric).label)
+    axes.set_title(metric_of(metric).label)
     if lines:
         figure.legend(loc="outside right center")
     ends = {run: scale * points[-1][1].mean for run, points in known.items() if points}
-    return _drawing(figure, name, f"{alt}: {_list(part.names, ends, lambda value: f'{value:.3g}')}")
+    return _drawing(figure, name, f"{alt}: {_list(table.names, ends, lambda value: f'{value:.3g}')}")
 
 
 @_styled
-def costs(part: Part, shown: Sequence[Column]) -> Drawing | None:
+def costs(table: Table, shown: Sequence[Column]) -> Drawing | None:
     """Draw NLL against each cost, side by side on logarithmic axes; None if no run has an NLL and a cost."""
-    nll = {run.key: part.table.estimate(run.key, Quantity("nll")) for run in part.done}
-    scored = {run: e for run, e in nll.items() if e is not None and is_finite(e)}
+    scored = table.finite(Quantity("nll"))
     paid = {
-        column: {run: e.mean for run in scored if (e := part.table.estimate(run, column.of)) and 0 < e.mean < math.inf}
+        column: {run: e.mean for run in scored if (e := table.estimate(run, column.of)) and 0 < e.mean < math.inf}
         for column in shown
     }
     drawn = {column: at for column, at in paid.items() if at}
@@ -163,9 +106,9 @@ def costs(part: Part, shown: Sequence[Column]) -> Drawing | None:
     plots = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
     for axes, (column, at) in zip(plots, drawn.items(), strict=True):
         for run, cost in at.items():
-            look, label = part.marks[run], part.names[run] if column is next(iter(drawn)) else None
-            kind = {"color": look.colour, "marker": look.marker, "markersize": 6, "linestyle": "", "elinewidth": 0.9}
-            axes.errorbar(cost, scored[run].mean, scored[run].error or 0.0, label=label, **kind)
+            look = {**_look(table, run), "linestyle": "", "markersize": 6}
+            label = table.names[run] if axes is plots[0] else None
+            axes.errorbar(cost, scored[run].mean, scored[run].error or 0.0, label=label, **look)
         axes.set(xscale="log", xlabel=column.title)
         axes.margins(0.14)
         low, high = axes.get_xlim()
@@ -173,11 +116,11 @@ def costs(part: Part, shown: Sequence[Column]) -> Drawing | None:
             axes.set_xlim(math.sqrt(low * high) / 3.3, math.sqrt(low * high) * 3.3)
         axes.xaxis.set_major_formatter(lambda value, _, write=column.write: write(value))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    figure.axes[0].set_ylabel("NLL")
+    plots[0].set_ylabel("NLL")
     figure.legend(loc="outside right center")
-    said = [f"{column.title}: {_list(part.names, at, column.write)}" for column, at in drawn.items()]
-    means = _list(part.names, scored, lambda score: f"{score.mean:.3g}")
-    return _drawing(figure, f"cost-{part.dataset}", f"NLL against cost: {means}; {'; '.join(said)}")
+    said = [f"{column.title}: {_list(table.names, at, column.write)}" for column, at in drawn.items()]
+    means = _list(table.names, scored, lambda score: f"{score.mean:.3g}")
+    return _drawing(figure, f"cost-{table.dataset}", f"NLL against cost: {means}; {'; '.join(said)}")
 
 
 def _drawing(figure: Figure, name: str, alt: str) -> Drawing:

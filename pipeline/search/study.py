@@ -28,11 +28,11 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Task
+from bdl_pipe.scores import estimate
 
 from ..core import places, provenance, records
 from ..core.load import load, read_yaml, typed
 from ..core.model import Params
-from ..core.scores import estimate
 from ..core.settings import Settings
 from . import session
 from .session import Branch, branch_of, data_hash

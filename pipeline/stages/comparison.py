@@ -32,20 +32,20 @@ def of(params: Params) -> Comparison:
     Raises:
         ArtifactError: a table of scores is altered, truncated or of an older version.
     """
-    table = tables.gather(infos(params)[0])
+    table = tables.gather(infos(params))
     compared, views = list[Compared](), list[View]()
-    for dataset in table.datasets():
-        shown, names = columns.columns(table, dataset), tables.labels(table.of(dataset), " ")
-        for run in table.of(dataset):
-            if run.key not in table.notes:
-                name, about = f"{dataset} {names[run.key]}", _about(table, run, shown)
-                compared.append(Compared(run.key, name, _params(table, run), _metrics(table, run, shown), about))
+    for dataset, part in table.by_dataset().items():
+        shown = columns.columns(part)
+        for run in part.done.runs:
+            name, about = f"{dataset} {part.names[run.key]}", _about(table, run, shown)
+            compared.append(Compared(run.key, name, _params(table, run), _metrics(table, run, shown), about))
         fixed = ["params.setting", "params.network", "params.seeds"]
         views.append(_view(dataset, f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown))
-    common = [c for name in table.datasets() for c in columns.columns(table, name) if c.of.set in ("test", "cost")]
+    parts = table.by_dataset()
+    common = [c for part in parts.values() for c in columns.columns(part) if c.of.set in ("test", "cost")]
     fixed = ["params.dataset", "params.setting", "params.seeds"]
     views.append(_view(ALL, "", "attributes.run_name", fixed, common))
-    return Comparison(compared, views, lambda experiment: _page(experiment, table.datasets()))
+    return Comparison(compared, views, lambda experiment: _page(experiment, list(parts)))
 
 
 def name_of(column: Column) -> str:
@@ -83,7 +83,7 @@ def _params(table: Table, run: RunInfo) -> dict[str, str]:
         "method": run.method,
         "setting": run.setting,
         "network": run.network,
-        "seeds": str(columns.seeds(table, run.key)),
+        "seeds": str(table.scores[run.key].count),
         "commit": str(record.get("commit", ""))[:12],
         "device": str(record.get("device", "")),
     }
@@ -94,10 +94,10 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
     head = f"**{run.method}**, setting {run.setting}, on {run.dataset}."
     lines = [head, "", "| score | mean ± standard error |", "|---|---|"]
     for column in shown:
-        cell = columns.figure(table.estimate(run.key, column.of), column.write)
+        cell = columns.figure(table.estimate(run.key, column.of), column)
         if cell.text != columns.NOTHING:
-            lines.append(f"| {column.title} | {cell.text if column.of.set == 'cost' else cell.figure} |")
-    lines += ["", *(f"- {text}" for _, text in table.remarks(run.key))]
+            lines.append(f"| {column.title} | {cell.figure} |")
+    lines += ["", *(f"- {text}" for _, text in table.remarks(run))]
     return "\n".join([*lines, "", f"`python -m pipeline repro evaluate@{run.key}` makes it."])
 
 

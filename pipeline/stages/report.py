@@ -1,6 +1,5 @@
 """The report stage: what lies where, for the report's own code."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.scores import average
 
 from .. import report
 from ..core import places, provenance, records
@@ -19,30 +19,32 @@ from ..work.base import Executor
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    runs, coresets = infos(params)
-    report.build(runs, coresets, places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
+    about = facts(params, settings)
+    report.build(infos(params), places.REPORT, provenance=about, dpi=params.report.figures_dpi)
 
 
-def infos(params: Params) -> tuple[list[report.RunInfo], list[report.CoresetInfo]]:
-    """Say where the results of all runs lie, and the coresets that they are made from."""
-    used = {run.sources.get("coreset") for run in params.of("student")}  # DVC watches them by their students
-    coresets = [_coreset(run) for run in params.of("coreset") if run.key in used]
-    steps = {key: _step(dataset) for key, dataset in params.datasets.items()}
-    runs = [dataclasses.replace(run_info(run, params), step=steps[run.spec.dataset]) for run in params.of("student")]
-    return runs, coresets
+def infos(params: Params) -> list[report.RunInfo]:
+    """Say what all entries of ``runs`` are, and where their results lie."""
+    return [run_info(run, params) for run in params.of("student")]
 
 
 def run_info(run: Run, params: Params) -> report.RunInfo:
-    """Say where the results of an entry of ``runs`` lie."""
-    coreset = run.sources.get("coreset")
+    """Say what an entry of ``runs`` is, and where its results lie.
+
+    Raises:
+        ArtifactError: a record of the run, or of what it is made from, is damaged.
+    """
+    coreset, warnings = run.sources.get("coreset"), records.read("student", run.key).get("warnings", [])
+    for kind, key in run.sources.items():
+        warnings = [*warnings, *(f"{key}: {warning}" for warning in records.read(kind, key).get("warnings", []))]
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
         method=run.method.name,
         setting=run.spec.setting,
         evaluate=places.artifact("evaluate", run.key),
-        record=places.record("student", run.key),
-        upstream=tuple(places.record(kind, key) for kind, key in run.sources.items()),
+        warnings=tuple(warnings),
+        step=_step(params.datasets[run.spec.dataset]),
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
         network=_network(run, params),
     )
@@ -73,16 +75,15 @@ def _step(dataset: DatasetConfig) -> report.Step | None:
         return None
     numbers = config.to_mapping(dataset)
     shared = {name: numbers[name] for name in dataset.fitted() if name in numbers and name != "increment"}
-    at = dataset.increment
-    group = json.dumps([shared, at.classes], sort_keys=True)
-    return report.Step(dataset.source.name, group, at.order, at.step, at.classes)
+    group = json.dumps([shared, dataset.increment.classes], sort_keys=True)
+    return report.Step(dataset.source.name, group, dataset.increment)
 
 
 def _coreset(run: Run) -> report.CoresetInfo:
-    schema = places.artifact("prepare", run.spec.dataset) / "schema.json"
-    classes = tuple(json.loads(schema.read_text())["classes"]) if schema.is_file() else ()
-    place, record = places.artifact("coreset", run.key), places.record("coreset", run.key)
-    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, classes, record)
+    recorded = list(records.read("coreset", run.key).get("total_seconds", {}).values())
+    ipc, seconds = getattr(run.config, "ipc", None), average(recorded) if recorded else None
+    place = places.artifact("coreset", run.key)
+    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
 
 
 def facts(params: Params, settings: Settings) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bdl_pipe import artifacts, config
+from bdl_pipe import artifacts, config, scores
+from bdl_pipe.scores import RunScores
 
-from ..core import curves, places, scores
+from ..core import curves, places
 from ..core.model import FIT_KINDS, Params
-from ..core.scores import RunScores
 from ..core.storage import hide
 from ..plan.plan import Stage
 from . import store

@@ -187,14 +187,21 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         kind: the stage kind, checked when it is read.
         about: params, seed and other JSON-able facts that are equal in equal runs.
     """
+    with replacing(path) as folder:
+        yield folder
+        manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(folder)}
+        write_bytes(folder / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on success it takes the place of ``path``, and otherwise nothing changes there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(temporary)}
-        write_bytes(temporary / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
-        swap(temporary, path)
+        _swap(temporary, path)
     except OSError as error:
         refuse_full_disk(error, path)
         raise
@@ -202,7 +209,7 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def swap(new: Path, place: Path) -> None:
+def _swap(new: Path, place: Path) -> None:
     """Move ``new`` to ``place``; what was there is deleted only once that is done."""
     old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)

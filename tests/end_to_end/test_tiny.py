@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from pipeline.core.scores import COLUMNS
+from bdl_pipe.scores import COLUMNS
 from tests.end_to_end.conftest import ROOT, Project, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]

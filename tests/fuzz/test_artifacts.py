@@ -97,11 +97,10 @@ def student(path: Path) -> Any:
 
 
 def evaluated(path: Path) -> Any:
-    run = tables.RunInfo("d-m-s", "d", "m", "s", path, path / "no.run.json")
-    table = tables.gather([run])
-    if table.notes:  # what the report says of a run without a manifest
-        raise ArtifactError(f"{path}: {table.notes[run.key][0]}")
-    return table.scores, table.calibration
+    table = tables.gather([tables.RunInfo("d-m-s", "d", "m", "s", path)])
+    if not table.scores:  # what the report says of a run without a manifest
+        raise ArtifactError(f"{path}: {tables.ABSENT}")
+    return table.scores, table.bins
 
 
 READERS: Final[dict[str, Callable[[Path], Any]]] = {

@@ -1,6 +1,5 @@
 """Synthetic results as the other stages write them: eight methods on images, four on regression."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import torch
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from bdl_pipe.artifacts import State
-from pipeline.core import scores
-from pipeline.core.scores import Quantity, Score
+from bdl_pipe.scores import Quantity, Score
 from pipeline.report import CoresetInfo, RunInfo
-from pipeline.report.tables import CALIBRATION
 
 NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
 REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"
@@ -80,21 +77,18 @@ def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
             middle = (i + 0.5) / 15
             accuracy = float(np.clip(middle - case[5] * 2 + rng.normal(0, 0.01), 0, 1)) if count else np.nan
             rows.append((0, seed, i, i / 15, (i + 1) / 15, count, middle if count else np.nan, accuracy))
-    return pd.DataFrame(rows, columns=list(CALIBRATION))
+    return pd.DataFrame(rows, columns=list(scores.CALIBRATION))
 
 
 def write_run(root: Path, dataset: str, method: str, setting: str, figures: list[Score], **more: object) -> RunInfo:
-    """An evaluate artifact and its record; ``more``: calibration, and fields of the record."""
+    """An evaluate artifact; ``more``: calibration, and fields of what is said of the run."""
     key = f"{dataset}-{method}-{setting}"
     calibration = more.pop("calibration", None)
     with artifacts.publish(root / "evaluate" / key, "evaluate") as folder:
         pq.write_table(scores.table(dataset, method, setting, figures), folder / "scores.parquet")
         if isinstance(calibration, pd.DataFrame):
             calibration.to_parquet(folder / "calibration.parquet")
-    record = root / "student" / f"{key}.run.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(more))
-    return RunInfo(key, dataset, method, setting, root / "evaluate" / key, record)
+    return RunInfo(key, dataset, method, setting, root / "evaluate" / key, **more)  # type: ignore[arg-type]
 
 
 def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, channels: int = 1) -> CoresetInfo:
@@ -109,23 +103,22 @@ def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, chann
     }
     with artifacts.publish(root / "coreset" / key, "coreset") as folder:
         artifacts.write_state(folder / "0-0", State(tensors))
-    return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key)
+    return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key, per_class)
 
 
-def everything(root: Path) -> tuple[list[RunInfo], list[CoresetInfo]]:
+def everything(root: Path) -> list[RunInfo]:
     """A whole comparison, as the default params make it."""
     rng = np.random.default_rng(0)
     runs = []
     for case in IMAGES:
-        warnings = ["split R-hat of the mean log-likelihood is 1.21 (> 1.1)"] if case[0] == "sgld" else []
-        figures, table = image_scores(case, rng), bins(case, rng)
-        runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, calibration=table, warnings=warnings))
+        warnings = ("split R-hat of the mean log-likelihood is 1.21 (> 1.1)",) if case[0] == "sgld" else ()
+        figures, more = image_scores(case, rng), {"calibration": bins(case, rng), "warnings": warnings}
+        if case[0] == "vbpc":
+            more["coreset"] = write_coreset(root, f"fashion_mnist-vbpc-{case[1]}", int(case[1].removeprefix("ipc")))
+        runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, **more))
     for row in ROWS:
         runs.append(write_run(root, "boston", row[0], "small", row_scores(row, rng)))
-    return runs, [
-        write_coreset(root, "fashion_mnist-vbpc-ipc1", 1),
-        write_coreset(root, "fashion_mnist-vbpc-ipc10", 10),
-    ]
+    return runs
 
 
 def scores_of_step(accuracies: list[float]) -> list[Score]:

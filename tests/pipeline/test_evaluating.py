@@ -15,7 +15,6 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import load_predictor
-from pipeline.core.scores import Quantity
 from pipeline.core.settings import Settings
 from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases
@@ -50,7 +49,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     hashed: list[str] = []
     sha256 = artifacts.sha256
     monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(str(path)) or sha256(path))
-    row = SimpleNamespace(key="run", spec=SimpleNamespace(dataset="d", seeds=1))
+    row = SimpleNamespace(
+        key="run", spec=SimpleNamespace(dataset="d", setting="s", seeds=1), method=SimpleNamespace(name="m")
+    )
     config = EvaluateConfig(calibration_bins=5, batch=16, joint_pairs=0)
     params = SimpleNamespace(seed=0, datasets={"d": SimpleNamespace(splits=2)}, evaluate=config)
     shared, tasks = evaluate._plan(row, params, Settings())  # type: ignore[arg-type]
@@ -72,21 +73,22 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
     assert (sizes["0-0-test"], sizes["0-0-fog"], sizes["1-0-noise"]) == (2 * ROWS, 2 * SHIFTED, SHIFTED)
     for task in plan.tasks:
         sent = {key: plan.shared[key] for key in task.needs}
-        answer = evaluate.EvalResult.of(evaluate.answer(task.payload, sent, Silent()))
+        stored = evaluate.read(evaluate.answer(task.payload, sent, Silent()))["scores"].to_pylist()
+        assert {(row["split"], row["seed"]) for row in stored} == {(task.payload.split, task.payload.seed)}
         if task.payload.corruption is None:
             continue
         bulk = len(pickle.dumps({key: part for key, part in sent.items() if key.startswith("corrupted")}))
         assert bulk < SHIFTED * 20
         severities = [severity for name, severity in SETS if name == task.payload.corruption]
-        assert list(dict.fromkeys(of.severity for of in answer.scores)) == severities
+        assert list(dict.fromkeys(row["severity"] for row in stored)) == severities
         for severity in severities:
             fitted = load_predictor(Path("work/student/run"), task.payload.split)
             rows = held.corrupted(task.payload.corruption, severity)
             rng = task.payload.rng
             expected = evaluation.score_classification(fitted, rows, plan.config, rng, "cpu")
-            at = {of: figure for of, figure in answer.scores.items() if of.severity == severity}
-            kind = task.payload.corruption
-            assert at == {Quantity(metric, "corrupted", kind, severity): figure for metric, figure in expected.items()}
+            at = {row["metric"]: (row["value"], row["n"]) for row in stored if row["severity"] == severity}
+            assert at == expected
+        assert {(row["set"], row["name"]) for row in stored} == {("corrupted", task.payload.corruption)}
 
 
 def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:

@@ -3,7 +3,7 @@
 import copy
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ from report_cases import scores_of_step, write_run
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepared
+from bdl_pipe.data.increment import IncrementConfig
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
+from bdl_pipe.scores import Estimate, Quantity
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load, typed
-from pipeline.core.scores import Estimate, Quantity
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one, plan
 from pipeline.report import page, tables
@@ -131,7 +132,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     from_experts = artifacts.load(Path("work/coreset/b1"), "coreset").state("0-0")
     assert torch.equal(from_experts.tensors["images"][:6], first.tensors["images"])
     numbers = load()
-    assert {row.key: row.step and row.step.number for row in report.infos(numbers)[0]} == {"r0": 0, "r1": 1}
+    assert {row.key: row.step and row.step.increment.step for row in report.infos(numbers)} == {"r0": 0, "r1": 1}
 
 
 def test_a_chain_of_steps_is_planned() -> None:
@@ -215,7 +216,7 @@ def infos(root: Path) -> list[tables.RunInfo]:
     for order, figures in enumerate(([[0.9, 0.7], [0.5]], [[0.6], [0.1]])):  # by step, of the seeds
         for number, values in enumerate(figures):
             run = write_run(root, f"d-{order}-{number}", "vbpc", "a", scores_of_step(values))
-            found.append(replace(run, step=tables.Step("fashion_mnist", "g", order, number, 2)))
+            found.append(replace(run, step=tables.Step("fashion_mnist", "g", IncrementConfig(order, 2, number))))
     return found
 
 
@@ -223,19 +224,15 @@ def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> Non
     """Seeds first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
-    expected = [(2, Estimate(pytest.approx(0.7), pytest.approx(0.1), 2))]  # type: ignore[arg-type]
-    expected += [(4, Estimate(pytest.approx(0.3), pytest.approx(0.2), 2))]  # type: ignore[arg-type]
-    assert page.over_orders(table, runs, "accuracy") == expected
+    found = [(count, *astuple(mean)) for count, mean in page.over_orders(table, runs, "accuracy")]
+    assert found == [pytest.approx((2, 0.7, 0.1, 2)), pytest.approx((4, 0.3, 0.2, 2))]
     text = page.render(table, {}, 110)["index.html"]
     part = text[text.index('<section id=".steps">') :]
     assert "fashion_mnist, 2 classes a step" in part and part.count("<svg") == 2
     assert re.search(r">70.00 <small>± 10.00</small></td><td[^>]*>30.00 <small>± 20.00</small></td>", part)
     assert 'aria-label="accuracy after the last step: vbpc 30"' in part
     missing = [replace(runs[1], evaluate=tmp_path / "absent"), *runs[2:]]  # the first order's first step
-    assert page.over_orders(tables.gather(missing), missing, "accuracy")[0] == (
-        2,
-        Estimate(pytest.approx(0.6), None, 1),
-    )  # type: ignore[arg-type]
+    assert page.over_orders(tables.gather(missing), missing, "accuracy")[0] == (2, Estimate(0.6, None, 1))
     page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), {}, 110)
 
 

@@ -2,17 +2,15 @@
 
 import io
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.scores import Estimate, Quantity
 from pipeline import papers
-from pipeline.core import scores
 from pipeline.core.load import load
-from pipeline.core.scores import Estimate, Quantity, RunScores, Score
 from pipeline.papers import Printed, compare, show
 from pipeline.papers.compare import Line, Pair
 
@@ -58,35 +56,10 @@ def test_disagreement_is_said_with_its_size() -> None:
     ]
 
 
-def stored(figures: Iterable[tuple[int, int, Quantity, float]]) -> RunScores:
-    return RunScores(scores.table("d", "m", "s", [Score(*figure, n=10) for figure in figures]))
-
-
-def test_seeds_of_a_split_are_averaged_before_the_error() -> None:
-    run = stored((split, seed, Quantity("nll"), 10.0 * split + seed) for split in range(3) for seed in range(2))
-    spread = pytest.approx(10 / math.sqrt(3))
-    assert run.estimate(Quantity("nll")) == Estimate(10.5, spread, 3)
-    assert run.estimate(Quantity("nll"), 100).mean == pytest.approx(1050)  # type: ignore[union-attr]
-    assert run.estimate(Quantity("rmse")) is None
-
-
-def test_a_severity_is_the_mean_over_corruptions_within_a_seed() -> None:
+def test_a_severity_is_a_quantity_of_all_corruptions() -> None:
     table = papers.load("inducing:table12")
     wanted = table.quantity("ece:sev. 3", "FFG-U")
     assert (wanted, table.title("ece:sev. 3")) == (Quantity("ece", "corrupted", severity=3), "ECE % sev. 3")
-    run = stored(
-        (0, seed, Quantity("ece", "corrupted", kind, severity), 0.1 * i + 0.01 * seed)
-        for i, kind in enumerate(("fog", "snow", "frost"))
-        for severity in (1, 3)
-        for seed in range(4)
-        if not (kind == "fog" and severity == 1)
-    )
-    spread = pytest.approx(math.sqrt(5 / 3) / 2)  # of 10, 11, 12, 13, whatever the corruptions' own spread
-    assert run.estimate(wanted, 100) == Estimate(pytest.approx(11.5), spread, 4)
-    first = run.estimate(Quantity("ece", "corrupted", severity=1), 100)
-    assert first == Estimate(pytest.approx(16.5), spread, 4)
-    assert run.estimate(Quantity("ece", "corrupted", severity=2)) is None
-    assert run.estimate(Quantity("ece")) is None
 
 
 def test_tables_of_the_same_runs_show_their_own_alone() -> None:

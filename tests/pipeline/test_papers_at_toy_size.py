@@ -13,14 +13,14 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from bdl_pipe import scores
 from bdl_pipe.data import corrupt, prepared
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
+from bdl_pipe.scores import Quantity
 from pipeline import cli, papers
-from pipeline.core import scores
 from pipeline.core.load import read_yaml
-from pipeline.core.scores import Quantity
 from tests.data import archives as made
 
 pytestmark = pytest.mark.slow

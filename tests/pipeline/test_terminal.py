@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from report_cases import ROWS, row_scores
 from rich.console import Console
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
 from pipeline import report
-from pipeline.core import places, scores
+from pipeline.core import places
 from pipeline.core.load import read_yaml, typed
 from pipeline.core.model import Params
 from pipeline.report.columns import Cell, Grid
@@ -90,7 +91,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     Path("report").mkdir()
     Path("report/comparison.md").write_text(MARKDOWN)
     places.record("student", FITTED[0]).parent.mkdir(parents=True)
-    places.record("student", FITTED[0]).write_text('{"warnings": ["[odd] the fit | is odd"]}')
+    record = {"seconds": {}, "peak_bytes": {}, "total_seconds": {}, "warnings": ["[odd] the fit | is odd"]}
+    places.record("student", FITTED[0]).write_text(json.dumps(record))
     return params
 
 
@@ -147,3 +149,13 @@ def test_where_there_is_no_terminal_it_is_the_whole_table_as_the_report_has_it(p
     text = shown(FITTED, {"boston-gp": "stopped"}, project, width=40, terminal_=False)
     assert "| deterministic | small | 5 | " in text and "Peak memory |" in text
     assert "- [odd] the fit | is odd [boston-deterministic]" in text and "1 of 3 runs are not in this" in text
+
+
+def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None:
+    run = next(run for run in project.of("student") if run.sources)
+    ((kind, key),) = run.sources.items()
+    for at, warning in (((kind, key), "R-hat 1.3"), (("student", run.key), "own")):
+        record = {"seconds": {}, "peak_bytes": {}, "total_seconds": {}, "warnings": [warning]}
+        places.record(*at).parent.mkdir(parents=True, exist_ok=True)
+        places.record(*at).write_text(json.dumps(record))
+    assert run_info(run, project).warnings == ("own", f"{key}: R-hat 1.3")

@@ -17,11 +17,11 @@ import pytest
 from filelock import Timeout
 from mlflow.tracking import MlflowClient
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, scores
+from bdl_pipe.scores import Quantity, RunScores, Score
 from pipeline import tracking
-from pipeline.core import places, provenance, scores
+from pipeline.core import places, provenance
 from pipeline.core.curves import Curve
-from pipeline.core.scores import Quantity, RunScores, Score
 from pipeline.core.settings import Settings
 from pipeline.plan import fresh
 from pipeline.plan.plan import Plan, Stage

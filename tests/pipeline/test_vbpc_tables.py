@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from bdl_pipe.data import corrupt
+from bdl_pipe.scores import Quantity
 from pipeline import papers
 from pipeline.core.load import load
 from pipeline.core.model import Params
-from pipeline.core.scores import Quantity
 from pipeline.papers import compare, show
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,5 @@
-"""What the report concludes: intervals of the stated coverage, published critical differences, and its sentences."""
+"""What the report concludes: which differences it shows, and its sentences."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -9,43 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from bdl_pipe import artifacts
-from pipeline.core import scores
-from pipeline.core.scores import Quantity, Score
+from bdl_pipe import artifacts, scores
+from bdl_pipe.scores import Quantity, Score
 from pipeline.report import RunInfo, columns, page, tables, which
-
-
-def test_intervals_over_splits_cover_as_often_as_they_say() -> None:
-    """4,000 sets of five differences whose errors correlate as those of splits that share rows do.
-
-    The number of misses is within 5 standard errors of 5 %, a false alarm in 1.7 million; with the error of independent
-    splits, the control, misses are three times as many.
-    """
-    g, count, shared = np.random.default_rng(0), 5, which.TEST_OVER_TRAIN / (1 + which.TEST_OVER_TRAIN)
-    common, own = g.normal(size=(4000, 1)), g.normal(size=(4000, count))
-    draws = 0.3 + math.sqrt(shared) * common + math.sqrt(1 - shared) * own
-    for ratio, low, high in ((which.TEST_OVER_TRAIN, 0.033, 0.067), (0.0, 0.08, 1.0)):
-        found = [which.resampled(row, ratio) for row in draws]
-        missed = np.mean([abs(d.mean - 0.3) > d.half for d in found])
-        assert low < missed < high
-
-
-def test_an_interval_is_student_s() -> None:
-    values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
-    found = which.resampled(values, 0.0, comparisons=1)
-    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    assert which.resampled(values, 0.0, comparisons=7).half > 1.5 * found.half
-
-
-def test_the_critical_difference_is_that_of_demsar() -> None:
-    """Demšar 2006, section 3.2.2: four classifiers on fourteen data sets, q = 2.569, CD = 1.25."""
-    g = np.random.default_rng(0)
-    found = which.ranked("abcd", g.normal(size=(14, 4)))
-    assert found.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
-    assert sum(found.means.values()) == pytest.approx(10)
-    assert list(found.means.values()) == sorted(found.means.values())
-    assert which.ranked("abc", np.arange(3) + np.zeros((9, 3))).p_value < 0.01
 
 
 def stored(folder: Path, key: str, nll: list[float], rows: np.ndarray | None = None, cost: float = 1.0) -> RunInfo:
@@ -60,7 +25,7 @@ def stored(folder: Path, key: str, nll: list[float], rows: np.ndarray | None = N
             frame = pd.DataFrame({"split": 0, "seed": 0, "row": np.arange(len(rows)), "log_prob": rows})
             frame.to_parquet(made / "predictions.parquet")
     network = "mlp 8" if method != "sgld" else "mlp 64"
-    return RunInfo(key, dataset, method, "", place, folder / "none.json", network=network)
+    return RunInfo(key, dataset, method, "", place, network=network)
 
 
 def test_sentences_over_splits(tmp_path: Path) -> None:
@@ -73,21 +38,20 @@ def test_sentences_over_splits(tmp_path: Path) -> None:
         stored(tmp_path, "d-sgld", near.tolist(), cost=2.0),
     ]
     table = tables.gather(runs)
-    found = which.verdict(table, "d")
-    assert found is not None
-    best, second, third = found.standings
+    standings = which.standings(table)
+    best, second, third = standings
     assert {best.run.method, second.run.method} == {"vbll", "sgld"}
     assert third.run.method == "deterministic"
     assert second.to_best is not None and not second.to_best.apart
     assert third.to_best is not None and third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
-    text = " ".join(found.sentences)
+    text = " ".join(which.sentences(table, standings))
     assert "Over 5 splits it cannot be told apart from" in text
     assert "1 of 2 are worse" in text
     assert "There are 2 networks" in text
     assert "1 of 1 are better than the deterministic network of their own architecture" in text
-    efficient = {row.run.method for row in found.standings if row.efficient}
+    efficient = {row.run.method for row in standings if row.efficient}
     assert {"deterministic", "vbll"} <= efficient
-    assert text in columns.markdown(columns.headlines(table))
+    assert columns.headline(table).verdict == which.sentences(table, standings)
     html = page.render(table, {}, 100)["index.html"]
     assert "Which one?" in html and text in html and "mlp 64" in html
 
@@ -100,14 +64,14 @@ def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_
         stored(tmp_path, "d-deterministic", [-rows.mean()], rows),
         stored(tmp_path, "d-vbll", [-better.mean()], better),
     ]
-    found = which.verdict(tables.gather(runs), "d")
-    assert found is not None
-    second = found.standings[1].to_best
+    table = tables.gather(runs)
+    standings = which.standings(table)
+    second, text = standings[1].to_best, " ".join(which.sentences(table, standings))
     assert second is not None
     low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
-    assert "over the test rows of one split every 95 % interval" in " ".join(found.sentences)
-    assert "Another draw of training rows could order them otherwise" in " ".join(found.sentences)
+    assert "over the test rows of one split every 95 % interval" in text
+    assert "Another draw of training rows could order them otherwise" in text
 
 
 def test_ranks_over_data_sets(tmp_path: Path) -> None:

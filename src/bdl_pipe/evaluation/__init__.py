@@ -4,6 +4,7 @@ The functions are pure: they take a :class:`~bdl_pipe.posterior.Predictor` and e
 predicted by ``Predictor.batches``, of ``EvaluateConfig.batch`` rows.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..data.examples import Examples
 from ..metrics import cost
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
+from ..scores import Quantity, Set
 from ..seeds import Seed
 from .config import EvaluateConfig
 from .gathered import Gathered, Scores, normalised
@@ -28,10 +30,15 @@ __all__ = [
     "measure_cost",
     "ood_scores",
     "register_ood_score",
+    "score_all",
     "score_classification",
     "score_clean",
+    "score_corrupted",
     "score_ood",
 ]
+
+
+Figures = dict[Quantity, tuple[float, int]]  # quantity -> (value, number of examples behind it)
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,12 @@ class CleanResult:
     predictions: pa.Table
     calibration: pa.Table | None
     in_distribution_scores: dict[str, np.ndarray]
+
+    @property
+    def tables(self) -> dict[str, pa.Table]:
+        """Return the tables to store, by name: ``predictions`` and, for classes, ``calibration``."""
+        calibration = {} if self.calibration is None else {"calibration": self.calibration}
+        return {"predictions": self.predictions, **calibration}
 
 
 def score_clean(
@@ -155,3 +168,51 @@ def measure_cost(
         "bytes": (float(cost.stored_bytes(state)), 1),
         "seconds_per_1000": (1000 * taken / len(inputs), len(inputs)),
     }
+
+
+def score_all(
+    fitted: Predictor,
+    test: Examples,
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+    *,
+    ood: Mapping[str, Examples],
+    transfer: Mapping[str, Examples],
+) -> tuple[Figures, CleanResult]:
+    """Score a posterior on the test rows, against other data sets, on labelled rows of other sets, and by its cost.
+
+    Args:
+        ood, transfer: name -> rows; see :class:`bdl_pipe.data.prepared.Holdout`.
+    """
+    clean = score_clean(fitted, test, config, rng, device)
+    figures = _named("test", clean.metrics)
+    for name, other in ood.items():
+        by_score = score_ood(fitted, other.inputs, clean.in_distribution_scores, config, rng, device)
+        for score, metrics_of_score in by_score.items():
+            figures |= _named("ood", metrics_of_score, name, score=score)
+    for name, other in transfer.items():
+        figures |= _named("transfer", score_classification(fitted, other, config, rng, device), name)
+    return figures | _named("cost", measure_cost(fitted, test.inputs, config, rng, device)), clean
+
+
+def score_corrupted(
+    fitted: Predictor,
+    name: str,
+    rows: Iterable[tuple[int, Examples]],
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+) -> Figures:
+    """Score a posterior of classes on the rows (severity, corrupted rows) of the corruption ``name``."""
+    figures: Figures = {}
+    for severity, corrupted in rows:
+        scores = score_classification(fitted, corrupted, config, rng, device)
+        figures |= _named("corrupted", scores, name, severity)
+    return figures
+
+
+def _named(
+    where: Set, scores: Scores, name: str | None = None, severity: int | None = None, score: str | None = None
+) -> Figures:
+    return {Quantity(metric, where, name, severity, score): figure for metric, figure in scores.items()}

@@ -17,12 +17,14 @@ from .classification import (
     joint_scores,
     target_terms,
 )
+from .cost import COSTS
 from .metric import Mean, Metric
-from .registered import METRICS, register_metric, registered
+from .registered import METRICS, metric_of, register_metric, registered
 from .regression import covered, crps, interval, out_of_reach, squared_error
 from .scores import log_likelihood, nll
 
 __all__ = [
+    "COSTS",
     "DETECTION",
     "METRICS",
     "Bins",
@@ -39,6 +41,7 @@ __all__ = [
     "joint_log_prob",
     "joint_scores",
     "log_likelihood",
+    "metric_of",
     "nll",
     "out_of_reach",
     "register_metric",

@@ -13,7 +13,21 @@ import safetensors.torch
 import torch
 
 from ..artifacts import State
+from .metric import Metric
 
+COSTS = (
+    Metric("parameters", "Parameters", "numbers stored for prediction", better=-1, unit="count"),
+    Metric("bytes", "Size", "bytes stored for prediction", better=-1, unit="bytes"),
+    Metric(
+        "fit_seconds",
+        "Fit",
+        "time of one fit with all upstream stages; on a CPU with one thread, seconds of the processor",
+        better=-1,
+        unit="seconds",
+    ),
+    Metric("seconds_per_1000", "Per 1,000", "time of 1,000 predictions", better=-1, unit="seconds"),
+    Metric("peak_bytes", "Peak memory", "peak memory of the fitting process", better=-1, unit="bytes"),
+)
 _PROC = Path("/proc/self")
 
 

@@ -56,6 +56,7 @@ class Metric:
         kind: the predictives that ``of`` takes.
         value: the score of the mean over all batches.
         shifted: the metric is also computed on corrupted images and on rows of another data set.
+        unit: how else a report prints it, see :mod:`bdl_pipe.metrics.written`.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Metric:
     kind: type[Any] = Predictive
     value: Callable[[Mean], float] = attrgetter("value")
     shifted: bool = False
+    unit: Literal["", "count", "bytes", "seconds"] = ""
 
     def batch(self, predictive: Predictive, targets: Tensor) -> Mean | None:
         """Return the mean of one batch; None where evaluation computes the metric, or the predictive has none."""

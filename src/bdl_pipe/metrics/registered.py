@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import short
 from ..plugins import PluginError, Registered
 from ..predictive import Predictive
-from . import classification, regression, scores
+from . import classification, cost, regression, scores
 from .metric import Mean, Metric
 
 Values = Callable[[Predictive, Tensor], Tensor | None]
@@ -52,6 +52,14 @@ METRICS: Final[Registered[Metric]] = Registered(
         )
     },
 )
+
+
+_OTHERS: Final = {metric.name: metric for metric in (*classification.DETECTION, *cost.COSTS)}
+
+
+def metric_of(name: str) -> Metric:
+    """Return the metric of test rows, of out-of-distribution detection or of cost that has this name."""
+    return _OTHERS[name] if name in _OTHERS else METRICS[name]
 
 
 def registered() -> list[Metric]:

@@ -1,6 +1,6 @@
-"""The stored scores of a run, ``scores.parquet``, and the mean of a score with its standard error.
+"""The stored evaluation of a run: its scores and their means, its calibration, its rows' log-likelihoods.
 
-The table has one figure a row, and a column for each thing that the figure depends on.
+The table ``scores.parquet`` has one figure a row, and a column for each thing that the figure depends on.
 
 The report, the papers' tables and the studies share this one mean and error. Independent are the data splits of a run
 that has several splits, else its seeds: seeds of one split share their training and test rows, so they are averaged
@@ -12,12 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bdl_pipe.errors import ArtifactError
+from .errors import ArtifactError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Set = Literal["test", "corrupted", "ood", "transfer", "cost"]
 VERSION: Final = b"2"  # A file with other columns has another version.
@@ -41,6 +45,7 @@ SCHEMA: Final = pa.schema(
 )
 COLUMNS: Final = tuple(SCHEMA.names)
 KEYS: Final = COLUMNS[:-2]  # No two rows agree in all of these columns.
+CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,15 @@ def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> p
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
+def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
+    """Return a table of one fit with the split and the seed as its first columns, so that tables of fits can be joined.
+
+    The fits' predictions and calibration are stored so; see :func:`log_likelihoods` and :func:`merged_bins`.
+    """
+    own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
+    return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
+
+
 def read(path: Path) -> pa.Table:
     """Read the stored scores of a run.
 
@@ -116,36 +130,41 @@ def read(path: Path) -> pa.Table:
 
 
 class RunScores:
-    """All scores of one run, by the quantity that they measure."""
+    """All scores of one run, by the quantity that they measure.
+
+    Attributes:
+        stored: the table.
+        splits: the number of the run's splits.
+        count: the number of independent values, of which there is one for each split or, on one split, for each seed.
+        quantities: what there are scores of.
+    """
 
     def __init__(self, stored: pa.Table) -> None:
         """Take the columns of :func:`read`."""
         self.stored = stored
         self.splits = len(set(stored.column("split").to_pylist()))
-        scores = [
-            Score(row["split"], row["seed"], Quantity(*(row[name] for name in _QUANTITY)), row["value"], row["n"])
-            for row in stored.to_pylist()
-        ]
-        self.quantities: Sequence[Quantity] = tuple(dict.fromkeys(score.of for score in scores))
+        unit = "split" if self.splits > 1 else "seed"
+        self.count = len(set(stored.column(unit).to_pylist()))
         self._values = defaultdict[Quantity, list[tuple[int, float]]](list)
-        for score in scores:
-            self._values[score.of].append((score.split if self.splits > 1 else score.seed, score.value))
-        self._alike = defaultdict[tuple[str, Set, str | None], list[Quantity]](list)
-        for quantity in self.quantities:
-            self._alike[quantity.metric, quantity.set, quantity.score].append(quantity)
+        for row in stored.to_pylist():
+            self._values[Quantity(*(row[name] for name in _QUANTITY))].append((row[unit], row["value"]))
+        self.quantities: Sequence[Quantity] = tuple(self._values)
 
     def groups(self, wanted: Quantity) -> list[list[float]]:
         """List all values of a quantity, in one list for each split, or for each seed where there is one split."""
         groups = defaultdict[int, list[float]](list)
-        for quantity in self._alike.get((wanted.metric, wanted.set, wanted.score), ()):
-            if wanted.covers(quantity):
-                for unit, value in self._values[quantity]:
-                    groups[unit].append(value)
+        for quantity in [wanted] if wanted in self._values else filter(wanted.covers, self.quantities):
+            for unit, value in self._values[quantity]:
+                groups[unit].append(value)
         return [groups[unit] for unit in sorted(groups)]
 
+    def values(self, wanted: Quantity, scale: float = 1.0) -> list[float]:
+        """List the independent values of a quantity, ``scale`` times the stored ones: the mean of each group."""
+        return [average([scale * value for value in group]) for group in self.groups(wanted)]
+
     def estimate(self, wanted: Quantity, scale: float = 1.0) -> "Estimate | None":
-        """Estimate a quantity, ``scale`` times the stored values; None where there is no such score."""
-        return estimate([average([scale * value for value in group]) for group in self.groups(wanted)])
+        """Estimate a quantity from its :meth:`values`; None where there is no such score."""
+        return estimate(self.values(wanted, scale))
 
 
 @dataclass(frozen=True)
@@ -180,3 +199,32 @@ def average(values: Sequence[float]) -> float:
         except OverflowError:
             pass
     return float(sum(values)) / len(values)
+
+
+def merged_bins(path: Path) -> "pd.DataFrame":
+    """Read a run's ``calibration.parquet``, merged over splits and seeds: counts add, means are weighted by count.
+
+    Raises:
+        ArtifactError: the file is no table of such bins.
+    """
+    try:
+        rows = pq.read_table(path).select(list(CALIBRATION)).to_pandas()
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
+        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
+    sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
+    edges = rows.groupby("bin")[["lower", "upper"]].first()
+    bins = rows[["count"]].join(sums).groupby(rows["bin"]).sum()
+    return edges.assign(count=bins["count"]).join(bins[["confidence", "accuracy"]].div(bins["count"], axis=0))
+
+
+def log_likelihoods(path: Path) -> np.ndarray | None:
+    """Read log p(y | x) of each test row from the ``predictions.parquet`` of a run on one split: means over its seeds.
+
+    None if there is no such file.
+    """
+    if not path.is_file():
+        return None
+    columns = pq.read_table(path, columns=["seed", "row", "log_prob"]).to_pandas()
+    means: np.ndarray = columns.groupby("row")["log_prob"].mean().to_numpy(np.float64)
+    return means

@@ -1,0 +1,43 @@
+"""Values as readers see them: about three digits, and the unit."""
+
+from collections.abc import Callable
+
+from .metric import Metric
+
+
+def writer(metric: Metric) -> Callable[[float], str]:
+    """Return the function that writes the values of a metric."""
+    return percent if metric.percent else {"count": count, "bytes": size, "seconds": seconds}.get(metric.unit, plain)
+
+
+def plain(value: float) -> str:
+    """Write a number with three digits after the point."""
+    return f"{value:.3f}"
+
+
+def percent(value: float) -> str:
+    """Write a share as per cent, with two digits."""
+    return f"{100 * value:.2f}"
+
+
+def count(value: float) -> str:
+    """Write a count with about three digits: 999, 1.23 k, 4.5 M."""
+    return f"{value:.0f}" if value < 1000 else f"{value / 1e3:.3g} k" if value < 999_500 else f"{value / 1e6:.3g} M"
+
+
+def size(value: float) -> str:
+    """Write bytes in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def seconds(value: float) -> str:
+    """Write seconds with about three digits: 12 ms, 4.21 s, 131 s, 20 min."""
+    if value >= 600:
+        return f"{value / 60:.0f} min"
+    if value >= 0.1:
+        return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
+    return f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.2g} ms"
