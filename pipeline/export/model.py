@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import artifacts, summary
+from bdl_pipe import artifacts, papers, summary
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import load_predictor, stored_address
 
-from .. import papers, tracking
+from .. import tracking
 from ..core import places
 from ..core.settings import Settings, require_device
 from . import whole
@@ -88,7 +88,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
 
 def _student(run: str, paper: str | None) -> Path:
     """Find the artifact of a fitted run of params.yaml, or of a paper's table."""
-    root = places.WORK / "paper" / papers.load(paper).tree if paper else places.WORK
+    root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
     with places.rooted(root):
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():

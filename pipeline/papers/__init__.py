@@ -1,233 +1,187 @@
-"""Tables of papers: the printed figures (``<paper>.csv``), and our names for the paper's (``<paper>.yaml``)."""
+"""Our runs beside a paper's figures: a line for each method, with or without a run; as a table, Markdown and CSV."""
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from bdl_pipe import config
-from bdl_pipe.config import nearest
-from bdl_pipe.data import corrupt
-from bdl_pipe.data.corrupted import SEVERITIES
-from bdl_pipe.errors import UserError, require
-from bdl_pipe.scores import DEFAULT_SCORE, Quantity
+from bdl_pipe import scores
+from bdl_pipe.metrics.written import seconds
+from bdl_pipe.papers import FAR, Pair, PaperTable
+from bdl_pipe.scores import Quantity, RunScores
 
-from ..core.load import read_yaml
+from ..core import places
+from ..core.model import Params, Run
+from ..report import Grid
+from ..report.columns import NOTHING, Cell
 
-HERE: Final = Path(__file__).parent
-# A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None: all.
-CORRUPTED: Final[dict[str, tuple[str | None, int | None]]] = {
-    **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
-    **{name.replace("_", " "): (name, None) for name in corrupt.NAMES},
-}
+_COLUMNS: Final = (
+    *("dataset", "method", "run", "setting", "metric"),
+    *("ours", "error", "n", "paper", "paper_error", "z", "fit_seconds"),
+)
 
 
 @dataclass(frozen=True)
-class Counterpart:
-    """Our method for a method of the paper.
+class Line:
+    """A method of a table, or one of our runs that the table does not have.
 
     Attributes:
-        method: our method; null: we do not have it.
-        setting: the setting of our runs; empty: any.
-        scores: the paper's metric -> the OOD score of this method, where it is not the usual one.
-        note: in which way the two methods differ; shown below the table.
+        method: the paper's name, or our name for a run that the paper does not have.
+        run: the run's key; None: no run stands for the method.
+        ran: whether the run has scores.
+        cells: the paper's metric -> the two figures.
+        seconds: mean seconds of one fit, upstream runs included.
     """
 
-    method: str | None
-    setting: str = ""
-    scores: dict[str, str] = field(default_factory=dict)
-    note: str = ""
+    method: str
+    run: str | None
+    setting: str
+    ran: bool
+    cells: Mapping[str, Pair]
+    seconds: float | None = None
+
+    def ours(self, metric: str) -> str:
+        """Write our figure of a metric, with its error, and a mark if it is far from the paper's."""
+        pair = self.cells[metric]
+        if not self.ran:
+            return "not run" if pair.paper or self.run else NOTHING
+        if pair.ours is None:
+            return NOTHING
+        error = "" if pair.ours.error is None else f" ± {pair.ours.error:.{pair.digits}f}"
+        return f"{pair.ours.mean:.{pair.digits}f}{error}" + (" !" if pair.far else "")
 
 
-@dataclass(frozen=True)
-class Metric:
-    """Our metric for a metric of the paper.
+def compare(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> list[Line]:
+    """Return the lines of a table for a data set.
 
-    Attributes:
-        metric: its name in the stored scores.
-        title: the heading of its column.
-        scale: the paper's unit is our unit times this (100 for per cent).
+    Args:
+        dataset: the paper's name.
+        evaluated: keys of the runs that have scores.
     """
+    runs, lines = runs_of(table, dataset, params), list[Line]()
+    for method in table.figures[dataset]:
+        matching: list[Run | None] = [run for run in runs if stands_for(run, method, table)]
+        lines += [_line(table, dataset, method, run, len(matching) > 1, evaluated) for run in matching or [None]]
+    used = {line.run for line in lines}
+    for run in (run for run in runs if run.key not in used):
+        several = sum(other.method.name == run.method.name for other in runs) > 1
+        lines.append(_line(table, dataset, None, run, several, evaluated))
+    return lines
 
-    metric: str
-    title: str
-    scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        require(self.scale > 0, "scale", "must be > 0", self.scale)
+def runs_of(table: PaperTable, dataset: str, params: Params) -> list[Run]:
+    """List the runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
+    own, others = table.figures[dataset], table.others
+
+    def belongs(run: Run) -> bool:
+        is_own = any(stands_for(run, method, table) for method in own)
+        return is_own or not any(stands_for(run, method, table) for method in others)
+
+    ours = table.names.datasets[dataset]
+    return [run for run in params.of("student") if run.spec.dataset == ours and belongs(run)]
 
 
-@dataclass(frozen=True)
-class Names:
-    """A paper's file ``<paper>.yaml``: our names for the paper's names.
+def stands_for(run: Run, method: str, table: PaperTable) -> bool:
+    """Return True if a run of ours stands for ``method`` of the paper."""
+    ours = table.names.methods[method]
+    return run.method.name == ours.method and ours.setting in ("", run.spec.setting)
 
-    Attributes:
-        shares: table -> the table that has its params file and artifacts.
-        transfers: other labelled test sets, the paper's name -> ours; they are scored as the test rows are.
-        results: the folder of the written tables; empty: the paper's name.
-        elsewhere: table of costs or settings -> the arguments of ``python`` that make it without our runs' scores.
+
+def _line(
+    table: PaperTable, dataset: str, method: str | None, run: Run | None, several: bool, evaluated: Collection[str]
+) -> Line:
+    """Return a line with our figures where the paper prints one; a run that it does not have has all its figures.
+
+    Args:
+        several: other runs have a line of the same name, so that the setting tells them apart.
     """
-
-    title: str
-    datasets: dict[str, str]
-    metrics: dict[str, Metric]
-    methods: dict[str, Counterpart]
-    shares: dict[str, str] = field(default_factory=dict)
-    transfers: dict[str, str] = field(default_factory=dict)
-    results: str = ""
-    elsewhere: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A figure as the paper prints it, and its ±; empty: the paper prints none."""
-
-    value: str
-    error: str = ""
-
-    @property
-    def digits(self) -> int:
-        """Return the number of digits after the point."""
-        return len(self.value.partition(".")[2])
-
-    @property
-    def text(self) -> str:
-        """Return the figure with its ±, if it has one."""
-        return f"{self.value} ± {self.error}" if self.error else self.value
+    printed, pairs, stored = table.figures[dataset][method] if method else {}, {}, None
+    if run is not None and run.key in evaluated:
+        stored = RunScores(scores.read(places.artifact("evaluate", run.key) / "scores.parquet"))
+    for metric in table.metrics(dataset):
+        ours = None
+        if stored is not None and (method is None or metric in printed):
+            ours = stored.estimate(table.quantity(metric, method), table.scale(metric))
+        pairs[metric] = Pair(ours, printed.get(metric))
+    cost = stored.estimate(Quantity("fit_seconds", "cost")) if stored is not None else None
+    key, name, setting = (run.key, run.method.name, run.spec.setting) if run is not None else (None, "", "")
+    title = f"{method or name} ({setting})" if several else method or name
+    return Line(title, key, setting, stored is not None, pairs, cost.mean if cost else None)
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """A table of a paper.
-
-    Attributes:
-        figures: data set -> method -> metric -> figure, all by the paper's names.
-        others: the methods of all tables that share its runs; its own methods may be among them.
-    """
-
-    paper: str
-    table: str
-    names: Names
-    figures: Mapping[str, Mapping[str, Mapping[str, Printed]]]
-    others: frozenset[str]
-
-    def __str__(self) -> str:
-        return f"{self.paper}:{self.table}"
-
-    @property
-    def source(self) -> str:
-        """Return the table that has this table's params file and artifacts: itself, or another."""
-        return _source(self.table, self.names)
-
-    @property
-    def tree(self) -> str:
-        """Return the name of the folder of its artifacts, below ``work/paper``."""
-        return f"{self.paper}-{self.source}"
-
-    @property
-    def folder(self) -> str:
-        """Return the name of the folder of its written tables, below ``results``."""
-        return self.names.results or self.paper
-
-    def metrics(self, dataset: str) -> list[str]:
-        """List the metrics that the paper prints for a data set, all by the paper's names."""
-        return list(dict.fromkeys(metric for row in self.figures[dataset].values() for metric in row))
-
-    def notes(self, dataset: str) -> dict[str, list[str]]:
-        """Return the notes on a data set's methods, in order: note -> the methods, by the paper's names."""
-        notes: dict[str, list[str]] = {}
-        for method in self.figures[dataset]:
-            notes.setdefault(self.names.methods[method].note, []).append(method)
-        return {note: methods for note, methods in notes.items() if note}
-
-    def title(self, metric: str, between: str = " ") -> str:
-        """Return the heading of a metric's column; ``between`` separates the metric from its set."""
-        name, _, where = metric.partition(":")
-        return self.names.metrics[name].title + (between + where if where else "")
-
-    def scale(self, metric: str) -> float:
-        """Return the factor from our unit of a metric to the paper's (100 for per cent)."""
-        return self.names.metrics[metric.partition(":")[0]].scale
-
-    def quantity(self, metric: str, method: str | None) -> Quantity:
-        """Return the quantity of the stored scores for the paper's ``metric``.
-
-        A metric may name a set after a colon: an OOD set, a set that the run is transferred to, a severity (the mean
-        over all corruptions), or a corruption (the mean over all severities).
-
-        Args:
-            method: the paper's name of a method, which may have an OOD score of its own.
-        """
-        name, _, where = metric.partition(":")
-        ours = self.names.metrics[name].metric
-        if where in self.names.transfers:
-            return Quantity(ours, "transfer", self.names.transfers[where])
-        if where in CORRUPTED:
-            return Quantity(ours, "corrupted", *CORRUPTED[where])
-        if where:
-            special = self.names.methods[method].scores.get(name) if method else None
-            return Quantity(ours, "ood", self.names.datasets[where], score=special or DEFAULT_SCORE)
-        return Quantity(ours)
+def grid(table: PaperTable, dataset: str, lines: Sequence[Line]) -> Grid:
+    """Return the comparison as a table: two columns for each metric, and the seconds of a fit."""
+    metrics = table.metrics(dataset)
+    head = [f"{table.title(metric)} {whose}" for metric in metrics for whose in ("ours", "paper")]
+    rows = []
+    for line in lines:
+        texts = [line.method]
+        for metric, paper in ((metric, line.cells[metric].paper) for metric in metrics):
+            texts += [line.ours(metric), paper.text if paper else NOTHING]
+        rows.append([*map(Cell, texts), Cell(NOTHING if line.seconds is None else seconds(line.seconds))])
+    notes = [f"{', '.join(methods)}: {note}" for note, methods in table.notes(dataset).items()]
+    title = f"{table}, {dataset}, ours ± standard error ({_splits(lines)})"
+    return Grid(["method", *head, "seconds"], rows, title, remarks=[*agreement(table, lines), *notes])
 
 
-def load(name: str, folder: Path = HERE) -> PaperTable:
-    """Read the table that ``<paper>:<table>`` names.
-
-    Raises:
-        UserError: there is no such paper or table.
-    """
-    paper, table, names = _names(name, folder)
-    rows = _rows(folder / f"{paper}.csv")
-    tables = sorted({row["table"] for row in rows} | names.elsewhere.keys())
-    if table not in tables:
-        raise UserError(f"{name}: must be <paper>:<table>, and {paper} has no such table{nearest(table, tables)}")
-    figures: dict[str, dict[str, dict[str, Printed]]] = {}
-    others = set[str]()
-    for row in rows:
-        if row["table"] == table:
-            _check(row, names, f"{paper}.csv")
-            method = figures.setdefault(row["dataset"], {}).setdefault(row["method"], {})
-            method[row["metric"]] = Printed(row["value"], row["error"])
-        elif _source(row["table"], names) == _source(table, names):
-            others.add(row["method"])
-    return PaperTable(paper, table, names, figures, frozenset(others))
+def agreement(table: PaperTable, lines: Sequence[Line]) -> list[str]:
+    """Write ours − paper, also in combined standard errors: a line for each method with errors on both sides."""
+    verdicts = []
+    for line in lines:
+        parts = [
+            f"{table.title(metric)} {pair.difference:+.{pair.digits}f} ({pair.z:+.1f}{' !' if pair.far else ''})"
+            for metric, pair in line.cells.items()
+            if pair.z is not None
+        ]
+        verdict = "disagrees" if any(pair.far for pair in line.cells.values()) else "agrees"
+        verdicts += [f"{line.method} {verdict}: {', '.join(parts)}"] if parts else []
+    if not verdicts:
+        return ["agreement: no method has figures with a standard error on both sides"]
+    pairs = [pair for line in lines for pair in line.cells.values() if pair.z is not None]
+    marked = f"! beyond {FAR:g}: {sum(pair.far for pair in pairs)} of {len(pairs)}"
+    return [f"ours − paper (in combined standard errors; {marked})", *verdicts]
 
 
-def elsewhere(name: str, folder: Path = HERE) -> str:
-    """Return the arguments of ``python`` that make the table ``<paper>:<table>``; empty: our runs' scores make it.
-
-    Raises:
-        UserError: there is no such paper.
-    """
-    _, table, names = _names(name, folder)
-    return names.elsewhere.get(table, "")
-
-
-def _names(name: str, folder: Path) -> tuple[str, str, Names]:
-    paper, _, table = name.partition(":")
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if paper not in known:
-        raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
-    return paper, table, config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
-
-
-def _source(table: str, names: Names) -> str:
-    return names.shares.get(table, table)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _check(row: Mapping[str, str], names: Names, path: str) -> None:
-    metric, _, where = row["metric"].partition(":")
-    known: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        (row["dataset"], names.datasets),
-        (row["method"], names.methods),
-        (metric, names.metrics),
-        *([(where, {**names.datasets, **names.transfers, **CORRUPTED})] if where else []),
+def markdown(table: PaperTable, dataset: str, lines: Sequence[Line], facts: Mapping[str, Any]) -> str:
+    """Return the comparison as Markdown, with ``facts`` below it."""
+    shown = grid(table, dataset, lines)
+    rule = [":---", *["---:"] * (len(shown.head) - 1)]
+    rows = [shown.head, rule, *([cell.text for cell in row] for row in shown.rows)]
+    return "\n".join(
+        [
+            f"# {table.names.title}: {table.table}, {dataset}",
+            "",
+            f"Ours: mean ± standard error ({_splits(lines)}); seconds to fit one seed with all that it is made from. "
+            "The paper's ± is as printed there and is taken as a standard error. "
+            f"A mark (!) says: further apart than {FAR:g} combined standard errors.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            *(f"- {remark}" for remark in shown.remarks),
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {key} | {value} |" for key, value in facts.items()),
+            "",
+        ]
     )
-    for name, there in known:
-        require(name in there, f"{path}: {name}", "has no counterpart in the paper's yaml")
+
+
+def comma_separated(dataset: str, lines: Sequence[Line]) -> str:
+    """Return the comparison as CSV: one row a figure, in full precision and in the paper's unit."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for line in lines:
+        for metric, pair in line.cells.items():
+            ours = (pair.ours.mean, pair.ours.error, pair.ours.n) if pair.ours else (None, None, None)
+            paper = (pair.paper.value, pair.paper.error) if pair.paper else (None, None)
+            about = (dataset, line.method, line.run, line.setting, metric)
+            writer.writerow([*about, *ours, *paper, pair.z, line.seconds])
+    return text.getvalue()
+
+
+def _splits(lines: Sequence[Line]) -> str:
+    counts = sorted({pair.ours.n for line in lines for pair in line.cells.values() if pair.ours})
+    return f"n = {' or '.join(map(str, counts))}" if counts else "none run"

@@ -1,38 +1,43 @@
 """``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside the paper's figures.
 
 ``params/paper/<paper>-<table>.yaml`` is a whole params file of its own, and the artifacts lie in a tree of their own,
-``work/paper/<paper>-<table>``. Tables of the same runs share both (``shares`` in ``papers/<paper>.yaml``). DVC has no
+``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC has no
 part in it. A stage that is up to date is not run again (see :mod:`pipeline.plan.fresh`), so an interrupted run goes on
-from where it stopped. A benchmark or a study makes the tables of costs and of settings (``elsewhere``).
+from where it stopped. A benchmark or a study makes the tables of costs and of settings (``commands.yaml``).
 """
 
-import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, config, papers
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
+from bdl_pipe.papers import PaperTable
 
-from .. import papers, tracking
+from .. import tracking
 from ..core import places, provenance, records
-from ..core.load import load
+from ..core.load import load, read_yaml, typed
 from ..core.model import FIT_KINDS, Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
+from ..report import show
 from ..run import pool
-from . import PaperTable, compare, show
+from . import Line, comma_separated, compare, grid, markdown, runs_of, stands_for
 
 PARAMS: Final = Path("params/paper")
 RESULTS: Final = Path("results")
+COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # table of costs or settings -> the arguments of python
+FOLDERS: Final = {"ciber": "collapsed"}  # paper -> the folder of its results, where it is not the paper's name
 _UNKNOWN: Final = "—"
+T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Request:
     """A checked request for a paper's table.
 
@@ -56,14 +61,9 @@ class Request:
         return f"-{self.splits}-splits" if self.splits else ""
 
     @property
-    def name(self) -> str:
-        """Return the name of the artifacts' folder."""
-        return self.table.tree + self.suffix
-
-    @property
     def root(self) -> Path:
         """Return the folder of the artifacts."""
-        return places.WORK / "paper" / self.name
+        return places.WORK / "paper" / (self.table.source + self.suffix)
 
 
 def paper(table: str, datasets: str | None, methods: str | None, splits: int | None, executor: str | None) -> int:
@@ -74,102 +74,91 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
     Raises:
         UserError: a name or a number is wrong (nothing has run then), or a stage fails.
     """
-    if command := papers.elsewhere(table):
+    from rich.console import Console
+
+    if command := read_yaml(COMMANDS).get(table):
         options = {"dataset": datasets, "method": methods, "splits": splits, "executor": executor}
         if given := [f"--{name}" for name, value in options.items() if value is not None]:
             raise UserError(f"{table}: takes no {', '.join(given)}: it is made by python {command}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
-    from rich.console import Console
-
-    request, settings = read(table, datasets, methods, splits), Settings.read(executor=executor)
-    console = Console()
+    known = papers.load(table)
+    request, settings = read(known, datasets, methods, splits), Settings.read(executor=executor)
     with places.rooted(request.root):
         _update(request, settings)
         why = pool.stale(plan(request.params))
         for dataset in request.datasets:
-            runs = compare.runs_of(request.table, dataset, request.params)
+            runs = runs_of(known, dataset, request.params)
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
-            lines = compare.compare(request.table, dataset, request.params, {run.key for run in done})
-            show.terminal(request.table, dataset, lines, console)
+            lines = compare(known, dataset, request.params, {run.key for run in done})
+            show([grid(known, dataset, lines)], Console(), in_report=False)
             for path in _write(request, dataset, lines, _facts(request, dataset, done, settings)):
-                console.print(f"written: {path}", highlight=False, soft_wrap=True)
-    ours = request.table.names.datasets
-    if absent := [name for name in request.table.figures if ours[name] not in request.params.datasets]:
-        console.print(f"of this table, not in {request.path}: {', '.join(absent)}", highlight=False)
+                print(f"written: {path}")
+    if absent := [name for name in known.figures if known.names.datasets[name] not in request.params.datasets]:
+        print(f"of this table, not in {request.path}: {', '.join(absent)}")
     return 0
 
 
-def read(table: str, datasets: str | None, methods: str | None, splits: int | None) -> Request:
+def read(table: PaperTable, datasets: str | None, methods: str | None, splits: int | None) -> Request:
     """Check a request for a table, and return it.
 
     Raises:
-        UserError: the paper, the table, its params file, a data set or a method is not known here.
+        UserError: the table's params file, a data set or a method is not known here.
     """
-    known = papers.load(table)
-    path = PARAMS / f"{known.paper}-{known.source}.yaml"
+    path = PARAMS / f"{table.source}.yaml"
     if not path.is_file():
-        others = [str(p) for p in sorted(PARAMS.glob(f"{known.paper}-*.yaml"))]
+        others = [str(p) for p in sorted(PARAMS.glob(f"{table.paper}-*.yaml"))]
         raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(others) or 'none'})")
     try:
         params = load(path)
     except ConfigError as error:
         raise UserError(f"{path}: {error}") from None
     if splits:
-        params = _with_splits(params, splits)
-    chosen = _datasets(known, params, datasets, path)
-    runs = [run for name in chosen for run in compare.runs_of(known, name, params)]
-    return Request(known, params, chosen, _methods(known, runs, methods, path), splits, path)
+        params = typed(config.merge(params.raw, {"datasets": {key: {"splits": splits} for key in params.datasets}}))
+    chosen = _datasets(table, params, datasets, path)
+    runs = [run for name in chosen for run in runs_of(table, name, params)]
+    return Request(table, params, chosen, _methods(table, runs, methods, path), splits, path)
 
 
-def _datasets(paper: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
+def _datasets(table: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
     """List the paper's names of the data sets that were named (by the paper's name or ours), or of all."""
-    ours = {name: paper.names.datasets[name] for name in paper.figures}
-    available = [name for name, key in ours.items() if key in params.datasets]
+    ours = {name: table.names.datasets[name] for name in table.figures}
+    known = {name: [name] if key in params.datasets else [] for name, key in ours.items()}
     if names is None:
-        return available
-    chosen = []
-    for given in _split(names, "--dataset"):
-        found = [name for name, key in ours.items() if given.lower() in (name.lower(), key.lower())]
-        if not found:
-            raise UserError(f"--dataset {given}: is not a data set of {paper}{nearest(given, ours)}")
-        if found[0] not in available:
-            raise UserError(f"--dataset {given}: has no run in {path} (it has: {', '.join(available) or 'none'})")
-        chosen += found
-    return list(dict.fromkeys(chosen))
+        return [name for found in known.values() for name in found]
+    return list(dict.fromkeys(_chosen("--dataset", names, known | {ours[name]: known[name] for name in ours}, path)))
 
 
-def _methods(paper: PaperTable, runs: Sequence[Run], names: str | None, path: Path) -> list[Run]:
+def _methods(table: PaperTable, runs: Sequence[Run], names: str | None, path: Path) -> list[Run]:
     """List the runs of the methods that were named (by the paper's name or ours), or all."""
     if names is None:
         return list(runs)
-    theirs = {name.lower(): name for figures in paper.figures.values() for name in figures}
-    known = [*theirs.values(), *dict.fromkeys(run.method.name for run in runs)]
-    chosen: dict[str, Run] = {}
-    for given in _split(names, "--method"):
-        name = theirs.get(given.lower())
-        found = [r for r in runs if r.method.name == given.lower() or (name and compare.stands_for(r, name, paper))]
-        if not found and name is None:
-            raise UserError(f"--method {given}: is not a method of {paper} or of {path}{nearest(given, known)}")
-        if not found:
-            have = ", ".join(dict.fromkeys(run.method.name for run in runs))
-            raise UserError(f"--method {given}: has no run in {path} (it has: {have or 'none'})")
-        chosen |= {run.key: run for run in found}
-    return [run for run in runs if run.key in chosen]
+    theirs = dict.fromkeys(name for figures in table.figures.values() for name in figures)
+    known = {name: [run for run in runs if stands_for(run, name, table)] for name in theirs}
+    for run in runs:
+        known.setdefault(run.method.name, []).append(run)
+    chosen = _chosen("--method", names, known, path)
+    return [run for run in runs if run in chosen]
 
 
-def _split(names: str, option: str) -> list[str]:
-    parts = [name.strip() for name in names.split(",")]
-    if not all(parts):
-        raise UserError(f"{option}: must be names with a comma between, got {names!r}")
-    return parts
+def _chosen(option: str, names: str, known: Mapping[str, Sequence[T]], path: Path) -> list[T]:
+    """List what the names of an option stand for; capital letters do not matter.
 
-
-def _with_splits(params: Params, splits: int) -> Params:
-    """Return ``params`` with ``splits`` in every data set, also in the sections as they are written."""
-    datasets = {key: dataclasses.replace(dataset, splits=splits) for key, dataset in params.datasets.items()}
-    written = {key: {**section, "splits": splits} for key, section in params.raw["datasets"].items()}
-    return dataclasses.replace(params, datasets=datasets, raw={**params.raw, "datasets": written})
+    Raises:
+        UserError: a name is empty or not known, or stands for nothing in the params file at ``path``.
+    """
+    chosen = list[T]()
+    for given in (name.strip() for name in names.split(",")):
+        if not given:
+            raise UserError(f"{option}: must be names with a comma between, got {names!r}")
+        same = [values for name, values in known.items() if name.lower() == given.lower()]
+        if not same:
+            raise UserError(f"{option} {given}: is not in the table or in {path}{nearest(given, known)}")
+        if not any(same):
+            has = ", ".join(name for name, values in known.items() if values)
+            raise UserError(f"{option} {given}: has no run in {path} (it has: {has or 'none'})")
+        chosen += [value for values in same for value in values]
+    return chosen
 
 
 def _update(request: Request, settings: Settings) -> None:
@@ -178,18 +167,16 @@ def _update(request: Request, settings: Settings) -> None:
     Raises:
         UserError: a stage failed.
     """
-    stages = _stages(request.params, request.runs)
+    params, root, stages = request.params, request.root, _stages(request.params, request.runs)
     todo = pool.stale(stages)
     if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
-    with tracking.opened(settings, request.params, f"paper {request.name}", {"paper": str(request.table)}) as tracker:
+    with tracking.opened(settings, params, f"paper {root.name}", {"paper": str(request.table)}) as tracker:
         if settings.executor == "inline":
-            outcome = pool.in_process(stages, todo, request.params, settings, tracker)
+            outcome = pool.in_process(stages, todo, params, settings, tracker)
         else:
-            outcome = pool.run(
-                stages, todo, request.params, settings, jobs=pool.JOBS, root=request.root, watcher=tracker
-            )
+            outcome = pool.run(stages, todo, params, settings, jobs=pool.JOBS, root=root, watcher=tracker)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)
@@ -226,13 +213,12 @@ def _all(values: Iterable[str | None]) -> str:
     return ", ".join(sorted({_UNKNOWN if value is None else value for value in values})) or _UNKNOWN
 
 
-def _write(request: Request, dataset: str, lines: Sequence[compare.Line], facts: dict[str, Any]) -> list[Path]:
+def _write(request: Request, dataset: str, lines: Sequence[Line], facts: dict[str, Any]) -> list[Path]:
     """Write a table as Markdown and as CSV, and return the two files."""
-    name = f"{request.table.table}-{request.table.names.datasets[dataset]}{request.suffix}"
-    folder = RESULTS / request.table.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {".md": show.markdown(request.table, dataset, lines, facts), ".csv": show.comma_separated(dataset, lines)}
-    paths = [folder / (name + suffix) for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_bytes(path, text.encode())
-    return paths
+    table, ours = request.table, request.table.names.datasets[dataset]
+    stem = RESULTS / FOLDERS.get(table.paper, table.paper) / f"{table.table}-{ours}{request.suffix}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    texts = {".md": markdown(table, dataset, lines, facts), ".csv": comma_separated(dataset, lines)}
+    for suffix, text in texts.items():
+        write_bytes(stem.with_name(stem.name + suffix), text.encode())
+    return [stem.with_name(stem.name + suffix) for suffix in texts]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bdl_pipe import config, evaluation
+from bdl_pipe import config, evaluation, papers
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.transform import Transform
@@ -17,7 +17,6 @@ from bdl_pipe.metrics import DETECTION
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
-from pipeline import papers
 from pipeline.core.load import read_yaml
 
 

@@ -13,14 +13,15 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bdl_pipe import scores
+from bdl_pipe import papers, scores
 from bdl_pipe.data import corrupt, prepared
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
-from pipeline import cli, papers
+from pipeline import cli
 from pipeline.core.load import read_yaml
+from pipeline.papers.run import FOLDERS
 from tests.data import archives as made
 
 pytestmark = pytest.mark.slow
@@ -131,7 +132,7 @@ def test_image_tables(name: str, project: Path, capsys: pytest.CaptureFixture[st
         for dataset, figures in known.figures.items():
             if part and dataset != PART[paper]:
                 continue
-            stem = project / f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}"
+            stem = project / f"results/{FOLDERS.get(paper, paper)}/table{number}-{known.names.datasets[dataset]}"
             text = stem.with_suffix(".md").read_text()
             assert text.count("not run") == len(NOT_RUN & {*figures}) and (paper == "vbll" or "nan" not in text)
             cells = shown(stem.with_suffix(".csv"))
