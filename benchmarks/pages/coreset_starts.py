@@ -25,8 +25,8 @@ from bdl_pipe.registry import posterior_of
 from pipeline.core.load import load
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
-from pipeline.search import session
-from pipeline.search.trial import Chain, Upstream, inputs_of
+from pipeline.search import branch_of, load_data, make_upstream
+from pipeline.search.trial import Branch, Upstream, inputs_of
 from pipeline.stages import report
 
 OUT = Path("results/coresets/starts.md")
@@ -53,27 +53,25 @@ def main() -> None:
     print(text[-1])
 
 
-def prepared(key: str, read: Params, settings: Settings) -> tuple[Chain, FitData, Upstream]:
+def prepared(key: str, read: Params, settings: Settings) -> tuple[Branch, FitData, Upstream]:
     """Make what the coreset of a run is made from, on training rows alone."""
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name
-    found = session.branch_of(read, method, run.spec.dataset, key, "tune", settings)
-    data = session.load_data(found, read, settings)
-    return found.chain, data, session.make_upstream(found, data, read, settings)
+    found = branch_of(read, method, run.spec.dataset, key, settings)
+    data = load_data(found, read, settings)
+    return found, data, make_upstream(found, data, read, settings)
 
 
-def measured(key: str, chain: Chain, data: FitData, upstream: Upstream) -> tuple[str, ...]:
+def measured(key: str, chain: Branch, data: FitData, upstream: Upstream) -> tuple[str, ...]:
     """Return a row of the table."""
     torch.set_num_threads(1)
     configs, first = [r.config for r in chain.runs], chain.runs[0]
     clock = time.perf_counter()
-    distilled = first.stage.fit_one(
-        data, inputs_of(first, upstream), configs[0], rng=chain.address(first), report=Silent()
-    )
+    distilled = first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=chain.rng(first), report=Silent())
     seconds = time.perf_counter() - clock
     numbers = first.config
     scale = numbers.coreset.label_scale if hasattr(numbers, "coreset") else 1.0
-    address = chain.address(first).fold("start")
+    address = chain.rng(first).fold("start")
     start = balanced(data, numbers.ipc, scale, rng=address).state(
         data, {"coreset": first.method.name, "ipc": numbers.ipc}
     )
@@ -91,7 +89,7 @@ def measured(key: str, chain: Chain, data: FitData, upstream: Upstream) -> tuple
     )
 
 
-def score(chain: Chain, fitted: State, data: FitData) -> tuple[float, float]:
+def score(chain: Branch, fitted: State, data: FitData) -> tuple[float, float]:
     """Return the mean NLL in nats and the accuracy on the validation rows."""
     predictor = Predictor(posterior_of(fitted), data.transform, data.classes)
     targets = torch.from_numpy(data.validation.targets)

@@ -1,5 +1,306 @@
-"""Searches by Ray Tune and studies over grids: trials on training rows, scored on validation rows."""
+"""Searches by Ray Tune and studies over grids: trials on training rows, scored on validation rows.
 
-from ..work.cluster import prepare_environment
+A trial fits on the training rows alone. Its inputs must not have seen validation rows either, and a final fit may have
+seen them. So the inputs are fitted here once more, on the training rows.
 
-prepare_environment()  # Ray reads it as it is imported: a head of ours must listen on 127.0.0.1 alone.
+The folder of a search holds its record (what it is a search of, whether it is finished) and Ray Tune's trials. It is
+``.state/<verb>/<name>`` in the project, or ``<verb>/<name>`` in BDL_SEARCHES. One process at a time works on a search:
+it holds a lock on a file in ``.state``. The lock ends with its process.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+from pyarrow import fs
+
+from bdl_pipe import artifacts
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import nearest
+from bdl_pipe.data import prepared
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import UserError
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.method import Task
+from bdl_pipe.seeds import Seed
+
+from .. import tracking
+from ..core import places, provenance, signals, storage
+from ..core.model import Params, Run
+from ..core.settings import Settings
+from ..plan import sources
+from ..plan.code import shipped
+from ..plan.plan import one
+from ..run import body
+from ..stages import fit
+from ..work import cluster
+from ..work.choose import choose
+from ..work.display import Display
+from ..work.store import Store
+from .trial import METRIC, Branch, Upstream
+
+METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every posterior, by `evaluation.score_clean`
+    "classification": ("accuracy", "nll", "brier", "ece"),
+    "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
+}
+RECORD: Final = "search.json"
+
+cluster.prepare_environment()  # Ray reads it as it is imported: a head of ours must listen on 127.0.0.1 alone.
+
+
+def branch_of(
+    params: Params,
+    method: str,
+    dataset: str,
+    key: str | None,
+    settings: Settings,
+    evaluate: EvaluateConfig | None = None,
+) -> Branch:
+    """Find the runs that make the run ``key``, or the first run on ``dataset`` in which ``method`` takes part.
+
+    Args:
+        evaluate: how a study scores a trial; None: the trials are of a search.
+
+    Raises:
+        UserError: the method, the data set or the run does not exist.
+    """
+    methods = {run.method.name for run in params.runs.values()}
+    if dataset not in params.datasets:
+        raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
+    if method not in methods:
+        raise UserError(f"{method}: is not a method of any run{nearest(method, methods)}")
+    runs = [params.run("student", key)] if key else params.of("student")
+    lineages = [params.lineage(run) for run in runs if run.spec.dataset == dataset]
+    lineage = next((each for each in lineages if method in [run.method.name for run in each]), None)
+    if lineage is None:
+        where = f"run {key}" if key else f"any run on {dataset}"
+        raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")
+    chain = [next(run for run in lineage if run.method.name == method)]
+    for run in lineage[lineage.index(chain[0]) + 1 :]:
+        if any((other.kind, other.key) in run.sources.items() for other in chain):
+            chain.append(run)
+    if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
+        step = f"a search fits all on {dataset}; search on the first step, and use the winner for all"
+        raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
+    upstream = tuple(run for run in lineage if run not in chain)
+    code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
+    return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate)
+
+
+def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
+    """Load split 0 with separate validation rows; the data set is prepared first if it is not up to date.
+
+    Raises:
+        UserError: there are no validation rows, or the data set cannot be prepared.
+    """
+    body.ensure(one("prepare", branch.dataset, params), params, Settings.read(executor="inline"))
+    data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
+    if len(data.validation) == 0:
+        raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
+    if params.datasets[branch.dataset].splits > 1:
+        also = "some validation rows of split 0 are test rows of other splits"
+        print(f"warning: {branch.dataset} has several splits: {also}")
+    return data.on(settings.device)
+
+
+def data_hash(branch: Branch) -> str:
+    """Hash the prepared data's manifest."""
+    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
+
+
+def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
+    """Fit the upstream runs to the training rows; finished fits are kept, and reused by the next call."""
+    executor, made = choose(settings), dict[tuple[str, str], list[State]]()
+    for run in branch.upstream:
+        states = {
+            kind: {f"{kind}-{number}": state for number, state in enumerate(made[kind, key])}
+            for kind, key in run.sources.items()
+        }
+        shared = {"data-0": data, **{name: state for named in states.values() for name, state in named.items()}}
+        root = Seed(params.seed).fold(branch.verb, run.kind, run.key)
+        tasks = fit.seed_tasks(run, 0, states, root, _seeds_needed(branch, run))
+        lineage = params.lineage(run)
+        about = {
+            "for": branch.verb,
+            "made from": [fit.facts(source, params) for source in lineage[:-1]],
+            "code": [sources.fit_digest(source.method.name, params) for source in lineage],
+            **fit.facts(run, params),
+        }
+        identity = fit.identity(about, settings, [places.artifact("prepare", branch.dataset)])
+        store = Store(places.checkpoints(branch.verb, f"{run.kind}-{run.key}"), identity)
+        store.open()
+        with Display(f"{run.kind} {run.key}, on training rows alone") as display:
+            whole = [replace(task, data_parallel=False) for task in tasks]
+            done = executor.map(fit.make, whole, shared=shared, display=display, store=store)
+        made[run.kind, run.key] = [d.result for d in done]
+    return made
+
+
+def _seeds_needed(branch: Branch, run: Run) -> int:
+    """Count the seeds of an upstream run that one trial, which has one seed, is made from."""
+    counts = [1]
+    for other in (*branch.upstream, *branch.runs):
+        if (run.kind, run.key) in other.sources.items():
+            needs_all = other.stage.needs[run.kind] == "all"
+            of_other = _seeds_needed(branch, other) if other in branch.upstream else 1
+            counts.append(run.spec.seeds if needs_all else min(run.spec.seeds, of_other))
+    return max(counts)
+
+
+class Folder(storage.Folder):
+    """A folder that holds a search: an absolute path, or an address such as ``s3://bucket/path``."""
+
+    def read(self) -> dict[str, Any]:
+        """Read the record; {} if there is none."""
+        record: dict[str, Any] = json.loads(self.load(RECORD) or b"{}")
+        return record
+
+    def write(self, **record: Any) -> None:
+        """Write the record, whole or not at all."""
+        if "://" not in self.address:
+            Path(self.address).mkdir(parents=True, exist_ok=True)
+        self.save(RECORD, json.dumps(record).encode())
+
+    def clear(self) -> None:
+        """Remove everything in the folder."""
+        files, path = fs.FileSystem.from_uri(self.address)
+        files.delete_dir_contents(path, missing_dir_ok=True)
+
+    def is_unfinished(self) -> bool:
+        """Return whether a search was begun here and has not been finished."""
+        record = self.read()
+        return bool(record) and not record.get("finished")
+
+
+def folder_of(verb: str, name: str, settings: Settings) -> Folder:
+    """Return the folder of a search; storage that cannot be written is refused.
+
+    Raises:
+        UserError: BDL_SEARCHES cannot be written.
+    """
+    if settings.searches:
+        storage.require("BDL_SEARCHES", settings.searches)
+    return Folder("BDL_SEARCHES", f"{settings.searches or places.STATE.absolute()}/{verb}/{name}")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A search or a study while a process works on it.
+
+    Attributes:
+        parts: the parameters of :func:`.trial.trial` besides the sample; all trials share them.
+        tags: the tags of the trials' tracked runs; without a parent they are not tracked.
+        metrics: the scores among what a trial reports.
+    """
+
+    name: str
+    folder: Folder
+    settings: Settings
+    parts: Mapping[str, Any]
+    tags: Mapping[str, Any]
+    metrics: tuple[str, ...]
+
+
+@contextmanager
+def opened(
+    name: str, branch: Branch, facts: Any, params: Params, settings: Settings, resume: bool
+) -> Iterator[Session]:
+    """Hold a search within the block: its lock, Ray, its tracked run. At the end of the block it is finished.
+
+    Args:
+        facts: what scores depend on besides the branch and the data; only the same search is resumed.
+        settings: the settings of the command.
+        resume: continue an unfinished search; otherwise begin a new one.
+
+    Raises:
+        UserError: another process holds the search; ``resume`` and the folder do not agree; Ray cannot be used.
+        KeyboardInterrupt: the user stopped the search, by Ctrl-C or SIGTERM.
+    """
+    verb, settings = branch.verb, settings.of(branch.verb, branch.method.name)
+    if settings.jobs:
+        rule = f"must be host:port for {verb}; send the whole command: python -m pipeline job -- python -m pipeline"
+        raise UserError(f"RAY_ADDRESS={settings.jobs}: {rule} {verb} …")
+    folder = folder_of(verb, name, settings)
+    with locked(places.STATE / verb / f"{name}.lock", folder):
+        data = load_data(branch, params, settings)
+        record = {"identity": provenance.digest([branch.facts(), facts, data_hash(branch)])}
+        parent = begin(folder, record["identity"], resume)
+        tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
+        with cluster.connected(settings, ships=shipped()):
+            require_shared(settings)
+            run_id, status = tracking.start_parent(f"{verb} {name}", {**tags, "stage": verb}, parent), "FAILED"
+            try:
+                folder.write(**record, parent=run_id)
+                # Tune's handler of Ctrl-C keeps the trials, while Ray's of SIGTERM ends the process at once.
+                signals.interruptible()
+                signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+                upstream = make_upstream(branch, data, params, settings)
+                parts = {"branch": branch, "data": data, "upstream": upstream}
+                metrics = METRICS[params.datasets[branch.dataset].task] if branch.evaluate else (METRIC,)
+                tags |= {"stage": "trial", tracking.NEST: run_id}
+                yield Session(name, folder, settings, parts, tags, metrics)
+                folder.write(**record, parent=run_id, finished=True)
+                status = "FINISHED"
+            except KeyboardInterrupt:
+                print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)
+                status = "KILLED"
+                raise
+            finally:
+                signals.interruptible()
+                tracking.end_parent(run_id, status)
+
+
+def begin(folder: Folder, identity: str, resume: bool) -> str | None:
+    """Empty the folder for a new search, or return the id of the tracked run of the search that is resumed.
+
+    Raises:
+        UserError: the folder holds an unfinished search and ``resume`` is false, or it holds none of this identity.
+    """
+    if not resume:
+        if folder.is_unfinished():
+            raise UserError(f"{folder.address}: holds an unfinished search; continue with --resume, or remove it")
+        folder.clear()
+        return None
+    record = folder.read()
+    if not folder.is_unfinished():
+        raise UserError(f"{folder.address}: holds no unfinished search; leave out --resume")
+    if record["identity"] != identity:
+        changed = "params, data, grid, code, --samples or --scheduler differ from those of the stopped search"
+        raise UserError(f"{folder.address}: {changed}; change them back, or remove the folder and start again")
+    return record["parent"]
+
+
+def require_shared(settings: Settings) -> None:
+    """Refuse a cluster of several machines without storage that all of them reach: trials store checkpoints there.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    import ray
+
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if settings.address and not settings.searches and len(machines) > 1:
+        need = "a folder or s3://bucket/path that all of them reach"
+        raise UserError(f"BDL_SEARCHES: must be {need}, since RAY_ADDRESS has {len(machines)} machines; it is not set")
+
+
+@contextmanager
+def locked(lock: Path, folder: Folder) -> Iterator[None]:
+    """Hold the lock of a search.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            yield
+    except Timeout:
+        rule = "one process at a time may run a search; wait for it, or stop it"
+        raise UserError(f"{folder.address}: another process holds {lock}: {rule}") from None

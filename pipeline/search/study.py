@@ -27,23 +27,16 @@ from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Task
-from bdl_pipe.scores import estimate
+from bdl_pipe.scores import Estimate, estimate
 
 from ..core import places, provenance, records
 from ..core.load import load, read_yaml, typed
 from ..core.model import Params
 from ..core.settings import Settings
-from . import session
-from .session import Branch, branch_of, data_hash
-from .trial import SEED, Ended
+from . import METRICS, branch_of, data_hash, opened
+from .trial import SEED, Branch, Ended
 
-PARAMS: Final = Path("params.yaml")
 RESULTS: Final = Path("results")
-METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every posterior, by `evaluation.score_clean`
-    "classification": ("accuracy", "nll", "brier", "ece"),
-    "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
-}
 _FILE: Final = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_-]+)")
 _TOP: Final = "study"  # It stands for the file in the paths of its keys.
 Scalar = bool | int | float | str | None
@@ -173,20 +166,15 @@ def study(file: Path, *, max_concurrent: int | None = None, resume: bool = False
     """
     settings = Settings.read()
     asked = plan(file, settings)
-    settings = settings.of("study", asked.branch.method.name)
     name, samples = file.stem, asked.config.samples()
-    scored = [config.to_mapping(asked.params.evaluate), samples]
     with (
         places.rooted(places.WORK / "study" / name),
-        session.opened(name, asked.branch, scored, asked.params, settings, resume) as (folder, parts, tags),
+        opened(name, asked.branch, samples, asked.params, settings, resume) as session,
     ):
         from . import tuner
 
-        parts["evaluate"] = asked.params.evaluate
-        seen = tuner.Trials(name, len(samples), tags, asked.metrics)
-        fits = tuner.run(seen, parts, *tuner.points(samples, max_concurrent), folder, settings)
-        files = write(asked, fits, facts(asked, fits, settings))
-        folder.finish()
+        fits = tuner.run(session, *tuner.points(samples, max_concurrent))
+        files = write(asked, fits, facts(asked, fits, session.settings))
     for path in files:
         print(f"written: {path}")
     return 0
@@ -200,17 +188,17 @@ def plan(path: Path, settings: Settings) -> Study:
     """
     if not _FILE.fullmatch(path.stem):
         raise UserError(f"{path}: must be called <family>-<name>.yaml; the results are called after it")
-    base, file = load(PARAMS).raw, read_yaml(path)
+    base, file = load().raw, read_yaml(path)
     try:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))
-        branch = branch_of(params, asked.method, asked.dataset, asked.run, "study", settings)
+        branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, params.evaluate)
         task = params.datasets[asked.dataset].task
         for i, metric in enumerate(asked.metrics):
             rule = f"must be one of {task}{nearest(metric, METRICS[task])}"
             require(metric in METRICS[task], f"metrics[{i}]", rule, metric)
         for point in asked.points():
-            branch.chain.configs(values_of(point))
+            branch.configs(values_of(point))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path.removeprefix(f'{_TOP}.')}", error.rule, error.value) from None
     except UserError as error:
@@ -224,8 +212,8 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
 
     return {
         "command": f"python -m pipeline study {study.path}",
-        "params": f"{study.path} on {PARAMS}, sha256 {provenance.digest(study.params.raw)}",
-        "seed": study.branch.chain.seed,
+        "params": f"{study.path} on params.yaml, sha256 {provenance.digest(study.params.raw)}",
+        "seed": study.branch.seed,
         "commit": provenance.commit(),
         "data sha256": data_hash(study.branch)[:16],
         "device": records.device_name(settings.device),
@@ -267,7 +255,7 @@ def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, An
         changed = {axis: value for axis, value in point.items() if not asked.base or value != asked.base[axis]}
         label = ", ".join(f"{asked.title(axis)} {written(value)}" for axis, value in changed.items())
         count = f"{sum(bool(fit.scores) for fit in found)} of {len(found)}"
-        rows.append([label or "base", count, *(_mean(found, name) for name in study.metrics)])
+        rows.append([label or "base", count, *(_mean(mean_of(found, name)) for name in study.metrics)])
     what = "mean ± standard error over the seeds that did not diverge"
     return "\n".join(
         [
@@ -294,7 +282,7 @@ def draw(study: Study, fits: Sequence[Ended]) -> bytes:
             for line in asked.grid[panel.lines] if panel.lines else (None,):
                 at = {**asked.base, **panel.at, **({panel.lines: line} if panel.lines else {})}
                 found = [of(fits, {**at, panel.x: value}) for value in asked.grid[panel.x]]
-                means = [estimate(_scores(several, asked.metrics[i])) for several in found]
+                means = [mean_of(several, asked.metrics[i]) for several in found]
                 heights = [mean.mean if mean else math.nan for mean in means]
                 errors = [mean.error or 0.0 if mean else math.nan for mean in means]
                 axes.errorbar([*map(written, asked.grid[panel.x])], heights, errors, marker="o", label=written(line))
@@ -333,14 +321,14 @@ def of(fits: Iterable[Ended], point: Point) -> list[Ended]:
     return sorted(same, key=lambda fit: int(fit.sampled[SEED]))
 
 
-def _scores(fits: Sequence[Ended], metric: str) -> list[float]:
-    """List the finite scores of the seeds."""
-    return [fit.scores[metric] for fit in fits if math.isfinite(fit.scores.get(metric, math.nan))]
+def mean_of(fits: Sequence[Ended], metric: str) -> Estimate | None:
+    """Estimate the mean of a metric over the seeds whose score is finite."""
+    scores = (fit.scores.get(metric, math.nan) for fit in fits)
+    return estimate([score for score in scores if math.isfinite(score)])
 
 
-def _mean(fits: Sequence[Ended], metric: str) -> str:
+def _mean(found: Estimate | None) -> str:
     """Write a mean with its standard error."""
-    found = estimate(_scores(fits, metric))
     if found is None:
         return "—"
     return f"{found.mean:.4f}" + (f" ± {found.error:.4f}" if found.error is not None else "")

@@ -19,7 +19,7 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.method import fan_in
+from bdl_pipe.method import Method, fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
@@ -56,29 +56,57 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """The runs that every trial makes.
+class Branch:
+    """A run that predicts and everything it is made from: what a search fits once, and what every trial fits.
 
     Attributes:
-        runs: from the first run of the searched method to the run that predicts; each makes one seed of split 0.
-        method: the method whose hyperparameters are searched.
+        runs: what every trial fits, one seed of split 0: from the first run of the searched method to the run that
+            predicts.
+        upstream: the runs before these, in order; they are fitted once.
+        code: the hash of the code of all these runs.
         threads: the threads of a trial's process.
-        verb: ``tune`` or ``study``; the trials' random streams depend on it and on ``repeat``.
+        evaluate: how a study scores a trial; None: the trial is of a search.
         repeat: the number of the trial's seed.
     """
 
     runs: tuple[Run, ...]
-    method: str
     seed: int
+    upstream: tuple[Run, ...] = ()
+    code: str = ""
     threads: int = 1
-    verb: str = "tune"
+    evaluate: EvaluateConfig | None = None
     repeat: int = 0
+
+    @property
+    def method(self) -> Method:
+        """Return the method whose hyperparameters are searched."""
+        return self.runs[0].method
+
+    @property
+    def dataset(self) -> str:
+        """Return the key of the data set of all runs."""
+        return self.runs[0].spec.dataset
+
+    @property
+    def name(self) -> str:
+        """Return ``<method>-<data set>``."""
+        return f"{self.method.name}-{self.dataset}"
+
+    @property
+    def verb(self) -> str:
+        """Return the command, ``tune`` or ``study``; random streams depend on it."""
+        return "tune" if self.evaluate is None else "study"
+
+    def facts(self) -> list[Any]:
+        """List everything that a trial's score depends on, except the searched hyperparameters and the data."""
+        runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.runs)]
+        return [runs, self.seed, self.code, self.evaluate and config.to_mapping(self.evaluate)]
 
     def configs(self, sampled: Sampled) -> list[Any]:
         """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
         configs = list[Any]()
         for run in self.runs:
-            overlay = nested(sampled) if run.method.name == self.method else {}
+            overlay = nested(sampled) if run.method.name == self.method.name else {}
             merged = config.merge(config.to_mapping(run.config), overlay)
             configs.append(config.read(run.method.config, merged, f"methods.{run.method.name}"))
         return configs
@@ -86,17 +114,17 @@ class Chain:
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
         """Fit the first run to the training rows and to its inputs in ``upstream``."""
         first = self.runs[0]
-        return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.address(first), report=report)
+        return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.rng(first), report=report)
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """Fit the other runs, and return the last one's posterior."""
         made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
         for run, run_config in zip(self.runs[1:], configs[1:], strict=True):
-            made = run.stage.fit_one(data, inputs_of(run, states), run_config, rng=self.address(run), report=Silent())
+            made = run.stage.fit_one(data, inputs_of(run, states), run_config, rng=self.rng(run), report=Silent())
             states[run.kind, run.key] = [made]
         return made
 
-    def address(self, run: Run) -> Seed:
+    def rng(self, run: Run) -> Seed:
         """Return a run's random stream, which is the same in every trial: only hyperparameters differ."""
         return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
@@ -118,22 +146,19 @@ def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
 class Milestones(Report):
     """A report to Ray Tune at each quarter of a run's steps, with a checkpoint, from which the trial is resumed."""
 
-    def __init__(self, score: Callable[[State], Mapping[str, float]] | None) -> None:
-        """Take the function that scores a checkpoint; None: no checkpoint is kept."""
-        self._score = score
-        self._at = self._reached = 0
+    def __init__(self, score: Callable[[State], Mapping[str, float]]) -> None:
+        """Take the function that scores a checkpoint."""
+        self._score, self._at, self._reached = score, 0, 0
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._at = step * MILESTONES // total
 
     def due(self) -> bool:
-        return self._score is not None and self._reached < self._at < MILESTONES
+        return self._reached < self._at < MILESTONES
 
     def save(self, state: State) -> None:
         from ray import tune
 
-        if self._score is None:
-            return
         self._reached = self._at
         scores = {**self._score(state), TIME: self._reached}
         kept = State(state.tensors, {"state": state.config, TIME: self._reached})
@@ -145,7 +170,7 @@ class Milestones(Report):
     def load(self) -> State | None:
         from ray import tune
 
-        checkpoint = None if self._score is None else tune.get_checkpoint()
+        checkpoint = tune.get_checkpoint()
         if checkpoint is None:
             return None
         with checkpoint.as_directory() as folder:
@@ -154,41 +179,39 @@ class Milestones(Report):
         return State(kept.tensors, kept.config["state"])
 
 
-def trial(
-    sampled: Sampled, chain: Chain, data: FitData, upstream: Upstream, evaluate: EvaluateConfig | None = None
-) -> None:
+def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -> None:
     """Fit and score one sample; this is Ray Tune's trainable.
 
-    A search (``evaluate`` is None) scores the sample by its NLL, and scores checkpoints if the method can. A study
-    scores it by the metrics of ``evaluate``; a fit that diverged has none.
+    A search scores the sample by its NLL, and scores checkpoints if the method can. A study scores it by the metrics
+    of ``branch.evaluate``; a fit that diverged has none.
     """
     from ray import tune
 
-    torch.set_num_threads(chain.threads)
+    torch.set_num_threads(branch.threads)
     keep_freed_memory()
-    chain, first = replace(chain, repeat=sampled.get(SEED, 0)), chain.runs[0]
+    branch, evaluate = replace(branch, repeat=sampled.get(SEED, 0)), branch.evaluate
     values = {key: rounded(value) if evaluate is None else value for key, value in sampled.items() if key != SEED}
+    first = branch.runs[0]
+    read = first.stage.from_checkpoint
 
     def score(made: State) -> dict[str, float]:
-        fitted = chain.finish(made, data, configs, upstream)
+        fitted = branch.finish(made, data, configs, upstream)
         if evaluate is None:
-            return {METRIC: validation_nll(fitted, data, chain.predictions)}
+            return {METRIC: validation_nll(fitted, data, branch.predictions)}
         predictor = Predictor(posterior_of(fitted, data.device), data.transform, data.classes)
         without_joints = replace(evaluate, joint_pairs=0)
-        scored = evaluation.score_clean(predictor, data.validation, without_joints, chain.predictions, data.device)
+        scored = evaluation.score_clean(predictor, data.validation, without_joints, branch.predictions, data.device)
         return {name: value for name, (value, _) in scored.metrics.items()}
 
     def score_checkpoint(checkpoint: State) -> dict[str, float]:
-        if evaluate is not None:
+        if read is None or evaluate is not None:
             return {}
-        assert first.stage.from_checkpoint is not None
-        above = inputs_of(first, upstream)
-        return score(first.stage.from_checkpoint(checkpoint, data, above, configs[0], rng=chain.address(first)))
+        return score(read(checkpoint, data, inputs_of(first, upstream), configs[0], rng=branch.rng(first)))
 
-    is_kept = evaluate is not None or first.stage.from_checkpoint is not None
+    report = Silent() if read is None and evaluate is None else Milestones(score_checkpoint)
     try:
-        configs = chain.configs(values)
-        scores = score(chain.make(data, upstream, configs, Milestones(score_checkpoint if is_kept else None)))
+        configs = branch.configs(values)
+        scores = score(branch.make(data, upstream, configs, report))
     except (ConfigError, Diverged) as error:  # A space has no rules between its keys: a ConfigError is a bad sample.
         print(error)
         scores = {METRIC: DIVERGED} if evaluate is None else {}
@@ -213,6 +236,11 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
 def rounded(value: float) -> float:
     """Round to four significant digits, so that the overlay holds exactly what was tried; integers are kept."""
     return value if isinstance(value, int) else float(f"{value:.4g}")
+
+
+def same(sampled: Sampled, present: Sampled) -> bool:
+    """Return whether a sample has the hyperparameters ``present``, up to rounding."""
+    return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:

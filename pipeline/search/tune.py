@@ -9,8 +9,10 @@ a data set that declares a space, one after the other.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +22,10 @@ from bdl_pipe.errors import UserError
 
 from ..core import overlays, provenance
 from ..core.load import load
-from ..core.model import FIT_KINDS, SECTIONS, Params
+from ..core.model import SECTIONS, Params
 from ..core.settings import Settings
-from . import session
-from .session import Branch, branch_of
-from .trial import DIVERGED, METRIC, MILESTONES, Ended, nested, rounded
+from . import Session, branch_of, folder_of, opened
+from .trial import DIVERGED, METRIC, MILESTONES, Branch, Ended, nested, rounded, same
 
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
@@ -74,25 +75,25 @@ def tune(
         raise UserError("--max-concurrent: is not for pbt: Ray Tune lets its samples take turns")
     if method == ALL and run is not None:
         raise UserError("--run: is for the search of one method, not of all")
-    methods = searched(load(), dataset) if method == ALL else [method]
-    folders = {name: session.folder_of("tune", f"{name}-{dataset}", Settings.read()) for name in methods}
+    settings, methods = Settings.read(), searched(load(), dataset) if method == ALL else [method]
     if method == ALL:
-        stopped = [folder.address for folder in folders.values() if folder.is_unfinished()]
-        if resume and not any(folder.read() for folder in folders.values()):
+        folders = {name: folder_of("tune", f"{name}-{dataset}", settings) for name in methods}
+        stopped = {name: folder.address for name, folder in folders.items() if folder.is_unfinished()}
+        finished = [name for name, folder in folders.items() if folder.read() and name not in stopped]
+        if resume and not stopped and not finished:
             raise UserError("--resume: there is no stopped search of all methods; leave it out")
         if stopped and not resume:
-            raise UserError(f"{stopped[0]}: holds an unfinished search; continue with --resume")
+            raise UserError(f"{next(iter(stopped.values()))}: holds an unfinished search; continue with --resume")
         for folder in () if resume else folders.values():
             folder.clear()  # Finished searches begin again; with --resume they are not repeated.
-    for number, (name, folder) in enumerate(folders.items(), start=1):
-        if method == ALL and folder.read().get("finished"):
-            continue
+        methods = [name for name in methods if not (resume and name in finished)]
+    for number, name in enumerate(methods, start=1):
+        params = load()
+        asked = plan(params, name, dataset, samples, run, settings, scheduler)
         if method == ALL:
             print(f"{name}: {number} of {len(methods)} searches on {dataset}")
-        settings, params = Settings.read(), load()
-        search = plan(params, name, dataset, samples, run, settings, scheduler)
-        goes_on = resume and (method != ALL or folder.is_unfinished())
-        path = search_one(search, params, settings.of("tune", name), max_concurrent, goes_on)
+            resume = name in stopped
+        path = search_one(asked, params, settings, max_concurrent, resume)
         if not apply:
             print(f"python -m pipeline apply {path}   # to use it")
             continue
@@ -109,9 +110,9 @@ def searched(params: Params, dataset: str) -> list[str]:
     """
     if dataset not in params.datasets:
         raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
-    students = [run for run in params.of("student") if run.spec.dataset == dataset]
-    wanted = {(r.kind, r.key) for run in students for r in params.lineage(run)}
-    runs = [run for kind in FIT_KINDS for run in params.of(kind) if (run.kind, run.key) in wanted]
+    lineages = [params.lineage(run) for run in params.of("student") if run.spec.dataset == dataset]
+    wanted = {(run.kind, run.key) for lineage in lineages for run in lineage}
+    runs = [run for name, run in params.runs.items() if name in wanted]  # params.yaml lists inputs first
     methods = list(dict.fromkeys(run.method.name for run in runs if run.method.search))
     if not methods:
         raise UserError(f"{dataset}: no method of its runs declares a space to search")
@@ -119,42 +120,31 @@ def searched(params: Params, dataset: str) -> list[str]:
 
 
 def search_one(search: Search, params: Params, settings: Settings, at_once: int | None, resume: bool) -> Path:
-    """Search one method, and return the winner's overlay."""
+    """Search one method, and return the winner's overlay.
+
+    Raises:
+        UserError: the search cannot be opened, trials failed, or no sample gave a finite likelihood.
+    """
     branch = search.branch
     facts = [dict(branch.method.search), search.samples, search.scheduler]
-    with session.opened(branch.name, branch, facts, params, settings, resume) as (folder, parts, tags):
-        trials, population = _run(search, parts, tags, folder, settings, at_once)
-        try:
-            return conclude(search, trials, population)
-        finally:  # A search whose samples all diverged is finished, too: to resume it would change nothing.
-            folder.finish()
+    with opened(branch.name, branch, facts, params, settings, resume) as session:
+        path = conclude(search, *_run(search, session, at_once))
+    if path is None:  # The search is finished, too: to resume it would change nothing.
+        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
+    return path
 
 
-def _run(
-    search: Search,
-    parts: Mapping[str, Any],
-    tags: Mapping[str, Any],
-    folder: session.Folder,
-    settings: Settings,
-    at_once: int | None,
-) -> tuple[Sequence[Ended], Sequence[Ended]]:
+def _run(search: Search, session: Session, at_once: int | None) -> tuple[Sequence[Ended], Sequence[Ended]]:
     """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
     from . import tuner
 
-    name, space, seed = search.branch.name, search.branch.method.search, search.branch.chain.seed
-    seen = tuner.Trials(name, search.samples, tags, (METRIC,))
+    asked = (search.branch.method.search, search.first, search.samples, search.branch.seed)
     if search.scheduler == ASHA:
-        how = tuner.halving(space, search.first, search.samples, seed, at_once)
-        return tuner.run(seen, parts, *how, folder, settings), ()
-    population = tuner.run(seen, parts, *tuner.population(space, search.first, search.samples, seed), folder, settings)
-    finished = filter(_is_finished, population)
-    finals = [dict(trial.sampled) for trial in sorted(finished, key=_nll)[:1]]
-    if not finals:
-        return (), population
-    finals += search.first
-    seen = tuner.Trials(f"{name}-finals", len(finals), tags, (METRIC,))
-    below = session.Folder(f"{folder.address}/finals")
-    return tuner.run(seen, parts, *tuner.points(finals, at_once), below, settings), population
+        return tuner.run(session, *tuner.halving(*asked, at_once)), ()
+    population = tuner.run(session, *tuner.population(*asked))
+    best = sorted(filter(_is_finished, population), key=_nll)[:1]
+    finals = [*(trial.sampled for trial in best), *search.first]
+    return tuner.run(session, *tuner.points(finals, at_once), "finals") if best else (), population
 
 
 def plan(
@@ -171,41 +161,31 @@ def plan(
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    branch = branch_of(params, method, dataset, key, "tune", settings)
-    if not branch.method.search:
+    branch = branch_of(params, method, dataset, key, settings)
+    space, first = branch.method.search, branch.runs[0]
+    if not space:
         known = sorted({run.method.name for run in params.runs.values() if run.method.search})
         raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(known) or 'none'})")
-    first = branch.chain.runs[0]
     if scheduler == PBT and first.stage.from_checkpoint is None:
         raise UserError(f"{method}: cannot be scored before its end, which pbt needs; use --scheduler asha")
     if scheduler == PBT and samples < LEAST:
         raise UserError(f"--samples: must be >= {LEAST} for pbt, which replaces the worst quarter, got {samples}")
-    present = dict[str, float]()
-    for dotted, (low, high, scale) in branch.method.search.items():
-        value: Any = config.to_mapping(first.config)
-        for name in dotted.split("."):
-            value = value[name]
-        if value is not None and low <= value <= high:
-            present[dotted] = value if scale == "integer" else float(value)
-    is_inside = len(present) == len(branch.method.search)
-    return Search(branch, samples, scheduler, [present] if is_inside else [])
+    present: dict[str, Any] = {key: reduce(getitem, key.split("."), config.to_mapping(first.config)) for key in space}
+    is_inside = all(value is not None and space[key][0] <= value <= space[key][1] for key, value in present.items())
+    typed = {key: value if space[key][2] == "integer" else float(value) for key, value in present.items() if is_inside}
+    return Search(branch, samples, scheduler, [typed] if is_inside else [])
 
 
-def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path:
-    """Write the winner's overlay, and print how it compares with the hyperparameters in force.
+def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path | None:
+    """Write the winner's overlay, and print how it compares with the hyperparameters in force; None: none finished.
 
     Args:
         trials: trials whose hyperparameters stayed the same from their start.
         population: trials whose hyperparameters changed; the first of ``trials`` continues the best of them.
-
-    Raises:
-        UserError: no trial finished.
     """
-    from .tuner import same
-
     branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
     if not finished:
-        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
+        return None
     best = min(finished, key=_nll)
     winner = {key: rounded(value) for key, value in best.sampled.items()}
     present = [_nll(trial) for trial in finished if any(same(trial.sampled, first) for first in search.first)]
@@ -215,14 +195,14 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
     comments = [
         f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
         f"validation nll {_nll(best):.5g}{against}; {len(finished)} of {len(trials)} samples finished",
-        f"run {branch.run.key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
+        f"run {branch.runs[-1].key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
     ]
     if population:
         reached = min(map(_nll, filter(_is_finished, population)))
         comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
     path = OVERLAYS / f"{branch.name}.yaml"
     overlay = dict[str, Any]()  # Other runs and data sets keep their hyperparameters.
-    for run in branch.chain.runs:
+    for run in branch.runs:
         if run.method.name == branch.method.name:
             overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
     overlays.write(path, overlay, comments)

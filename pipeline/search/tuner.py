@@ -20,10 +20,9 @@ from bdl_pipe.errors import UserError
 
 from .. import tracking
 from ..core import provenance
-from ..core.settings import Settings
 from ..work.sending import with_plugins
-from .session import Folder
-from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, trial
+from . import Session
+from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, same, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
 _RETRIES: Final = 2  # A trial whose worker was lost is retried, from its last milestone.
@@ -31,44 +30,26 @@ Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scal
 
 
 @dataclass(frozen=True)
-class Trials(tune.Callback):
-    """The trials of a search, as users see them: a line is printed when a trial ends.
+class Lines(tune.Callback):
+    """A line is printed when a trial of ``count`` ends; ``metrics`` are the scores among what a trial reports."""
 
-    Attributes:
-        tags: of their tracked runs; without a parent they are not tracked.
-        metrics: the scores among what a trial reports.
-    """
-
-    name: str
     count: int
-    tags: Mapping[str, Any]
     metrics: tuple[str, ...]
-
-    def scores(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Select the scores of what a trial reported."""
-        return {name: float(result[name]) for name in self.metrics if name in result}
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
         tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
         at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
-        scores = ", ".join(f"{name} {score:.5g}" for name, score in self.scores(last).items()) or "diverged"
+        scores = ", ".join(f"{name} {last[name]:.5g}" for name in self.metrics if name in last) or "diverged"
         print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
-def run(
-    trials: Trials,
-    parts: Mapping[str, Any],
-    space: Mapping[str, Any],
-    how: tune.TuneConfig,
-    folder: Folder,
-    settings: Settings,
-) -> list[Ended]:
+def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: str = "") -> list[Ended]:
     """Run the trials that are not yet finished, and return all of them.
 
     Args:
-        parts: the parameters of :func:`.trial.trial` besides the hyperparameters.
         space, how: Tune's ``param_space`` and ``TuneConfig``; a resumed search keeps its own.
+        part: names the part of a search that has several.
 
     Raises:
         UserError: trials failed; the message has the reason of the first failure.
@@ -76,36 +57,45 @@ def run(
     """
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone.
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # Tune writes no CSV, JSON and TensorBoard files.
-    sent = {name: with_plugins(value) if name == "chain" else value for name, value in parts.items()}
-    trainable = tune.with_resources(
-        tune.with_parameters(trial, **sent), tune.PlacementGroupFactory([settings.needs.counted])
-    )
-    place = f"{folder.address}/trials"
-    if tune.Tuner.can_restore(place):
+    name = f"{session.name}-{part}" if part else session.name
+    folder = f"{session.folder.address}/{part}" if part else session.folder.address
+    parts = {**session.parts, "branch": with_plugins(session.parts["branch"])}
+    resources = tune.PlacementGroupFactory([session.settings.needs.counted])
+    trainable = tune.with_resources(tune.with_parameters(trial, **parts), resources)
+    if tune.Tuner.can_restore(f"{folder}/trials"):
         # A failed trial keeps its name, so that it tries the same hyperparameters again.
-        tuner = tune.Tuner.restore(place, trainable=trainable, resume_unfinished=True, resume_errored=True)
+        tuner = tune.Tuner.restore(f"{folder}/trials", trainable, resume_unfinished=True, resume_errored=True)
     else:
         # The hyperparameters of a population are known at a trial's end alone.
         at_end = isinstance(how.scheduler, PopulationBasedTraining)
-        tracked = [TrialRuns(trials, log_params_on_trial_end=at_end)] if trials.tags.get(tracking.NEST) else []
+        tags = {**session.tags, "search": name}
+        tracked = [TrialRuns(session.metrics, tags, at_end)] if tags.get(tracking.NEST) else []
         config = tune.RunConfig(
             name="trials",
-            storage_path=folder.address,
+            storage_path=folder,
             stop={TIME: MILESTONES},  # Otherwise a population changes a finished trial once more.
-            callbacks=[trials, *tracked],
+            callbacks=[Lines(how.num_samples, session.metrics), *tracked],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
-        how = replace(how, trial_name_creator=lambda trial: f"{trials.name}-{trial.trial_id}")
+        how = replace(how, trial_name_creator=lambda trial: f"{name}-{trial.trial_id}")
         tuner = tune.Tuner(trainable, param_space=dict(space), tune_config=how, run_config=config)
     results = tuner.fit()
     if results.num_errors:
         reason = str(results.errors[0]).strip().rpartition("\n")[2].strip()
-        raise UserError(f"{trials.name}: {results.num_errors} trials failed (continue with --resume): {reason}")
+        raise UserError(f"{name}: {results.num_errors} trials failed (continue with --resume): {reason}")
     ended = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
-    if sum(r.metrics.get("done", False) for r in ended) < trials.count:  # Tune returns normally after Ctrl-C.
+    if sum(r.metrics.get("done", False) for r in ended) < how.num_samples:  # Tune returns normally after Ctrl-C.
         raise KeyboardInterrupt
-    return [Ended(dict(r.config), trials.scores(r.metrics), r.metrics[TIME], r.metrics[TIME_TOTAL_S]) for r in ended]
+    return [
+        Ended(dict(r.config), chosen(session.metrics, r.metrics), r.metrics[TIME], r.metrics[TIME_TOTAL_S])
+        for r in ended
+    ]
+
+
+def chosen(names: Sequence[str], result: Mapping[str, Any]) -> dict[str, float]:
+    """Select the scores of these names among what a trial reported."""
+    return {name: float(result[name]) for name in names if name in result}
 
 
 def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any], tune.TuneConfig]:
@@ -151,11 +141,6 @@ def population(
     )
 
 
-def same(sampled: Sampled, present: Sampled) -> bool:
-    """Return whether a sample has the hyperparameters ``present``, up to rounding."""
-    return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
-
-
 def _domains(space: Space) -> dict[str, Any]:
     integers = lambda low, high: tune.lograndint(low, high + 1)  # noqa: E731
     scales = {"log": tune.loguniform, "linear": tune.uniform, "integer": integers}
@@ -177,10 +162,9 @@ class Halving(ASHAScheduler):
 class TrialRuns(MLflowLoggerCallback):
     """Ray's own MLflow callback; each trial is a child run of the search. Tracking that fails stops no trial."""
 
-    def __init__(self, trials: Trials, **options: Any) -> None:
-        tags = {**trials.tags, "search": trials.name}
-        super().__init__(experiment_name=tracking.STAGES, tags=tags, **options)
-        self._trials, self._has_failed = trials, False
+    def __init__(self, metrics: tuple[str, ...], tags: Mapping[str, Any], params_at_end: bool) -> None:
+        super().__init__(experiment_name=tracking.STAGES, tags=dict(tags), log_params_on_trial_end=params_at_end)
+        self._metrics, self._has_failed = metrics, False
 
     def _try(self, action: Callable[[], Any]) -> None:
         """Call ``action`` unless an earlier call has failed, which was one warning."""
@@ -197,7 +181,7 @@ class TrialRuns(MLflowLoggerCallback):
         self._try(lambda: super(TrialRuns, self).log_trial_start(trial))
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        scores = {f"validation/{name}": score for name, score in self._trials.scores(result).items()}
+        scores = {f"validation/{name}": score for name, score in chosen(self._metrics, result).items()}
         scores[TRAINING_ITERATION] = result[TRAINING_ITERATION]  # Ray's callback reads the step there.
         self._try(lambda: super(TrialRuns, self).log_trial_result(iteration, trial, scores))
 

@@ -17,7 +17,7 @@ from pipeline.core.load import typed
 from pipeline.core.model import Params, Run
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
-from pipeline.search import session
+from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.stages import prepare
 from pipeline.work.inline import Inline
 from tests.pipeline.fake_work import REGISTRY, walk
@@ -49,12 +49,12 @@ def names(runs: tuple[Run, ...]) -> list[str]:
 
 def test_the_chain_begins_at_the_first_run_of_the_method(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared)
-    found = session.branch_of(load(), "pair", "boston", "b-pair", "tune", SETTINGS)
+    found = branch_of(load(), "pair", "boston", "b-pair", SETTINGS)
     assert names(found.upstream) == ["trajectory/b-walk"]
-    assert names(found.chain.runs) == ["coreset/b-pair", "student/b-pair"]
-    whole = session.branch_of(load(), "walk", "boston", "b-pair", "tune", SETTINGS)
+    assert names(found.runs) == ["coreset/b-pair", "student/b-pair"]
+    whole = branch_of(load(), "walk", "boston", "b-pair", SETTINGS)
     assert whole.upstream == ()
-    assert names(whole.chain.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
+    assert names(whole.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
 
 
 def test_a_trial_gets_the_upstream_fits_and_its_own(
@@ -63,14 +63,14 @@ def test_a_trial_gets_the_upstream_fits_and_its_own(
     """The run takes both trajectories, which are fitted once, and the trial's own coreset."""
     monkeypatch.chdir(prepared)
     loaded = load()
-    found = session.branch_of(loaded, "pair", "boston", "b-pair", "tune", SETTINGS)
-    data = session.load_data(found, loaded, SETTINGS)
-    upstream = session.make_upstream(found, data, loaded, SETTINGS)
+    found = branch_of(loaded, "pair", "boston", "b-pair", SETTINGS)
+    data = load_data(found, loaded, SETTINGS)
+    upstream = make_upstream(found, data, loaded, SETTINGS)
     ((run, trajectories),) = upstream.items()
     assert run == ("trajectory", "b-walk") and len(trajectories) == 2
-    configs = found.chain.configs({"steps": 3})
-    coreset = found.chain.make(data, upstream, configs, Silent())
-    made = found.chain.finish(coreset, data, configs, upstream)
+    configs = found.configs({"steps": 3})
+    coreset = found.make(data, upstream, configs, Silent())
+    made = found.finish(coreset, data, configs, upstream)
     assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
     assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
     again = [walk(data, {}, loaded.run("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(loaded)]
@@ -99,15 +99,15 @@ def test_each_seed_of_an_upstream_run_has_its_own_input(
     raw["methods"]["all"] = {"steps": 1}
     known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
     loaded = typed(raw, known)
-    asked = ("all", "boston", None, "tune", SETTINGS)
-    found = session.branch_of(loaded, *asked)
+    asked = ("all", "boston", None, SETTINGS)
+    found = branch_of(loaded, *asked)
     assert names(found.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
-    data = session.load_data(found, loaded, SETTINGS)
-    upstream = session.make_upstream(found, data, loaded, SETTINGS)
+    data = load_data(found, loaded, SETTINGS)
+    upstream = make_upstream(found, data, loaded, SETTINGS)
     assert [s.config["count"] for s in upstream["trajectory", "b-walk"]] == [0, 0]
     assert [s.config["count"] for s in upstream["trajectory", "b-next"]] == [1, 1]
     raw["methods"]["walk"]["steps"] += 1  # The first run changes; the run that is made from it is fitted again, too.
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
     changed = typed(raw, known)
-    session.make_upstream(session.branch_of(changed, *asked), data, changed, SETTINGS)
+    make_upstream(branch_of(changed, *asked), data, changed, SETTINGS)
     assert (tmp_path / "steps").read_text().count("\n") == 2 * (6 + 4)

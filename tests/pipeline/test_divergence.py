@@ -1,5 +1,6 @@
 """Searches go on past a sample whose fit diverges, whichever part of the method says so."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ SEARCHES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
 }
 
 
-def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) -> trial.Chain:
+def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) -> trial.Branch:
     """All of the method's own rows, of the smallest case's numbers."""
     method, rows, below = METHODS[name], list[Run](), "prepare/data"
     merged = config.merge(CONFIGS[name, task], numbers)
@@ -38,7 +39,7 @@ def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) ->
             sources = {row.kind: row.key for row in rows[-1:]}
             rows.append(Run(kind, "key", entry, method, config.read(method.config, merged, name), sources))  # type: ignore[arg-type]
             below = f"{kind}/key"
-    return trial.Chain(tuple(rows), name, seed=0)
+    return trial.Branch(tuple(rows), seed=0)
 
 
 @pytest.mark.ray
@@ -60,7 +61,7 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        trial.trial({**sample, trial.SEED: 0}, chain, tiny[task], {}, EVALUATE)
+        trial.trial({**sample, trial.SEED: 0}, replace(chain, evaluate=EVALUATE), tiny[task], {})
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert not {trial.METRIC, "nll"} & {*first}
     assert "nll" in last

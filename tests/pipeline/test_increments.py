@@ -29,7 +29,7 @@ from pipeline.core.load import load, typed
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one, plan
 from pipeline.report import page, tables
-from pipeline.search import session
+from pipeline.search import branch_of
 from pipeline.stages import inputs, report
 from pipeline.work.inline import Inline
 from tests.data.test_increment import rows
@@ -194,8 +194,8 @@ def test_what_else_cannot_be_made_from_what_is_named() -> None:
 def test_a_search_goes_over_one_data_set() -> None:
     numbers = typed(raw())
     with pytest.raises(UserError, match=r"^r1: is made from runs on d0: a search fits all on d1; search on the first"):
-        session.branch_of(numbers, "random_coreset", "d1", None, "tune", Settings())
-    assert session.branch_of(numbers, "random_coreset", "d0", None, "tune", Settings()).run.key == "r0"
+        branch_of(numbers, "random_coreset", "d1", None, Settings())
+    assert branch_of(numbers, "random_coreset", "d0", None, Settings()).runs[-1].key == "r0"
 
 
 def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.plan.plan import one
-from pipeline.search import session
 from pipeline.stages import evaluate, fit, prepare
 from pipeline.work.inline import Inline
 from tests.cases import RANDOM
@@ -141,7 +140,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
         "evaluate@b-half",
     }
     assert list(stages).index("student@b-whole") < list(stages).index("student@b-half")
-    assert [row.key for row in session._lineage(found, "ffg_u", "boston", "b-half")] == ["b-whole", "b-half"]
+    assert [row.key for row in found.lineage(found.run("student", "b-half"))] == ["b-whole", "b-half"]
 
 
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

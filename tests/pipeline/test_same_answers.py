@@ -73,7 +73,7 @@ def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.
     served = serving.FittedPosterior()
     served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
     loaded = load()
-    chain = trial.Chain((loaded.run("student", run),), method, loaded.seed)
+    chain = trial.Branch((loaded.run("student", run),), loaded.seed)
     batches = load_predictor(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
     answers = {
         "a file": predicted(run, rows),

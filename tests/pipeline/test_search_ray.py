@@ -87,25 +87,36 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def started(folder, handler):
-    """Start a search with SIGINT ignored, as a shell without job control does, and wait until it works."""
+PATH = ":".join(map(str, (HERE, ROOT, ROOT / "src")))
+ASKED = ["tune", "shift", "--dataset", "toy", "--samples", "3", "--max-concurrent", "1"]
+
+
+def command(handler, *more):
+    return [sys.executable, "-c", CODE, handler, *ASKED, *more]
+
+
+def on_this_ray(folder):
+    """Return the environment of a process that joins the Ray of these tests."""
     import ray
 
-    env = {
+    return {
         "PATH": "/usr/bin:/bin",
         "HOME": str(folder),
-        "PYTHONPATH": ":".join(map(str, (HERE, ROOT, ROOT / "src"))),
+        "PYTHONPATH": PATH,
         "OMP_NUM_THREADS": "1",
         "BDL_TRACKING": "off",
         "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the head of these tests listens on 127.0.0.1 alone
     }
-    asked = ["tune", "shift", "--dataset", "toy", "--samples", "3", "--max-concurrent", "1"]
+
+
+def started(folder, handler, env=None):
+    """Start a search with SIGINT ignored, as a shell without job control does, and wait until it works."""
     (folder / "hold").touch()
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, handler, *asked],
+        command(handler),
         cwd=folder,
-        env=env,
+        env=env or on_this_ray(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -265,35 +276,14 @@ def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factor
     try:
         client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
         client.create_bucket(Bucket="searches")
-        (toy / "hold").touch()
-        command = [
-            sys.executable,
-            "-c",
-            CODE,
-            "ignored",
-            "tune",
-            "shift",
-            "--dataset",
-            "toy",
-            "--samples",
-            "3",
-            "--max-concurrent",
-            "1",
-        ]
-        path = ":".join(map(str, (HERE, ROOT, ROOT / "src")))
-        env = {**os.environ, "PYTHONPATH": path}
-        with subprocess.Popen(command, env=env) as first:
-            while not (toy / "hold.waits").exists():
-                assert first.poll() is None
-                time.sleep(0.02)
-            first.terminate()
-        assert first.returncode == 130
+        env = {**os.environ, "PYTHONPATH": PATH}
+        _, code = stop(started(toy, "ignored", env), signal.SIGTERM)
+        assert code == 130
         (toy / "hold").unlink()
         second = tmp_path_factory.mktemp("second")
         shutil.copytree(made, second, dirs_exist_ok=True)
         shutil.copy(toy / "params.yaml", second)
-        done = subprocess.run([*command, "--resume"], cwd=second, env=env, timeout=300)
-        assert done.returncode == 0
+        assert subprocess.run(command("ignored", "--resume"), cwd=second, env=env, timeout=300).returncode == 0
         assert starts(toy)[1] == (tune_cases.IN_FORCE, tune_cases.STEPS // 2, 0), "from the checkpoint in the bucket"
         assert (second / "params/tuned/shift-toy.yaml").exists()
         kept = client.list_objects_v2(Bucket="searches")["Contents"]

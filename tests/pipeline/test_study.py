@@ -17,8 +17,8 @@ from bdl_pipe.errors import ArtifactError, UserError
 from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
-from pipeline.search import session, study
-from pipeline.search.study import estimate, keys_of, of, values_of, written
+from pipeline.search import load_data, make_upstream, study
+from pipeline.search.study import keys_of, mean_of, of, values_of, written
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
 SETTINGS = Settings()
@@ -71,10 +71,10 @@ def reports_of(asked, *samples, monkeypatch):
     monkeypatch.setattr(tune, "report", lambda scores, checkpoint=None: reported.append(scores))
     monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     with places.rooted(places.WORK / "study" / asked.path.stem):
-        data = session.load_data(asked.branch, asked.params, INLINE)
-        states = session.make_upstream(asked.branch, data, asked.params, INLINE)
+        data = load_data(asked.branch, asked.params, INLINE)
+        states = make_upstream(asked.branch, data, asked.params, INLINE)
     for sample in samples:
-        trial(sample, asked.branch.chain, data, states, asked.params.evaluate)
+        trial(sample, asked.branch, data, states)
     return [scores for scores in reported if scores[TIME] == MILESTONES], data
 
 
@@ -148,7 +148,7 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(toy, changes, said, capsys, monkeypatch):
-    monkeypatch.setattr(study.session, "opened", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(study, "opened", lambda *_: pytest.fail("something ran"))
     assert cli.main(["study", str(file_of(toy, **changes))]) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (toy / "results").exists()
@@ -189,7 +189,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
     asked = planned(toy)
     scores, _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr(session.body, "ensure", lambda *_: False)  # It would be prepared again.
+    monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)  # It would be prepared again.
     next(holdout.rglob("test.arrow")).write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")
     assert reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)[0] == scores
@@ -250,9 +250,9 @@ def test_about_a_base_a_point_is_named_by_what_differs(toy):
 
 def test_the_spread_is_over_seeds_that_did_not_diverge():
     fits = [Ended({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = estimate(study._scores(of(fits, {"a": 1}), "nll"))
+    found = mean_of(of(fits, {"a": 1}), "nll")
     assert found is not None and (found.mean, found.error, found.n) == (2.0, 1.0, 2)
-    assert study._scores(fits[2:], "nll") == []
+    assert mean_of(fits[2:], "nll") is None
 
 
 def test_the_shipped_studies_are_whole(monkeypatch):

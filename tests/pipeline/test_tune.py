@@ -2,8 +2,7 @@
 
 import math
 import shutil
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,18 @@ from pipeline import cli
 from pipeline.core import places
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.search import session, trial, tune
-from pipeline.search.session import Folder
+from pipeline.plan import sources
+from pipeline.search import (
+    Folder,
+    Session,
+    begin,
+    folder_of,
+    load_data,
+    make_upstream,
+    require_shared,
+    trial,
+    tune,
+)
 from pipeline.search.trial import Ended
 from pipeline.search.tuner import Halving, _domains
 
@@ -45,10 +54,10 @@ def gaussian_nll(targets, mean):
 def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     search, loaded = search_of(), load()
     assert [r.key for r in search.branch.upstream] == ["toy-level"]
-    assert [r.key for r in search.branch.chain.runs] == ["toy-shift"]
+    assert [r.key for r in search.branch.runs] == ["toy-shift"]
     assert search.first == [{"inner.shift": tune_cases.IN_FORCE}]
-    data = session.load_data(search.branch, loaded, SETTINGS)
-    ((run, states),) = session.make_upstream(search.branch, data, loaded, INLINE).items()
+    data = load_data(search.branch, loaded, SETTINGS)
+    ((run, states),) = make_upstream(search.branch, data, loaded, INLINE).items()
     assert run == ("teacher", "toy-level")
     assert len(states) == 2  # The student takes all.
     final = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
@@ -58,9 +67,9 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
-    chain, loaded = search_of().branch.chain, load()
-    data = session.load_data(search_of().branch, loaded, SETTINGS)
-    states = session.make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
+    chain, loaded = search_of().branch, load()
+    data = load_data(search_of().branch, loaded, SETTINGS)
+    states = make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
     (config,) = chain.configs({"inner.shift": 1.5})
     fitted = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
@@ -116,7 +125,7 @@ def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
     ],
 )
 def test_what_cannot_be_searched_is_one_line(toy, asked, said, capsys, monkeypatch):
-    monkeypatch.setattr(session.body, "ensure", lambda *_: False)
+    monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
     assert cli.main(["tune", *asked, "--samples", "3"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tune: ") and error.count("\n") == 1
@@ -134,61 +143,39 @@ def test_a_method_that_cannot_be_scored_before_its_end_has_no_population(toy, mo
 
 
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch):
-    monkeypatch.setattr(session.body, "ensure", lambda *_: False)
+    monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
     whole = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
     monkeypatch.setattr(prepared, "load_fit", lambda *_, **__: whole)
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
-        session.load_data(search_of().branch, load(), SETTINGS)
+        load_data(search_of().branch, load(), SETTINGS)
 
 
 def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
-    folder = Folder(str(tmp_path / "a folder" / "s"))
-    assert session.begin(folder, "a", resume=False) == {}
+    folder = Folder("BDL_SEARCHES", str(tmp_path / "a folder" / "s"))
+    assert begin(folder, "a", resume=False) is None
     with pytest.raises(UserError, match="leave out --resume"):
-        session.begin(folder, "a", resume=True)
+        begin(folder, "a", resume=True)
     folder.write(identity="a", parent="p")
-    assert session.begin(folder, "a", resume=True)["parent"] == "p"
+    assert begin(folder, "a", resume=True) == "p"
     with pytest.raises(UserError, match="continue with --resume, or remove it"):
-        session.begin(folder, "a", resume=False)
+        begin(folder, "a", resume=False)
     with pytest.raises(UserError, match="params, data, grid, code, --samples or --scheduler differ"):
-        session.begin(folder, "b", resume=True)
-    folder.finish()
-    assert folder.read() == {"identity": "a", "parent": "p", "finished": True}
+        begin(folder, "b", resume=True)
+    folder.write(**folder.read(), finished=True)
     (tmp_path / "a folder" / "s" / "trials").mkdir()
-    assert session.begin(folder, "a", resume=False) == {}
+    assert begin(folder, "a", resume=False) is None
     assert list((tmp_path / "a folder" / "s").iterdir()) == []
-
-
-@pytest.mark.process
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
-    """The first process takes the lock and waits for this test, which kills it."""
-    code = (
-        "import sys; from pathlib import Path; from pipeline.search import session;"
-        "held = session.locked(Path(sys.argv[1]), session.Folder('x')); held.__enter__();"
-        "print('held', flush=True); sys.stdin.read()"
-    )
-    lock, pipe = tmp_path / "s.lock", subprocess.PIPE
-    command = [sys.executable, "-c", code, str(lock)]
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=path) as first:
-        assert first.stdout is not None and first.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=r"^x: another process holds .*s\.lock: one process at a time"):
-            session.locked(lock, Folder("x")).__enter__()
-        first.kill()
-        first.wait()
-        with session.locked(lock, Folder("x")):
-            pass
 
 
 def test_a_search_by_other_code_or_other_hyperparameters_is_another_search(toy, monkeypatch):
     def identity():
         return search_of().branch.facts()
 
-    before, real = identity(), session.sources.fit_digest
+    before, real = identity(), sources.fit_digest
     assert before == identity()
     edited = lambda method, params: real(method, params) + ("edited" if method == "level" else "")  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(session.sources, "fit_digest", edited)
+        patch.setattr(sources, "fit_digest", edited)
         assert identity() != before
     text = (toy / "params.yaml").read_text()
     (toy / "params.yaml").write_text(text.replace("add: 4.0", "add: 5.0"))
@@ -205,8 +192,15 @@ def test_the_winner_is_the_best_finished_sample(toy):
     text = tune.conclude(search_of(), trials).read_text()
     assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}
     assert "validation nll 1.25 (in force: 9); 2 of 4 samples finished" in text
+
+
+def test_a_search_whose_samples_all_diverged_is_one_line(toy, monkeypatch):
+    monkeypatch.setattr(tune, "opened", lambda *_: nullcontext())
+    monkeypatch.setattr(
+        tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, trial.DIVERGED)], ())
+    )
     with pytest.raises(UserError, match="no sample of 4 gave a finite likelihood"):
-        tune.conclude(search_of(), trials[2:])
+        tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
 
 
 def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy, monkeypatch):
@@ -215,16 +209,17 @@ def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy
 
     calls = []
 
-    def run(trials, parts, space, how, folder, settings):
-        calls.append((trials.name, trials.count, folder.address, how.search_alg._points_to_evaluate))
+    def run(session, space, how, part=""):
+        calls.append((part, how.num_samples, how.search_alg._points_to_evaluate))
         scores = (2.0, 1.0, 3.0, trial.DIVERGED) if len(calls) == 1 else (8.0, 7.0)
         return [ended(float(at) if len(calls) == 1 else (1.0, 6.0)[at], nll) for at, nll in enumerate(scores)]
 
     monkeypatch.setattr(tuner, "run", run)
-    trials, population = tune._run(search_of(scheduler=tune.PBT), {}, {}, Folder("s"), SETTINGS, None)
+    session = Session("shift-toy", Folder("BDL_SEARCHES", "s"), SETTINGS, {}, {}, ("nll",))
+    trials, population = tune._run(search_of(scheduler=tune.PBT), session, None)
     assert calls == [
-        ("shift-toy", 4, "s", [{"inner.shift": 6.0}]),
-        ("shift-toy-finals", 2, "s/finals", [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
+        ("", 4, [{"inner.shift": 6.0}]),
+        ("finals", 2, [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
     ]
     text = tune.conclude(search_of(scheduler=tune.PBT), trials, population).read_text()
     assert yaml.safe_load(text)["runs"]["toy-shift"]["override"] == {"inner": {"shift": 6.0}}
@@ -238,10 +233,10 @@ def test_a_cluster_of_several_machines_needs_storage_that_all_reach(monkeypatch)
     nodes = [{"NodeManagerAddress": f"10.0.0.{at}", "Alive": at != 3} for at in (1, 1, 2, 3)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     with pytest.raises(UserError, match=r"BDL_SEARCHES: must be .*RAY_ADDRESS has 2 machines"):
-        session.require_shared(Settings(address="10.0.0.1:6379"))
-    session.require_shared(Settings(address="10.0.0.1:6379", searches="s3://bucket/searches"))
+        require_shared(Settings(address="10.0.0.1:6379"))
+    require_shared(Settings(address="10.0.0.1:6379", searches="s3://bucket/searches"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes[:2])
-    session.require_shared(Settings(address="10.0.0.1:6379"))
+    require_shared(Settings(address="10.0.0.1:6379"))
 
 
 def test_a_search_as_a_job_of_its_own_is_one_line(toy, monkeypatch, capsys):
@@ -261,7 +256,7 @@ def test_storage_that_cannot_be_used_is_one_line(tmp_path):
             Settings.read({"BDL_SEARCHES": value})
         assert "pass" not in str(caught.value)
     shared = Settings.read({"BDL_SEARCHES": f"{tmp_path}/"})
-    assert session.folder_of("tune", "shift-toy", shared).address == f"{tmp_path}/tune/shift-toy"
+    assert folder_of("tune", "shift-toy", shared).address == f"{tmp_path}/tune/shift-toy"
 
 
 class TestAll:
@@ -275,12 +270,12 @@ class TestAll:
         made = []
 
         def search_one(search, params, settings, at_once, resume):
-            folder = session.folder_of("tune", search.branch.name, settings)
+            folder = folder_of("tune", search.branch.name, settings)
             made.append((search.branch.method.name, search.samples, resume))
             folder.write(identity="x")
             if search.branch.method.name == "vbll" and (tmp_path / "stop").exists():
                 raise KeyboardInterrupt
-            folder.finish()
+            folder.write(identity="x", finished=True)
             return Path("overlay.yaml")
 
         monkeypatch.setattr(tune, "search_one", search_one)
