@@ -3,7 +3,7 @@
 They are chosen so that nothing diverges. Inputs lie in (−3, 3) and targets are standardised, so that learning rates do
 not depend on units; gradients are clipped; a network's noise variance has a floor; lengths are counted in steps, not in
 epochs; a chain's step is divided by the rows and by the precision of their noise (``scaled``). A fit that diverges all
-the same is repeated at a smaller learning rate (``pipeline/stages/retry.py``).
+the same is repeated at a smaller learning rate (``bdl_pipe.training.retry``).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -234,7 +234,7 @@ with Repo() as repo:
                 (path / "manifest.json").write_text(str(out))
     repo.commit(force=True)
 """
-    project.run(sys.executable, "-m", "stages.sources")
+    project.run(sys.executable, "-m", "stages", "sources")
     project.run(sys.executable, "-c", text)
     assert "up to date" in project.dvc("status")
     changed = yaml.safe_load((project.folder / "params.yaml").read_text())
