@@ -21,7 +21,7 @@ from bdl_pipe.errors import UserError
 from .. import tracking
 from ..core import provenance
 from ..core.settings import Settings
-from ..work.sending import with_plugins
+from ..work.hub import with_plugins
 from .session import Folder
 from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, trial
 

@@ -30,8 +30,8 @@ from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Done, Executor, Task, Where
 from ..work.display import Display
+from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
 
 GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it

@@ -19,7 +19,7 @@ from ..plan.plan import Plan, Stage
 from ..run import body, dvc, pool
 from ..run.pool import Outcome
 from ..stages import comparison
-from ..work.choose import preflight
+from ..work import preflight
 
 
 def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:

@@ -103,7 +103,7 @@ from importlib import import_module
 from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.plan.code import BODIES
-from pipeline.work.choose import choose
+from pipeline.work import choose
 student = "boston-deterministic"
 for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", "")):
     opened.clear()

@@ -17,13 +17,11 @@ from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Report
 from pipeline.core.settings import Settings
-from pipeline.work import cluster, hub
-from pipeline.work.base import Batch, Done, Executor, Task
-from pipeline.work.choose import choose, preflight
+from pipeline.work import choose, cluster, hub, preflight
 from pipeline.work.cluster import named
 from pipeline.work.display import Display
-from pipeline.work.faults import require_head
-from pipeline.work.inline import Inline, run_here
+from pipeline.work.executor import Batch, Done, Executor, Inline, Task, run_here
+from pipeline.work.nodes import require_head
 from pipeline.work.store import Store
 from tests.pipeline import fake_work
 
@@ -170,7 +168,7 @@ def test_a_ray_of_ours_serves_this_machine_alone_and_ends(way: str) -> None:
     code = f"""
 import psutil
 from contextlib import nullcontext
-from pipeline.work.base import Task
+from pipeline.work.executor import Task
 from pipeline.work.cluster import Cluster, head
 from pipeline.work.display import Display
 from pipeline.core.machine import Needs
@@ -322,8 +320,8 @@ def test_a_dead_address_is_refused_before_ray_is_asked(monkeypatch: pytest.Monke
 def test_our_code_and_plugins_are_sent_to_every_cluster_that_is_named(tmp_path: Path) -> None:
     for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
         modules = [Path(path) for path in named(other, [tmp_path])["runtime_env"]["py_modules"]]
-        assert [path.name for path in modules] == ["pipeline", "stages", "bdl_pipe", tmp_path.name]
-        assert all((path / "__init__.py").is_file() for path in modules[:3])
+        assert [path.name for path in modules] == ["pipeline", "bdl_pipe", tmp_path.name]
+        assert all((path / "__init__.py").is_file() for path in modules[:2])
 
 
 def test_metrics_reach_the_sink() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import ray
 
-from pipeline.work.hub import ActorChannel
+from pipeline.work.hub import Progress
 
 
 class _Slow:
@@ -24,21 +24,21 @@ class _Slow:
 def test_a_hub_that_is_behind_is_sent_no_more_and_hears_all_figures_later(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = _Slow()
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if r in hub.read], []))
-    channel = ActorChannel(hub)
+    send = Progress(hub)
     for step in range(1, 4):
-        channel.report("a", step, 10, {"loss": float(step), f"only-{step}": 1.0})
+        send("a", step, 10, {"loss": float(step), f"only-{step}": 1.0})
     assert hub.got == [("a", 1, 10, {"loss": 1.0, "only-1": 1.0})]
     hub.read.add(0)
-    channel.report("a", 4, 10, {"loss": 4.0})
+    send("a", 4, 10, {"loss": 4.0})
     assert hub.got[1:] == [("a", 4, 10, {"loss": 4.0, "only-2": 1.0, "only-3": 1.0})]
-    channel.report("a", 10, 10, {"loss": 5.0})  # the end is said in any case
+    send("a", 10, 10, {"loss": 5.0})  # the end is said in any case
     assert hub.got[2:] == [("a", 10, 10, {"loss": 5.0})]
 
 
 def test_a_hub_that_reads_is_sent_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = _Slow()
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
-    channel = ActorChannel(hub)
+    send = Progress(hub)
     for step in range(3):
-        channel.report("a", step, 10, {"loss": float(step)})
+        send("a", step, 10, {"loss": float(step)})
     assert [message[1] for message in hub.got] == [0, 1, 2]

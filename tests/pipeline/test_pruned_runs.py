@@ -21,7 +21,7 @@ from pipeline.plan import plan
 from pipeline.plan.plan import one
 from pipeline.search import session
 from pipeline.stages import evaluate, fit, prepare, report
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
 

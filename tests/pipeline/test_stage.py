@@ -34,8 +34,7 @@ from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
 from pipeline.stages import prepare
-from pipeline.work.base import Done, Task
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Done, Inline, Task
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import several
 
