@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe.artifacts import State, StoredTensors
+from bdl_pipe.checkpoints import HandedOver
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes, Source
 
 from ..core.settings import Settings
 from ..core.storage import hide
 from . import nodes, train
-from .executor import Batch, Done, Executor, HandedOver, Task, Where, attempt, run_here
+from .executor import Batch, Done, Executor, Task, Where, attempt, run_here
 from .hub import RETRIES, HubFile, HubStore, Progress, first_line, get, make_hub, with_plugins
 from .store import Store
 
@@ -171,10 +172,12 @@ def connected(
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
             shared = "" if settings.address or head is None else head()
             stack.callback(ray.shutdown)
+            options: dict[str, Any] = {"address": shared}  # workers of this machine find our code by PYTHONPATH
             if settings.address:
                 options = named(settings.address, ships)
-            else:  # workers of this machine find our code by PYTHONPATH
-                options = {"address": shared} if shared else _embedded(temporary)
+            elif not shared:
+                options = {"address": "local", "include_dashboard": False, "_temp_dir": temporary}
+                options["object_store_memory"] = _STORE_BYTES
             try:
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except ray.exceptions.RuntimeEnvSetupError as error:  # for example, the head's disk is full
@@ -197,15 +200,6 @@ def head(settings: Settings) -> Iterator[str]:
         import ray
 
         yield ray.get_runtime_context().gcs_address
-
-
-def _embedded(temporary: str) -> dict[str, Any]:
-    return {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": _STORE_BYTES,
-        "_temp_dir": temporary,
-    }
 
 
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:

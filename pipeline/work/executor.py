@@ -9,7 +9,6 @@ import ctypes
 import math
 import os
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any, Final, Literal, Protocol, final
 
 import torch
 
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
-from bdl_pipe.errors import ArtifactError
+from bdl_pipe.artifacts import State
+from bdl_pipe.checkpoints import Checkpointed, Keeper, Send, facts_of, with_facts
 from bdl_pipe.metrics.cost import clock, peak_bytes
 from bdl_pipe.progress import Report
 
@@ -28,8 +27,6 @@ from .store import Store
 
 Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
 Where = Literal["here", "workers", "try"]
-Send = Callable[[str, int, int, Mapping[str, float]], None]  # receives (task, step, total, metrics)
-_REPORT_SECONDS: Final = 0.5
 _TRIM_THRESHOLD: Final = -1  # option numbers of mallopt, from malloc.h
 _MMAP_THRESHOLD: Final = -3
 
@@ -112,10 +109,12 @@ class Executor(ABC):
             Exception: the error of a task, as the task raised it; the other tasks are cancelled.
         """
         display.expect(len(tasks))
-        stored = {task.name: _untimed(store.finished(task.name), task.name) for task in tasks} if store else {}
-        results = {name: done for name, done in stored.items() if done is not None}
-        for name in results:
-            display.done(name)
+        results: dict[str, Done] = {}
+        if store is not None:
+            for task in tasks:
+                if found := facts_of(store.finished(task.name), task.name):
+                    results[task.name] = Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
+                    display.done(task.name)
         left = [task for task in tasks if task.name not in results]
         if left:
             results |= self._run(Batch(work, shared, display, store), left, where)
@@ -145,77 +144,10 @@ def run_here(batch: Batch, task: Task, settings: Settings, limit: float = math.i
     return done
 
 
-class Kept(Protocol):
-    """A keeper of one stage's checkpoints: a :class:`Store`, or a worker's connection to the driver's store."""
+class Kept(Keeper, Protocol):
+    """A keeper of one stage's checkpoints and results: a :class:`Store`, or a worker's way to the driver's store."""
 
-    def save(self, task: str, blob: bytes) -> None: ...
-    def load(self, task: str) -> bytes | None: ...
     def finish(self, task: str, blob: bytes) -> None: ...
-
-
-class HandedOver(Exception):
-    """A task has reached its time limit in this process; its checkpoint holds what it has done."""
-
-
-class TaskReport(Report):
-    """The report of one task: it sends progress at most twice a second, and checkpoints as bytes."""
-
-    def __init__(
-        self,
-        task: str,
-        send: Send,
-        kept: Kept | None,
-        every: float,
-        limit: float = math.inf,
-        cost: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Take the task's name, and what receives its progress and its checkpoints.
-
-        Args:
-            kept: None: no checkpoint is kept.
-            every: seconds between two checkpoints.
-            limit: seconds after which the next checkpoint is the last; once it is kept, HandedOver is raised.
-            cost: the clock of :attr:`seconds`; all other times are wall time.
-        """
-        self._task, self._send, self._kept, self._every, self._limit = task, send, kept, every, limit
-        self._cost, self._began = cost, cost()
-        self._start = self._saved = time.monotonic()
-        self._reported = -_REPORT_SECONDS
-        self._before = 0.0
-        self._metrics: dict[str, float] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds spent on this task, including earlier attempts up to their last checkpoint."""
-        return self._before + self._cost() - self._began
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self._metrics.update(metrics or {})
-        now = time.monotonic()
-        if now - self._reported >= _REPORT_SECONDS or step == total:
-            self._reported = now
-            self._send(self._task, step, total, self._metrics)
-            self._metrics = {}
-
-    def due(self) -> bool:
-        return self._kept is not None and (time.monotonic() - self._saved >= self._every or self._is_over())
-
-    def save(self, state: State) -> None:
-        if self._kept is not None:
-            self._kept.save(self._task, to_bytes(_timed(state, self.seconds)))
-            self._saved = time.monotonic()
-            if self._is_over():
-                raise HandedOver(self._task)
-
-    def load(self) -> State | None:
-        last = _untimed(self._kept.load(self._task), self._task) if self._kept is not None else None
-        if last is None:
-            return None
-        self._before = last.seconds
-        return last.result
-
-    def _is_over(self) -> bool:
-        return time.monotonic() - self._start >= self._limit
 
 
 def attempt(
@@ -236,12 +168,13 @@ def attempt(
     torch.set_num_threads(settings.threads)
     require_device(settings.device)
     keep_freed_memory()
-    report = TaskReport(task.name, send, kept, settings.checkpoint_seconds, limit, clock(settings.device))
+    every, cost = settings.checkpoint_seconds, clock(settings.device)
+    report = Checkpointed(task.name, kept, send, every=every, limit=limit, cost=cost)
     with peak_bytes(settings.device) as peak:
         result = work(task.payload, shared, report)
     done = Done(result, report.seconds, peak.bytes)
     if kept is not None:
-        kept.finish(task.name, to_bytes(_timed(result, done.seconds, done.peak_bytes)))
+        kept.finish(task.name, with_facts(result, seconds=done.seconds, peak_bytes=done.peak_bytes))
     return done
 
 
@@ -251,18 +184,3 @@ def keep_freed_memory() -> None:
         with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
             for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
                 ctypes.CDLL(None).mallopt(option, 2**30)
-
-
-def _timed(state: State, seconds: float, peak: int = 0) -> State:
-    return State(state.tensors, {"state": state.config, "seconds": seconds, "peak_bytes": peak})
-
-
-def _untimed(blob: bytes | None, origin: str) -> Done | None:
-    """Read a state and its cost; None if there is none or the bytes are damaged: the task then starts over."""
-    try:
-        stored = from_bytes(blob, origin) if blob else None
-    except ArtifactError:
-        return None
-    if stored is None:
-        return None
-    return Done(State(stored.tensors, stored.config["state"]), stored.config["seconds"], stored.config["peak_bytes"])
