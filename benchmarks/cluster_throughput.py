@@ -32,11 +32,10 @@ from bdl_pipe.progress import Report
 from benchmarks.cluster_throughput_stages import stages
 from pipeline.core import provenance, records
 from pipeline.core.settings import Settings
-from pipeline.work.base import Task
 from pipeline.work.cluster import Cluster, connected
 from pipeline.work.display import Display
-from pipeline.work.hub import ActorChannel, make_hub
-from pipeline.work.sending import with_plugins
+from pipeline.work.executor import Task
+from pipeline.work.hub import HubStore, Progress, make_hub, with_plugins
 from pipeline.work.store import Store
 
 OUT: Final = Path("results/scale")
@@ -111,26 +110,26 @@ def _hub() -> dict[str, Any]:
     """Messages and checkpoints a second through the hub, from one worker and from two."""
 
     @ray.remote(num_cpus=1)
-    def report(hub: Any, name: str, count: int) -> None:
-        channel = ActorChannel(hub)
+    def report(hub: Any, store: Store, name: str, count: int) -> None:
+        send = Progress(hub)
         for step in range(count):
-            channel.report(name, step, count, {"loss": 1.0 / (step + 1)})
+            send(name, step, count, {"loss": 1.0 / (step + 1)})
         ray.get(hub.poll.remote())  # after all of them
 
     @ray.remote(num_cpus=1)
-    def save(hub: Any, name: str, blob: bytes, count: int) -> None:
-        channel = ActorChannel(hub)
+    def save(hub: Any, store: Store, name: str, blob: bytes, count: int) -> None:
+        kept = HubStore(hub, store)
         for _ in range(count):
-            channel.save(name, blob)
+            kept.save(name, blob)
 
     def rate(remote: Any, count: int, workers: int, *arguments: Any) -> float:
         """Calls a second of so many workers together, the first, which starts them, left out."""
         with _store() as store:
             hub = make_hub(store)
-            ray.get([remote.remote(hub, f"t{i}", *arguments, 1) for i in range(workers)])
+            ray.get([remote.remote(hub, store, f"t{i}", *arguments, 1) for i in range(workers)])
             seconds = _median(
                 lambda: _timed(
-                    lambda: ray.get([remote.remote(hub, f"t{i}", *arguments, count) for i in range(workers)])
+                    lambda: ray.get([remote.remote(hub, store, f"t{i}", *arguments, count) for i in range(workers)])
                 )
             )
             ray.kill(hub)
@@ -151,13 +150,13 @@ def _two_ways() -> None:
     rows = []
 
     @ray.remote(num_cpus=1)
-    def save(channel: ActorChannel, name: str, blob: bytes, count: int) -> None:
+    def save(kept: HubStore, name: str, blob: bytes, count: int) -> None:
         for _ in range(count):
-            channel.save(name, blob)
+            kept.save(name, blob)
 
     with connected(Settings()), _store() as store, tempfile.TemporaryDirectory(prefix="bdl-shared-") as folder:
         hub = make_hub(store)
-        ways = {"hub": ActorChannel(hub), "folder": ActorChannel(hub, store.sharing(folder).shared)}
+        ways = {"hub": HubStore(hub, store), "folder": HubStore(hub, store.sharing(folder))}
         for name, size in CHECKPOINTS.items():
             count, blob = max(3, min(200, 10**8 // size)), os.urandom(size)
 

@@ -4,9 +4,9 @@ import time
 
 from benchmarks.cluster_throughput import nothing
 from pipeline.core.settings import Settings
-from pipeline.work.base import Task
-from pipeline.work.choose import choose
+from pipeline.work import choose
 from pipeline.work.display import Display
+from pipeline.work.executor import Task
 
 if __name__ == "__main__":
     executor, start = choose(Settings()), time.time()

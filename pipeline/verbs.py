@@ -25,7 +25,7 @@ from .plan.plan import Plan, Stage
 from .run import body, dvc, pool
 from .run.pool import Outcome
 from .stages import comparison
-from .work.choose import preflight
+from .work import preflight
 
 _SERVER: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

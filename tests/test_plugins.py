@@ -327,7 +327,7 @@ def test_a_metric_is_computed_of_every_predictive() -> None:
 @pytest.mark.process
 def test_another_process_needs_no_file(folder: Path) -> None:
     """What is sent with its plugins is read by a process that has neither the file nor the plugin."""
-    from pipeline.work.sending import with_plugins
+    from pipeline.work.hub import with_plugins
 
     assert with_plugins(folder) is folder, "without plugins nothing is wrapped"
     load([write("small.py", METHOD.replace("NAME", "small"))])

@@ -25,10 +25,10 @@ from pipeline.core.load import read_yaml, typed
 from pipeline.core.machine import Needs
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import plan
-from pipeline.work.base import Task
 from pipeline.work.cluster import Cluster as Executor
 from pipeline.work.cluster import connected
 from pipeline.work.display import Display
+from pipeline.work.executor import Task
 from pipeline.work.store import Store
 
 _STEP: Final = 0.05  # seconds of a step of the full hub's tasks

@@ -19,7 +19,7 @@ from .settings import Settings
 
 
 class Cost(Protocol):
-    """The cost of one fit, such as ``work.base.Done``: seconds, and bytes at the peak."""
+    """The cost of one fit, such as ``work.executor.Done``: seconds, and bytes at the peak."""
 
     @property
     def seconds(self) -> float: ...

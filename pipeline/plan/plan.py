@@ -22,7 +22,7 @@ class Stage:
     """A stage of the plan.
 
     Attributes:
-        kind, key: of ``python -m stages.<kind> [KEY]``; the report has no key.
+        kind, key: of ``python -m stages KIND [KEY]``; the report has no key.
         needs: the names of the stages whose artifacts it reads.
         reads: these artifacts; a manifest stands for a whole artifact, since it holds the hash of every file.
         makes: its own artifacts, and the records beside them.

@@ -16,7 +16,7 @@ from ..core.settings import Settings
 from ..plan import fresh
 from ..plan.code import BODIES, shipped
 from ..plan.plan import Stage
-from ..work.choose import choose
+from ..work import choose
 
 _TELL_SECONDS: Final = 10.0
 

@@ -1,7 +1,7 @@
 """Processes of stages, forked from one process that has imported what stages need (Python's own forkserver).
 
-A stage's process is the leader of a session of its own. It ends with the process that it was forked from, which ends
-with the command, so that no stage outlives a command that was killed.
+A stage's process is the leader of a session of its own. A thread of it waits for the end of the command, so that no
+stage outlives a command that was killed.
 """
 
 import contextlib
@@ -10,10 +10,12 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from socket import socket
 from typing import Any, Final
 
 from bdl_pipe import plugins
@@ -34,25 +36,22 @@ class Child:
 
     Attributes:
         name: of the stage.
-        requests: a connection on which the process may ask for something, such as the address of a Ray head.
         last: the last lines that the process printed.
     """
 
-    def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[Any]) -> None:
-        """Start ``function(*arguments, requests)``; its value is the exit code of the process."""
+    def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[Any], *sockets: socket) -> None:
+        """Start ``function(*arguments, *sockets)``; its value is the exit code of the process."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD])
         self._output, writer = context.Pipe(duplex=False)
-        self.requests, asking = context.Pipe()
         # Plugins are imported before anything that they define is read.
         sent = plugins.loaded(), pickle.dumps((function, tuple(arguments)))
-        self._process = context.Process(target=_main, args=(name, writer, asking, *sent), name=name)
+        self._process = context.Process(target=_main, args=(name, writer, *sent, *sockets), name=name)
         self.name, self.last, self._began = name, deque[str](maxlen=_KEPT_LINES), time.monotonic()
         self._rest = b""
         self._seconds: float | None = None
         self._process.start()
         writer.close()
-        asking.close()
 
     @property
     def seconds(self) -> float:
@@ -61,8 +60,8 @@ class Child:
 
     @property
     def waitables(self) -> list[Any]:
-        """Return what ``multiprocessing.connection.wait`` takes: output, requests, and the end of the process."""
-        return [self._output, self.requests, self._process.sentinel]
+        """Return what ``multiprocessing.connection.wait`` takes: the output and the end of the process."""
+        return [self._output, self._process.sentinel]
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that the process has printed since the last call."""
@@ -78,13 +77,12 @@ class Child:
         return self._process.exitcode
 
     def close(self) -> Iterator[str]:
-        """Yield the last lines of a process that has ended, and close its connections."""
+        """Yield the last lines of a process that has ended, and close the connection."""
         self._seconds = self.seconds
         yield from self.lines()
         yield from self._texts([self._rest])
         self._process.join()
         self._output.close()
-        self.requests.close()
 
     def why(self) -> list[str]:
         """Return the last lines of a process that failed, with its end where it could not say so itself."""
@@ -131,7 +129,7 @@ def stop(children: Sequence[Child]) -> None:
             process.kill()
 
 
-def _main(name: str, output: Connection, requests: Connection, used: Sequence[plugins.Plugin], work: bytes) -> None:
+def _main(name: str, output: Connection, used: Sequence[plugins.Plugin], work: bytes, *sockets: socket) -> None:
     os.setsid()  # Ctrl-C goes to the command alone, which passes it on.
     _end_with_command()
     for descriptor in (1, 2):
@@ -141,7 +139,7 @@ def _main(name: str, output: Connection, requests: Connection, used: Sequence[pl
     signals.interruptible()
     try:
         function, arguments = plugins.opened(used, work)
-        code = function(*arguments, requests)
+        code = function(*arguments, *sockets)
     except UserError as error:
         print(f"{name}: {error}", file=sys.stderr)
         code = FAILED
@@ -152,8 +150,16 @@ def _main(name: str, output: Connection, requests: Connection, used: Sequence[pl
 
 
 def _end_with_command() -> None:
-    """Let the kernel kill this process when the one that it was forked from ends, which ends with the command."""
+    """End this process, and what it has started in its session, when the command has ended.
+
+    The process that stages are forked from lives as long as one of them does, so that its end alone comes too late.
+    """
     signals.end_with_parent()
     command = multiprocessing.parent_process()
-    if command is not None and not command.is_alive():  # It ended before the kernel was asked.
-        os._exit(INTERRUPTED)
+    assert command is not None
+
+    def end() -> None:
+        command.join()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end, name="end with the command", daemon=True).start()

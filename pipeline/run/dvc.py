@@ -1,7 +1,7 @@
 """DVC's part, by its public commands: record results, share them through a remote, take them from there.
 
 ``python -m pipeline repro`` runs the stages and then records them with ``dvc commit``. A plain ``dvc repro`` runs
-``python -m stages.<kind> KEY`` and records each stage. Nothing of DVC is imported.
+``python -m stages KIND KEY`` and records each stage. Nothing of DVC is imported.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from bdl_pipe.files import write_bytes
 from ..core import places
 from ..plan.code import BODIES
 from ..plan.plan import Plan
-from .shell import ONLY_TAKE
+from . import ONLY_TAKE
 
 LOCK: Final = Path("dvc.lock")
 _GRAPH: Final = Path("dvc.yaml")

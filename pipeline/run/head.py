@@ -1,86 +1,73 @@
-"""One Ray head for all stages of a command, started when the first stage asks for it.
+"""One Ray head for all stages of a command, in a process of its own that starts the head when a stage asks for it.
 
 Several drivers on one head start their workers once; a head in each stage would cost six seconds and 480 MB each.
 """
 
-from multiprocessing.connection import Connection
-from typing import Any, Final
+import contextlib
+import json
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 from bdl_pipe.errors import UserError
 
 from ..core.settings import Settings
-from ..work.cluster import head
-from .children import Child
-
-_NAME: Final = "Ray"
-_ASK: Final = "ray"
+from ..work import cluster
+from .children import Child, stop
 
 
-def address(requests: Connection) -> str:
-    """Ask the command for the address of the shared head, from the process of a stage.
+@contextlib.contextmanager
+def shared(settings: Settings) -> Iterator[str]:
+    """Yield the path of the socket at which a head is asked for during the block; "" where stages start no Ray."""
+    if settings.executor == "inline" or settings.address:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="bdl-head-") as folder:
+        place = str(Path(folder, "socket"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(place)
+            listener.listen()
+            process = Child("Ray", _serve, [settings], listener)
+        try:
+            yield place
+        finally:
+            stop([process])
+
+
+def address(place: str) -> str:
+    """Ask for the address of the shared head, from the process of a stage.
+
+    Args:
+        place: as :func:`shared` yields it.
 
     Raises:
         UserError: Ray did not start.
     """
-    requests.send(_ASK)
-    started, text = requests.recv()
-    if not started:
-        raise UserError(text)
-    return str(text)
+    if not place:
+        return ""
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(place)
+            answer = asking.makefile().read()
+    except OSError:
+        answer = ""
+    problem, found = json.loads(answer) if answer else ("Ray did not start: its process has ended", "")
+    if problem:
+        raise UserError(problem)
+    return str(found)
 
 
-class SharedHead:
-    """The command's side: it starts the head once and passes the address on to all that ask."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.child: Child | None = None
-        self._asking: list[Connection] = []
-        self._answer: tuple[bool, str] | None = None
-
-    @property
-    def waitables(self) -> list[Any]:
-        """Return what tells that the head has an address, or has ended."""
-        return [] if self.child is None or self._answer is not None else self.child.waitables
-
-    def ask(self, requests: Connection) -> None:
-        """Read the request of a stage, and answer it once the head has an address."""
+def _serve(settings: Settings, listener: socket.socket) -> NoReturn:
+    """Start the head when the first stage asks for it, and send its address to all that ask."""
+    asking, _ = listener.accept()
+    with contextlib.ExitStack() as stack:
         try:
-            requests.recv()
-        except (EOFError, OSError):
-            return  # The stage has ended.
-        self._asking.append(requests)
-        if self.child is None:
-            self.child = Child(_NAME, _serve, [self._settings])
-        self._pass_on()
-
-    def look(self) -> None:
-        """Take the address from the head's process, where it has come."""
-        if self.child is None or self._answer is not None:
-            return
-        if self.child.requests.poll():
-            try:
-                self._answer = True, self.child.requests.recv()
-            except (EOFError, OSError):
-                list(self.child.lines())
-                self._answer = False, self.child.last[-1] if self.child.last else "Ray did not start"
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        if self._answer is not None:
-            for requests in self._asking:
-                try:
-                    requests.send(self._answer)
-                except OSError:
-                    continue  # The stage has ended.
-            self._asking.clear()
-
-
-def _serve(settings: Settings, requests: Connection) -> int:
-    with head(settings) as started:
-        requests.send(started)
-        try:
-            requests.recv()  # The command closes the connection at its end.
-        except EOFError:
-            return 0
-    return 0
+            answer = "", stack.enter_context(cluster.head(settings))
+        except UserError as error:
+            answer = str(error), ""
+        while True:
+            with contextlib.suppress(OSError), asking:  # the stage may have ended
+                asking.sendall(json.dumps(answer).encode())
+            asking, _ = listener.accept()

@@ -6,12 +6,14 @@ from its kind. An interrupt stops every process, and all that those have started
 
 import contextlib
 import json
+import os
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
@@ -24,11 +26,11 @@ from ..plan import fresh
 from ..plan.plan import Plan, Stage, descendants
 from . import body, head
 from .children import SAME, Child, stop
-from .console import Lines
 
 JOBS: Final = 3  # stages at once: two cores are busy while one stage waits for its data
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
 _LOOK_SECONDS: Final = 0.5
+_HISTORY: Final = places.STATE / "seconds.json"  # what each stage took last time
 
 
 @dataclass
@@ -103,31 +105,27 @@ def run(
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
     """
 
-    def start(name: str) -> Child:
-        return Child(name, _stage, (stages[name], params.raw, settings, root))
+    with signals.noted(), head.shared(settings) as place:  # an interrupt must not keep the head from being stopped
 
-    return schedule(stages, todo, start, jobs=jobs, ray=head.SharedHead(settings), watcher=watcher)
+        def start(name: str) -> Child:
+            return Child(name, _stage, (stages[name], params.raw, settings, root, place))
+
+        return schedule(stages, todo, start, jobs=jobs, watcher=watcher)
 
 
 def schedule(
-    stages: Plan,
-    todo: Collection[str],
-    start: Callable[[str], Child],
-    *,
-    jobs: int,
-    ray: head.SharedHead | None = None,
-    watcher: Watcher | None = None,
+    stages: Plan, todo: Collection[str], start: Callable[[str], Child], *, jobs: int, watcher: Watcher | None = None
 ) -> Outcome:
     """Run the stages of ``todo`` in the order of their needs; :func:`run` says more.
 
     Args:
         start: starts the process of a stage.
-        ray: answers stages that ask for a Ray head.
     """
-    history = _History(places.STATE / "seconds.json")
-    first, waiting, outcome, began = priorities(stages, history.of(stages)), set(todo), Outcome(), time.monotonic()
+    seconds = _seconds()
+    first = priorities(stages, {name: seconds.get(name, _GUESS.get(s.kind, 10.0)) for name, s in stages.items()})
+    waiting, outcome, began = set(todo), Outcome(), time.monotonic()
     children: dict[str, Child] = {}
-    with signals.noted() as interrupt, Lines(len(todo)) as lines:
+    with signals.noted() as interrupt, _Lines() as lines:
         try:
             while waiting or children:
                 if interrupt.is_set():
@@ -136,20 +134,24 @@ def schedule(
                 for name in sorted(ready, key=lambda n: (-first[n], n))[: jobs - len(children)]:
                     waiting.discard(name)
                     children[name] = start(name)
-                    lines.start(name)
+                    lines.started(name)
                     if watcher is not None:
                         watcher.started(stages[name])
-                for child in _look(children, ray, lines):
+                for child in _look(children, lines):
                     del children[child.name]
-                    _ended(child, stages, waiting, outcome, lines, watcher)
+                    how = _ended(child, stages, waiting, outcome, watcher)
+                    lines.say(f"[{len(todo) - len(waiting) - len(children)}/{len(todo)}] {child.name}: {how}")
                     if child.exit_code() == 0:
-                        history.took[child.name] = child.seconds
+                        seconds[child.name] = child.seconds
+                lines.show(children.values())
         finally:
             for child in children.values():
                 if watcher is not None:
                     watcher.ended(stages[child.name], "KILLED", [])
-            stop([*children.values(), *([ray.child] if ray and ray.child else [])])
-            history.write()
+            stop([*children.values()])
+            with contextlib.suppress(OSError, UserError):  # A full disk must not hide what the stages said.
+                places.STATE.mkdir(parents=True, exist_ok=True)
+                write_bytes(_HISTORY, json.dumps(seconds, indent=1, sort_keys=True).encode())
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -183,38 +185,31 @@ def in_process(
     return outcome
 
 
-def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path | None, requests: Connection) -> int:
+def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path | None, place: str) -> int:
     """Run one stage in its own process, and return the exit code.
 
     Args:
-        raw: what params.yaml holds; a method may have functions that cannot be sent, so it is looked up here.
+        raw: the content of params.yaml; a method may have functions that cannot be sent, so it is looked up here.
+        place: where a Ray head is asked for.
     """
     with places.rooted(root) if root else contextlib.nullcontext():
-        ran = body.ensure(stage, typed(raw), settings, head=lambda: head.address(requests))
+        ran = body.ensure(stage, typed(raw), settings, head=lambda: head.address(place))
     return 0 if ran else SAME
 
 
-def _look(children: Mapping[str, Child], ray: head.SharedHead | None, lines: Lines) -> Iterator[Child]:
-    """Wait for output, requests and ends of processes for a moment, and yield the children that have ended."""
-    watched = [waitable for child in children.values() for waitable in child.waitables]
-    ready = set(map(id, wait([*watched, *(ray.waitables if ray else ())], timeout=_LOOK_SECONDS)))
-    if ray is not None:
-        ray.look()
+def _look(children: Mapping[str, Child], lines: "_Lines") -> Iterator[Child]:
+    """Wait a moment for output and ends of processes, print the output, and yield the children that have ended."""
+    wait([waitable for child in children.values() for waitable in child.waitables], timeout=_LOOK_SECONDS)
     for child in list(children.values()):
-        for text in child.lines():
-            lines.say(child.name, text)
-        if ray is not None and id(child.requests) in ready and child.exit_code() is None:
-            ray.ask(child.requests)
-        if child.exit_code() is not None:
-            for text in child.close():
-                lines.say(child.name, text)
+        has_ended = child.exit_code() is not None
+        for text in child.close() if has_ended else child.lines():
+            lines.printed(child.name, text)
+        if has_ended:
             yield child
-    lines.refresh()
 
 
-def _ended(
-    child: Child, stages: Plan, waiting: set[str], outcome: Outcome, lines: Lines, watcher: Watcher | None
-) -> None:
+def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, watcher: Watcher | None) -> str:
+    """Note how a stage ended, and say so in words."""
     name, code = child.name, child.exit_code()
     if code == SAME:
         outcome.same.append(name)
@@ -222,32 +217,66 @@ def _ended(
         outcome.done.append(name)
     else:
         outcome.failed[name] = child.why()
-        lost = descendants(stages, {name}) & waiting
-        outcome.skipped |= lost
-        waiting -= lost
-    how = {0: f"done, {child.seconds:.0f} s", SAME: "is up to date"}.get(code or 0, f"FAILED, {child.seconds:.0f} s")
-    lines.end(name, how)
+        skipped = descendants(stages, {name}) & waiting
+        outcome.skipped |= skipped
+        waiting -= skipped
     if watcher is not None:
         watcher.ended(stages[name], "FAILED" if name in outcome.failed else "FINISHED", outcome.failed.get(name, []))
+    return {0: f"done, {child.seconds:.0f} s", SAME: "is up to date"}.get(code or 0, f"FAILED, {child.seconds:.0f} s")
 
 
-class _History:
-    """A file of the seconds that each stage took last time."""
+def _seconds() -> dict[str, float]:
+    """Read the seconds that each stage took last time."""
+    try:
+        return dict(json.loads(_HISTORY.read_text()))
+    except (OSError, ValueError):
+        return {}
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.took = path, dict[str, float]()
+
+class _Lines:
+    """The output of several stages at once: a live line for each on a terminal, prefixed lines in a log file."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, name: str) -> None:
+        """Say that a stage has started; on a terminal its live line shows it."""
+        if self._live is None:
+            self.say(f"{name}: started")
+
+    def printed(self, name: str, text: str) -> None:
+        """Print a line of a stage; on a terminal a warning alone, since the live line shows the last line."""
+        if self._live is None or text.startswith("warning"):
+            self.say(f"{name}: {text}")
+
+    def show(self, running: Iterable[Child]) -> None:
+        """Draw the live lines again; without a terminal there are none."""
+        if self._live is None:
+            return
+        from rich.text import Text
+
+        lines = [f"  {child.name}  {child.seconds:.0f} s  {child.last[-1] if child.last else ''}" for child in running]
+        width = self._live.console.width
+        self._live.update(Text("\n".join(line[: width - 1] for line in lines)))
+
+    def say(self, text: str) -> None:
+        """Print a line above the live lines."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False)
+            return
         try:
-            self._known: dict[str, Any] = dict(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            self._known = {}
-
-    def of(self, stages: Plan) -> dict[str, float]:
-        """Return the seconds of each stage, or else a guess from its kind."""
-        return {name: self._known.get(name, _GUESS.get(stage.kind, 10.0)) for name, stage in stages.items()}
-
-    def write(self) -> None:
-        """Add what stages took now; where that fails, the next order is by an older guess."""
-        text = json.dumps({**self._known, **self.took}, indent=1, sort_keys=True)
-        with contextlib.suppress(OSError, UserError):  # A full disk must not hide what the stages said.
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self._path, text.encode())
+            print(text, flush=True)
+        except BrokenPipeError:  # The reader of our output has ended; the work continues without output.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115

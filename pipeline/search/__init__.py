@@ -39,8 +39,7 @@ from ..plan.code import shipped
 from ..plan.plan import one
 from ..run import body
 from ..stages import fit
-from ..work import cluster
-from ..work.choose import choose
+from ..work import choose, cluster
 from ..work.display import Display
 from ..work.store import Store
 from .trial import METRIC, Branch, Upstream

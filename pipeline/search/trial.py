@@ -26,7 +26,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 
 from ..core.model import Run
-from ..work.worker import keep_freed_memory
+from ..work.executor import keep_freed_memory
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"

@@ -20,7 +20,7 @@ from bdl_pipe.errors import UserError
 
 from .. import tracking
 from ..core import provenance
-from ..work.sending import with_plugins
+from ..work.hub import with_plugins
 from . import Session
 from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, same, trial
 

@@ -30,8 +30,8 @@ from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Executor, Task
 from ..work.display import Display
+from ..work.executor import Executor, Task
 from ..work.store import Store
 from . import fit
 

@@ -23,16 +23,16 @@ from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.retry import RATE_SHARE, retried
 
 from ..core import places, records
 from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Done, Executor, Task, Where
 from ..work.display import Display
+from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
-from . import retry
 
 GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
 FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
@@ -90,20 +90,18 @@ def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Repor
     """Do the work of a task; a group's states are packed into one."""
     if isinstance(payload, GroupTask):
         data, inputs = [shared[task.data] for task in payload.tasks], [_inputs(task, shared) for task in payload.tasks]
-        rngs = [task.rng for task in payload.tasks]
-        return artifacts.pack(
-            retry.fitted(
-                lambda config, attempt: payload.fit_many(data, inputs, config, rngs=rngs, report=attempt),
-                payload.tasks[0].config,
-                report,
-            )
-        )
+        rngs, many = [task.rng for task in payload.tasks], payload.fit_many
+
+        def fit_group(config: Any, attempt: Report) -> list[State]:
+            return many(data, inputs, config, rngs=rngs, report=attempt)
+
+        return artifacts.pack(retried(fit_group, payload.tasks[0].config, report))
     rows, above = shared[payload.data], _inputs(payload, shared)
-    (state,) = retry.fitted(
-        lambda config, attempt: [payload.fit(rows, above, config, rng=payload.rng, report=attempt)],
-        payload.config,
-        report,
-    )
+
+    def fit_one(config: Any, attempt: Report) -> list[State]:
+        return [payload.fit(rows, above, config, rng=payload.rng, report=attempt)]
+
+    (state,) = retried(fit_one, payload.config, report)
     return state
 
 
@@ -282,7 +280,7 @@ def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) ->
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:
     """Say which fits had diverged, and at what share of their rates they were made again."""
-    shares = {name: made.result.config.get(retry.RATE_SHARE) for name, made in done.items()}
+    shares = {name: made.result.config.get(RATE_SHARE) for name, made in done.items()}
     slow = {name: share for name, share in shares.items() if share is not None}
     if not slow:
         return []

@@ -12,7 +12,7 @@ from ..core import places
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Executor
+from ..work.executor import Executor
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:

@@ -15,8 +15,8 @@ from ..core import places
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Executor, Task
 from ..work.display import Display
+from ..work.executor import Executor, Task
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:

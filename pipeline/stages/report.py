@@ -14,7 +14,7 @@ from ..core import places, provenance, records
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
-from ..work.base import Executor
+from ..work.executor import Executor
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:

@@ -12,21 +12,21 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from bdl_pipe.artifacts import State, StoredTensors
+from bdl_pipe.checkpoints import HandedOver
 from bdl_pipe.errors import UserError
+from bdl_pipe.files import FileBytes, Source
 
 from ..core.settings import Settings
 from ..core.storage import hide
 from . import nodes, train
-from .base import Batch, Done, Executor, Task, Where
-from .faults import TaskWatch, explained, require_head
-from .hub import RETRIES, ActorChannel, NullChannel, first_line, get, make_hub
-from .inline import run_here
-from .sending import through_hub, with_plugins
+from .executor import Batch, Done, Executor, Task, Where, attempt, run_here
+from .hub import RETRIES, HubFile, HubStore, Progress, first_line, get, make_hub, with_plugins
 from .store import Store
-from .worker import HandedOver, attempt, finished
 
 _POLL_SECONDS: Final = 0.3
 _FEW_SECONDS: Final = 60.0  # of one core: two workers need ten to start, and each its share of the data
@@ -49,26 +49,26 @@ class Cluster(Executor):
 
     def __init__(self, settings: Settings, head: Head | None = None, ships: Sequence[Path] = ()) -> None:
         """Take the settings; :func:`connected` describes ``head`` and ``ships``."""
-        self._settings, self._head, self._ships = settings, head, ships
+        super().__init__(settings)
+        self._head, self._ships = head, ships
         self._connection = contextlib.ExitStack()
 
     def close(self) -> None:
         self._connection.close()
 
     def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
+        results: dict[str, Done] = {}
         if batch.store:
-            batch = Batch(batch.work, batch.shared, batch.display, batch.store.sharing(self._settings.checkpoints))
-        results = _stored(batch, tasks)
+            batch = replace(batch, store=batch.store.sharing(self._settings.checkpoints))
+        if where == "here" and self._settings.device == "cpu":
+            return {task.name: run_here(batch, task, self._settings) for task in tasks}
+        if where == "try" and self._settings.device == "cpu":
+            results = self._try(batch, tasks)
         left = [task for task in tasks if task.name not in results]
-        if where == "try" and left and self._settings.device == "cpu":
-            results |= (tried := self._try(batch, left))
-            left = [task for task in left if task.name not in tried]
-        elif where == "here" and self._settings.device == "cpu":
-            return results | {task.name: run_here(batch, task, self._settings) for task in left}
         if left:
             connection = connected(self._settings, batch.display.say, self._head, self._ships)
             self._connection.enter_context(connection)
-            with explained(self._settings.address):
+            with nodes.explained(self._settings.address):
                 results |= self._run_on_workers(batch, left)
         return results
 
@@ -94,11 +94,11 @@ class Cluster(Executor):
         import ray
 
         hub, display = make_hub(batch.store), batch.display
-        used = {key for task in tasks for key in task.needs}
-        parts = {key: ray.put(through_hub(batch.shared[key], hub)) for key in batch.shared if key in used}
+        used = dict.fromkeys(key for task in tasks for key in task.needs)
+        parts = {key: ray.put(through_hub(batch.shared[key], hub)) for key in used}
         waiting, pending, results = list(tasks), dict[Any, Task](), dict[str, Done]()
         at_once, submit = self._at_once(tasks, batch), self._submitter(batch, hub)
-        watch = TaskWatch(self._settings.address, hub)
+        watch = nodes.TaskWatch(self._settings.address, hub)
         try:
             while waiting or pending:
                 for ref in watch.lost(pending):
@@ -135,16 +135,15 @@ class Cluster(Executor):
         """Return a function that submits a task with its parts. Ray receives each of our functions once."""
         import ray
 
-        settings, keeps = self._settings, batch.store is not None
-        channel = ActorChannel(hub, batch.store.shared if batch.store else None)
+        settings = self._settings
         group = ray.remote(train.group).options(num_cpus=0, max_retries=RETRIES)
         single = ray.remote(_remote).options(**settings.needs.options, max_retries=RETRIES)
 
         def submit(task: Task, parts: list[Any]) -> Any:
             sent = with_plugins(task)
             if task.data_parallel and settings.workers > 1:
-                return group.remote(batch.work, sent, hub, (channel, NullChannel()), settings, keeps, parts)
-            return single.remote(batch.work, sent, hub, channel, settings, keeps, *parts)
+                return group.remote(batch.work, sent, hub, batch.store, settings, parts)
+            return single.remote(batch.work, sent, hub, batch.store, settings, *parts)
 
         return submit
 
@@ -165,7 +164,7 @@ def connected(
         UserError: the cluster does not answer, Ray does not start, or no node can run a task.
     """
     prepare_environment()
-    require_head(settings.address)
+    nodes.require_head(settings.address)
     import ray
 
     with contextlib.ExitStack() as stack:
@@ -173,10 +172,12 @@ def connected(
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
             shared = "" if settings.address or head is None else head()
             stack.callback(ray.shutdown)
+            options: dict[str, Any] = {"address": shared}  # workers of this machine find our code by PYTHONPATH
             if settings.address:
                 options = named(settings.address, ships)
-            else:  # workers of this machine find our code by PYTHONPATH
-                options = {"address": shared} if shared else _embedded(temporary)
+            elif not shared:
+                options = {"address": "local", "include_dashboard": False, "_temp_dir": temporary}
+                options["object_store_memory"] = _STORE_BYTES
             try:
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except ray.exceptions.RuntimeEnvSetupError as error:  # for example, the head's disk is full
@@ -201,18 +202,9 @@ def head(settings: Settings) -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
 
 
-def _embedded(temporary: str) -> dict[str, Any]:
-    return {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": _STORE_BYTES,
-        "_temp_dir": temporary,
-    }
-
-
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the options of ``ray.init`` for a cluster whose nodes have no code of ours."""
-    modules = [*(_ROOT / name for name in ("pipeline", "stages", "src/bdl_pipe")), *ships]
+    modules = [*(_ROOT / name for name in ("pipeline", "src/bdl_pipe")), *ships]
     return {"address": address, "runtime_env": {"py_modules": list(map(str, modules)), "excludes": ["__pycache__"]}}
 
 
@@ -227,22 +219,23 @@ def prepare_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
 
 
-def _stored(batch: Batch, tasks: Sequence[Task]) -> dict[str, Done]:
-    """Return the results of the tasks that an earlier command has finished."""
-    results: dict[str, Done] = {}
-    for task in tasks:
-        blob = batch.store.finished(task.name) if batch.store else None
-        done = finished(blob, task.name) if blob else None
-        if done is not None:
-            results[task.name] = done
-            batch.display.done(task.name)
-    return results
+def through_hub(value: Any, hub: Any) -> Any:
+    """Return ``value`` with each of its files replaced by a :class:`HubFile`."""
+    if isinstance(value, State) and isinstance(value.tensors, StoredTensors):
+        return State(value.tensors.through(lambda source: _hub_file(source, hub)), value.config)
+    if isinstance(value, dict):
+        return {key: through_hub(part, hub) for key, part in value.items()}
+    return _hub_file(value, hub) if isinstance(value, FileBytes) else value
 
 
-def _remote(
-    work: Any, task: Task, hub: Any, channel: ActorChannel, settings: Settings, keeps: bool, *parts: Any
-) -> Done:
+def _hub_file(source: Source, hub: Any) -> Source:
+    return HubFile(source, hub) if isinstance(source, FileBytes) else source
+
+
+def _remote(work: Any, task: Task, hub: Any, store: Store | None, settings: Settings, *parts: Any) -> Done:
+    """Run a task in a worker."""
     import ray
 
     hub.begin.remote(task.name, ray.get_runtime_context().get_node_id())
-    return attempt(work, task, dict(zip(task.needs, parts, strict=True)), channel, settings, keeps)
+    shared = dict(zip(task.needs, parts, strict=True))
+    return attempt(work, task, shared, Progress(hub), HubStore(hub, store) if store else None, settings)

@@ -1,14 +1,14 @@
 """The connection between workers and driver: an actor on the driver's node, and each worker's end of it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from bdl_pipe import plugins
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes
 
-from ..core.storage import Folder
-from .base import Done
-from .store import CheckpointChannel, Store, load_part, save_part
+from .store import Store
 
 RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
 
@@ -23,17 +23,21 @@ def make_hub(store: Store | None) -> Any:
     return ray.remote(Hub).options(**options).remote(store)
 
 
-class Hub(CheckpointChannel):
+class Hub:
     """An actor on the driver's node: it keeps checkpoints in files, and progress until the driver asks for it.
 
-    It also reads files of its node for workers on other nodes.
+    It also reads files of its node for workers on other nodes. It does without torch.
     """
 
     def __init__(self, store: Store | None) -> None:
-        super().__init__(store)
+        self._store = store
         self._reports: dict[str, tuple[str, int, int, dict[str, float]]] = {}
-        self._outcomes: dict[str, Done | Exception] = {}
+        self._outcomes: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
+
+    def stored(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the stage's store."""
+        return getattr(self._store, method)(*arguments)
 
     def begin(self, task: str, node: str) -> None:
         """Note the node on which the latest attempt of a task runs."""
@@ -57,40 +61,23 @@ class Hub(CheckpointChannel):
         """Read ``count`` bytes of a file of this node, from byte ``start`` on."""
         return file.read(start, count)
 
-    def put_result(self, task: str, outcome: Done | Exception) -> None:
-        """Keep the outcome of a group's task; of several errors, the first one is kept."""
+    def put_outcome(self, task: str, outcome: Any) -> None:
+        """Keep the result or the error of a group's task; of several errors, the first one is kept."""
         self._outcomes.setdefault(task, outcome)
 
-    def get_result(self, task: str) -> Done | Exception:
+    def get_outcome(self, task: str) -> Any:
         """Return the outcome of a group's task."""
         return self._outcomes[task]
 
 
-class NullChannel:
-    """A channel that drops everything: for workers that the driver does not listen to."""
+class Progress:
+    """A worker's way to send progress to the hub."""
 
-    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def save(self, task: str, blob: bytes) -> None:
-        pass
-
-    def load(self, task: str) -> bytes | None:
-        return None
-
-    def finish(self, task: str, blob: bytes) -> None:
-        pass
-
-
-class ActorChannel:
-    """A channel to the hub. With a shared folder, checkpoints go there and not through the hub."""
-
-    def __init__(self, hub: Any, shared: Folder | None = None) -> None:
-        self._hub, self._shared = hub, shared
-        self._last_report: Any = None
+    def __init__(self, hub: Any) -> None:
+        self._hub, self._last_report = hub, None
         self._unsent = dict[str, float]()
 
-    def report(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+    def __call__(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Send progress, unless the hub has not yet read the last report: thousands of tasks would flood it."""
         import ray
 
@@ -100,18 +87,62 @@ class ActorChannel:
         self._last_report = self._hub.report.remote(task, step, total, self._unsent)
         self._unsent = {}
 
+
+class HubStore:
+    """A worker's way to the driver's store. With shared storage, checkpoints go there and not through the hub."""
+
+    def __init__(self, hub: Any, store: Store) -> None:
+        self._hub, self._store = hub, store
+
     def save(self, task: str, blob: bytes) -> None:
-        if self._shared:
-            save_part(self._shared, task, blob)
+        if self._store.shared:
+            self._store.save(task, blob)
         else:
-            ask(self._hub.save, task, blob)
+            ask(self._hub.stored, "save", task, blob)
 
     def load(self, task: str) -> bytes | None:
-        shared = load_part(self._shared, task) if self._shared else None
-        return ask(self._hub.load, task) if shared is None else shared
+        blob = self._store.load(task) if self._store.shared else None
+        return ask(self._hub.stored, "load", task) if blob is None else blob
 
     def finish(self, task: str, blob: bytes) -> None:
-        ask(self._hub.finish, task, blob)
+        ask(self._hub.stored, "finish", task, blob)
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of the driver's machine. A worker reads it from its own disk if it is there, else through the hub.
+
+    The object store would hold a copy of the whole file; a worker that reads a few tensors asks for their bytes alone.
+    """
+
+    file: FileBytes
+    hub: Any
+
+    @property
+    def size(self) -> int:
+        return self.file.size
+
+    def read(self, start: int, count: int) -> bytes:
+        if self.file.is_here():
+            return self.file.read(start, count)
+        return ask(self.hub.read, self.file, start, count)
+
+
+def with_plugins(value: Any) -> Any:
+    """Wrap ``value`` so that a worker which unpickles it imports this process's plugins first."""
+    return _WithPlugins(value) if plugins.loaded() else value
+
+
+class _WithPlugins:
+    """A value whose pickle imports the plugins; unpickling returns the value itself."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __reduce__(self) -> Any:
+        from ray import cloudpickle
+
+        return plugins.opened, (plugins.loaded(), cloudpickle.dumps(self._value))
 
 
 def ask(method: Any, *arguments: Any) -> Any:

@@ -59,7 +59,7 @@ class Store:
     def save(self, task: str, blob: bytes) -> None:
         """Write a checkpoint of an unfinished task."""
         if self.shared:
-            save_part(self.shared, task, blob)
+            self.shared.save(f"{task}.part", blob)
         else:
             write_bytes(self._place / f"{task}.part", blob)
 
@@ -72,8 +72,8 @@ class Store:
 
     def load(self, task: str) -> bytes | None:
         """Read the checkpoint of a task; None if there is none."""
-        shared = load_part(self.shared, task) if self.shared else None
-        return _read(self._place / f"{task}.part") if shared is None else shared
+        blob = self.shared.load(f"{task}.part") if self.shared else None
+        return _read(self._place / f"{task}.part") if blob is None else blob
 
     def finished(self, task: str) -> bytes | None:
         """Read the result of a finished task; None if there is none."""
@@ -90,35 +90,6 @@ class Store:
     def _remove_unlocked(self, keep: str = "") -> None:
         for name in {path.name.removesuffix(_LOCK) for path in self._folder.iterdir()} - {keep}:
             _remove_unless_locked(self._folder / name)
-
-
-def save_part(folder: Folder, task: str, blob: bytes) -> None:
-    """Write a checkpoint of an unfinished task to shared storage."""
-    folder.save(f"{task}.part", blob)
-
-
-def load_part(folder: Folder, task: str) -> bytes | None:
-    """Read a checkpoint from shared storage; None if there is none."""
-    return folder.load(f"{task}.part")
-
-
-class CheckpointChannel:
-    """The part of a channel that keeps checkpoints in a store."""
-
-    def __init__(self, store: Store | None) -> None:
-        """Take the store; without one, :meth:`save` and :meth:`finish` must not be called."""
-        self._store = store
-
-    def save(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.save(task, blob)
-
-    def load(self, task: str) -> bytes | None:
-        return self._store.load(task) if self._store else None
-
-    def finish(self, task: str, blob: bytes) -> None:
-        assert self._store is not None
-        self._store.finish(task, blob)
 
 
 def _locked(place: Path) -> IO[bytes]:

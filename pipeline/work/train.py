@@ -7,27 +7,24 @@ Train restarts a group that loses a worker, and the task continues from its last
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
 from ..core.settings import Settings
-from .base import Done, Task, Work
-from .hub import RETRIES, ask
-from .sending import with_plugins
+from .executor import Done, Task, Work, attempt
+from .hub import RETRIES, HubStore, Progress, ask, with_plugins
+from .store import Store
 
 _TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hung peer is an error
 
 
-def group(
-    work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
-) -> Done:
+def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Settings, parts: Sequence[Any]) -> Done:
     """Run one task in a group of workers. This function is itself a Ray task, which only waits for them.
 
     Args:
         hub: the driver's actor, which receives the outcome from rank 0.
-        channels: the channel of rank 0, and the channel of every other rank.
         parts: references to the shared data that the task needs.
     """
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
@@ -35,9 +32,26 @@ def group(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    sent = with_plugins(task)
+
+    def rank() -> None:
+        """Run the task in one worker of the group."""
+        from bdl_pipe import distributed
+
+        first = distributed.world()[0] == 0
+        shared = dict(zip(sent.needs, ray.get(list(parts)), strict=True))
+        kept = HubStore(hub, store) if first and store else None
+        try:
+            done = attempt(work, sent, shared, Progress(hub) if first else _send_nothing, kept, settings)
+        except UserError as error:  # every rank raises it, and a retry would raise it again
+            ask(hub.put_outcome, sent.name, error)
+            return
+        if first:
+            ask(hub.put_outcome, sent.name, done)
+
     with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # the controller of the group runs here
         trainer = TorchTrainer(
-            _loop(work, with_plugins(task), hub, channels, settings, keeps, parts),
+            rank,
             scaling_config=ScalingConfig(
                 num_workers=settings.workers,
                 use_gpu=settings.needs.gpus > 0,
@@ -49,32 +63,11 @@ def group(
             torch_config=TorchConfig("nccl" if settings.device == "cuda" else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
         trainer.fit()
-    outcome: Done | Exception = ask(hub.get_result, task.name)
+    outcome: Done | Exception = ask(hub.get_outcome, task.name)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def _loop(
-    work: Work, task: Task, hub: Any, channels: tuple[Any, Any], settings: Settings, keeps: bool, parts: Sequence[Any]
-) -> Callable[[], None]:
-    """Run the task in one worker of a group."""
-
-    def run() -> None:
-        import ray
-
-        from bdl_pipe import distributed
-
-        from .worker import attempt
-
-        first = distributed.world()[0] == 0
-        shared = dict(zip(task.needs, ray.get(list(parts)), strict=True))
-        try:
-            done = attempt(work, task, shared, channels[0 if first else 1], settings, keeps and first)
-        except UserError as error:  # every rank raises it, and a retry would raise it again
-            ask(hub.put_result, task.name, error)
-            return
-        if first:
-            ask(hub.put_result, task.name, done)
-
-    return run
+def _send_nothing(*progress: Any) -> None:
+    """Drop the progress of a rank that the driver does not listen to."""

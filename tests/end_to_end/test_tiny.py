@@ -103,7 +103,7 @@ from importlib import import_module
 from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.plan.code import BODIES
-from pipeline.work.choose import choose
+from pipeline.work import choose
 student = "boston-deterministic"
 for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", "")):
     opened.clear()
@@ -234,7 +234,7 @@ with Repo() as repo:
                 (path / "manifest.json").write_text(str(out))
     repo.commit(force=True)
 """
-    project.run(sys.executable, "-m", "stages.sources")
+    project.run(sys.executable, "-m", "stages", "sources")
     project.run(sys.executable, "-c", text)
     assert "up to date" in project.dvc("status")
     changed = yaml.safe_load((project.folder / "params.yaml").read_text())

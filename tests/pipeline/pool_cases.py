@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bdl_pipe.errors import UserError
@@ -21,7 +20,7 @@ def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:
     return {name: Stage(name, "", frozenset(above), (), (), {}, {}) for name, above in needs.items()}
 
 
-def work(name: str, folder: Path, act: str, requests: Connection) -> int:
+def work(name: str, folder: Path, act: str) -> int:
     """Write the name to ``order``, and then do what ``act`` says."""
     with open(folder / "order", "a") as file:
         file.write(f"{name}\n")
@@ -37,8 +36,8 @@ def work(name: str, folder: Path, act: str, requests: Connection) -> int:
     if act == "hang":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         (folder / f"{name}.pids").write_text(f"{os.getpid()} {child.pid}")
-        with contextlib.suppress(OSError):
-            requests.recv()  # Nothing is ever sent: the process ends by a signal alone.
+        while True:  # The process ends by a signal alone.
+            signal.pause()
     return 0
 
 

@@ -19,7 +19,7 @@ from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
 from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.stages import prepare
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline
 from tests.pipeline.fake_work import REGISTRY, walk
 from tests.pipeline.test_params import several
 

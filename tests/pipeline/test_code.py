@@ -112,7 +112,7 @@ COMMENT = "\n# a comment\n"
         ("src/bdl_pipe/coresets/vbpc/closed_form.py", {"vbpc", "random_coreset", "coreset_bma", "coreset_vi"}),
         ("src/bdl_pipe/baselines/gp.py", {"gp"}),
         ("src/bdl_pipe/registry.py", set()),
-        ("pipeline/work/worker.py", set()),
+        ("pipeline/work/executor.py", set()),
         ("pipeline/run/body.py", set()),
         ("pipeline/tracking/store.py", set()),
         ("src/bdl_pipe/seeds.py", {*METHODS}),

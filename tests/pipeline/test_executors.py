@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,11 @@ from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Report
 from pipeline.core.settings import Settings
-from pipeline.work import cluster, hub
-from pipeline.work.base import Batch, Done, Executor, Task
-from pipeline.work.choose import choose, preflight
+from pipeline.work import choose, cluster, hub, preflight
 from pipeline.work.cluster import named
 from pipeline.work.display import Display
-from pipeline.work.faults import require_head
-from pipeline.work.inline import Inline, run_here
+from pipeline.work.executor import Batch, Done, Executor, Inline, Task, run_here
+from pipeline.work.nodes import require_head
 from pipeline.work.store import Store
 from tests.pipeline import fake_work
 
@@ -170,7 +169,7 @@ def test_a_ray_of_ours_serves_this_machine_alone_and_ends(way: str) -> None:
     code = f"""
 import psutil
 from contextlib import nullcontext
-from pipeline.work.base import Task
+from pipeline.work.executor import Task
 from pipeline.work.cluster import Cluster, head
 from pipeline.work.display import Display
 from pipeline.core.machine import Needs
@@ -268,23 +267,31 @@ def test_what_ray_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         hub.get(None)
 
 
-def test_the_smallest_task_decides_where_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 60 s of all tasks by their sizes: .1 s of a task of size 1 stands for 30 s at 300 and for 90 s at 900."""
-    executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
-    sent: list[str] = []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tasks that a Ray executor sends to workers; they run in this process."""
+    names = list[str]()
 
-    def send(batch: Batch, tasks: list[Task]) -> dict[str, Done]:
-        sent.extend(task.name for task in tasks)
+    def send(self: object, batch: Batch, tasks: list[Task]) -> dict[str, Done]:
+        names.extend(task.name for task in tasks)
         return {task.name: run_here(batch, task, EAGER) for task in tasks}
 
     monkeypatch.setattr(cluster, "connected", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(executor, "_run_on_workers", send)
-    for sizes, expected in (((300.0, 1.0), []), ((1.0, 900.0), ["1"])):
-        tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
-        with Display("try") as display:
-            made = executor.map(fake_work.slow_square, tasks, shared={}, display=display, where="try")
-        assert [done.result for done in made] == [0, 1]
-        assert sent == expected
+    monkeypatch.setattr(cluster.Cluster, "_run_on_workers", send)
+    return names
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((300.0, 1.0), []), ((1.0, 900.0), ["1"])])
+def test_the_smallest_task_decides_where_the_others_run(
+    sizes: tuple[float, ...], expected: list[str], sent: list[str]
+) -> None:
+    """At most 60 s of all tasks by their sizes: .1 s of a task of size 1 stands for 30 s at 300 and for 90 s at 900."""
+    executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
+    tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
+    with Display("try") as display:
+        made = executor.map(fake_work.slow_square, tasks, shared={}, display=display, where="try")
+    assert [done.result for done in made] == [0, 1]
+    assert sent == expected
 
 
 def test_work_that_runs_here_starts_no_ray() -> None:
@@ -322,8 +329,8 @@ def test_a_dead_address_is_refused_before_ray_is_asked(monkeypatch: pytest.Monke
 def test_our_code_and_plugins_are_sent_to_every_cluster_that_is_named(tmp_path: Path) -> None:
     for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
         modules = [Path(path) for path in named(other, [tmp_path])["runtime_env"]["py_modules"]]
-        assert [path.name for path in modules] == ["pipeline", "stages", "bdl_pipe", tmp_path.name]
-        assert all((path / "__init__.py").is_file() for path in modules[:3])
+        assert [path.name for path in modules] == ["pipeline", "bdl_pipe", tmp_path.name]
+        assert all((path / "__init__.py").is_file() for path in modules[:2])
 
 
 def test_metrics_reach_the_sink() -> None:
@@ -356,22 +363,41 @@ class _Walk:
 
 @pytest.mark.parametrize(("seconds", "is_sent"), [(0.0, True), (60.0, False)])
 def test_a_task_that_takes_long_continues_on_workers_from_its_checkpoint(
-    seconds: float, is_sent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, is_sent: bool, sent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of three fits is tried here: with no time it leaves one step, and the workers run all three."""
     executor, walk = choose(Settings(executor="ray", checkpoint_seconds=60.0)), _Walk(steps=3)
     monkeypatch.setattr(cluster, "_TRY_SECONDS", seconds)
-    monkeypatch.setattr(cluster, "connected", lambda *arguments: contextlib.nullcontext())
-    sent: list[str] = []
-
-    def send(batch: Batch, tasks: list[Task]) -> dict[str, Done]:
-        sent.extend(task.name for task in tasks)
-        return {task.name: run_here(batch, task, EAGER) for task in tasks}
-
-    monkeypatch.setattr(executor, "_run_on_workers", send)
     tasks, store = [Task(str(k), k) for k in range(3)], opened(tmp_path)
     with Display("try") as display:
         made = executor.map(walk, tasks, shared={}, display=display, store=store, where="try")
     assert [int(done.result.tensors["x"]) for done in made] == [0, 1, 2]
     assert sent == (["0", "1", "2"] if is_sent else [])
     assert walk.attempts == ([1, 2, 3, 3] if is_sent else [3, 3, 3])  # no step was taken twice
+
+
+class _Slow:
+    """A hub that has read the messages in ``read``."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[Any, ...]] = []
+        self.read: set[int] = set()
+        self.report = self
+
+    def remote(self, *message: Any) -> int:
+        self.got.append(message)
+        return len(self.got) - 1
+
+
+def test_a_hub_that_is_behind_is_sent_no_more_and_hears_all_figures_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _Slow()
+    monkeypatch.setattr("ray.wait", lambda refs, timeout: ([r for r in refs if r in slow.read], []))
+    send = hub.Progress(slow)
+    for step in range(1, 4):
+        send("a", step, 10, {"loss": float(step), f"only-{step}": 1.0})
+    assert slow.got == [("a", 1, 10, {"loss": 1.0, "only-1": 1.0})]
+    slow.read.add(0)
+    send("a", 4, 10, {"loss": 4.0})
+    assert slow.got[1:] == [("a", 4, 10, {"loss": 4.0, "only-2": 1.0, "only-3": 1.0})]
+    send("a", 10, 10, {"loss": 5.0})  # the end is said in any case
+    assert slow.got[2:] == [("a", 10, 10, {"loss": 5.0})]

@@ -10,9 +10,9 @@ import ray
 from ray import exceptions
 
 from bdl_pipe.errors import UserError
-from pipeline.work import faults
-from pipeline.work.base import Task
-from pipeline.work.faults import HeadWatch, TaskWatch, connect_error, explained, require_head
+from pipeline.work import nodes
+from pipeline.work.executor import Task
+from pipeline.work.nodes import HeadWatch, TaskWatch, connect_error, explained, require_head
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def address(server: socket.socket) -> str:
 
 def at_once(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
     for name, seconds in {"_LOOK_SECONDS": 0.0, **limits}.items():
-        monkeypatch.setattr(faults, name, seconds)
+        monkeypatch.setattr(nodes, name, seconds)
 
 
 def test_a_head_that_answers_is_fine(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_head_that_is_silent_is_waited_for_longer(listening: socket.socket, mo
         assert error is not None and not isinstance(error, ConnectionRefusedError)
         watch = HeadWatch(address(listening))
         assert not watch.answers()
-        monkeypatch.setattr(faults, "_SILENT_SECONDS", 0.0)
+        monkeypatch.setattr(nodes, "_SILENT_SECONDS", 0.0)
         with pytest.raises(UserError, match="has gone"):
             watch.answers()
 
@@ -69,9 +69,9 @@ def test_a_head_that_is_silent_is_waited_for_longer(listening: socket.socket, mo
 class Hub:
     """The hub's actor as the watch calls it, in this process: ``nodes.remote()`` and ``begin.remote(task, node)``."""
 
-    def __init__(self, nodes: dict[str, str]) -> None:
-        self.places = nodes
-        self.nodes, self.begin = SimpleNamespace(remote=lambda: nodes), SimpleNamespace(remote=nodes.__setitem__)
+    def __init__(self, places: dict[str, str]) -> None:
+        self.places = places
+        self.nodes, self.begin = SimpleNamespace(remote=lambda: places), SimpleNamespace(remote=places.__setitem__)
 
 
 def test_tasks_of_a_dead_node_run_again_and_not_for_ever(
@@ -90,11 +90,11 @@ def test_tasks_of_a_dead_node_run_again_and_not_for_ever(
     assert watch.lost(pending) == []
     alive.remove("there")
     assert watch.lost(pending) == []  # Ray may fail the task itself
-    for _ in range(faults.RETRIES):
+    for _ in range(nodes.RETRIES):
         hub.places["b"] = "there"
         assert watch.lost(pending) == ["ref-b"]
         assert hub.places["b"] == "", "an attempt that has not begun counts as lost"
-    assert cancelled == ["ref-b"] * faults.RETRIES
+    assert cancelled == ["ref-b"] * nodes.RETRIES
     hub.places["b"] = "there"
     with pytest.raises(UserError, match=r"^b: its node was lost 4 times; the same command continues"):
         watch.lost(pending)
@@ -127,7 +127,7 @@ def test_without_its_head_ray_is_not_called(listening: socket.socket, monkeypatc
     ],
 )
 def test_errors_of_ray_are_one_line_with_the_cure(error: Exception, said: str, listening: socket.socket) -> None:
-    ending = f"{said}.*{faults.CONTINUE}$"
+    ending = f"{said}.*{nodes.CONTINUE}$"
     with pytest.raises(UserError, match=ending) as caught, explained(address(listening)):
         raise error
     assert "\n" not in str(caught.value)

@@ -31,7 +31,7 @@ from pipeline.plan.plan import one, plan
 from pipeline.report import page, tables
 from pipeline.search import branch_of
 from pipeline.stages import inputs, report
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline
 from tests.data.test_increment import rows
 
 ROOT = Path(__file__).parents[2]

@@ -296,8 +296,8 @@ SQUARES = """
 from pathlib import Path
 import squaring
 from pipeline.core.settings import Settings
-from pipeline.work.base import Task
-from pipeline.work.choose import choose
+from pipeline.work.executor import Task
+from pipeline.work import choose
 from pipeline.work.display import Display
 
 settings, first = Settings.read(), int(Path("number").read_text())

@@ -21,11 +21,11 @@ from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
 from pipeline.stages import prepare
-from pipeline.work.base import Executor, Task
-from pipeline.work.choose import choose
+from pipeline.work import choose
+from pipeline.work.cluster import through_hub
 from pipeline.work.display import Display
-from pipeline.work.inline import Inline
-from pipeline.work.sending import HubFile, through_hub
+from pipeline.work.executor import Executor, Inline, Task
+from pipeline.work.hub import HubFile
 from tests.pipeline import fake_work
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
@@ -39,7 +39,7 @@ from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one
 from pipeline.stages import fit
-from pipeline.work.choose import choose
+from pipeline.work import choose
 from tests.pipeline.fake_work import REGISTRY
 
 settings = Settings(executor="ray", tracking=False)

@@ -12,11 +12,10 @@ from bdl_pipe.errors import ConfigError, UserError
 from pipeline.core import machine
 from pipeline.core.machine import Machine, Needs
 from pipeline.core.settings import Settings
-from pipeline.work.base import Task
-from pipeline.work.choose import choose
+from pipeline.work import choose
 from pipeline.work.cluster import prepare_environment
 from pipeline.work.display import Display
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline, Task
 from pipeline.work.store import Store
 from tests.pipeline import fake_work
 

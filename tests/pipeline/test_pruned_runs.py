@@ -20,7 +20,7 @@ from pipeline.core.settings import Settings
 from pipeline.plan import plan
 from pipeline.plan.plan import one
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline
 from tests.cases import RANDOM
 from tests.pipeline.test_params import GOOD
 

@@ -19,7 +19,7 @@ from pipeline.export import model, serving
 from pipeline.plan.plan import one
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Inline
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases
 

@@ -18,9 +18,9 @@ from moto.server import ThreadedMotoServer
 from bdl_pipe.errors import UserError
 from pipeline.core import storage
 from pipeline.core.settings import Settings
-from pipeline.work.base import Executor, Task
-from pipeline.work.choose import choose, preflight
+from pipeline.work import choose, preflight
 from pipeline.work.display import Display
+from pipeline.work.executor import Executor, Task
 from pipeline.work.store import Store
 from tests.pipeline import fake_work
 

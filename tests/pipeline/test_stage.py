@@ -18,9 +18,13 @@ import torch
 import yaml
 
 from bdl_pipe import artifacts
-from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.artifacts import State
+from bdl_pipe.errors import ArtifactError, Diverged, UserError
 from bdl_pipe.method import StageSpec
+from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.loop import OptimiserConfig
+from bdl_pipe.training.retry import RATE_SHARE
 from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.model import Params
@@ -30,8 +34,7 @@ from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
 from pipeline.stages import prepare
-from pipeline.work.base import Task
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Done, Inline, Task
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import several
 
@@ -347,3 +350,22 @@ def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None
         fit_stage.identity(about, dataclasses.replace(SETTINGS, threads=2), []),
     ]
     assert len(set(identities)) == 4 and identities[0] == fit_stage.identity(dict(about), SETTINGS, [])
+
+
+def test_fits_of_a_group_that_diverge_are_repeated_together_and_the_report_says_so() -> None:
+    config = OptimiserConfig("adam", lr=1.0, schedule="constant")
+
+    def both(data: Any, inputs: Any, config: OptimiserConfig, *, rngs: Any, report: Any) -> list[State]:
+        if config.lr > 0.1:
+            raise Diverged("too fast")
+        return [State({"rate": torch.tensor(config.lr)}, {}) for _ in rngs]
+
+    seed = fit_stage.SeedTask(lambda *a, **k: State({}), config, "data", {}, Seed(0))  # type: ignore[arg-type]
+    group = fit_stage.GroupTask(("0-0", "0-1"), (seed, seed), both)  # type: ignore[arg-type]
+    states = artifacts.unpack(fit_stage.make(group, {"data": None}, Silent()))
+    assert [float(state.tensors["rate"]) for state in states] == pytest.approx([0.09, 0.09])
+    whole, slowed = Done(State({}, {}), 1.0, 0), Done(states[0], 1.0, 0)
+    assert states[0].config[RATE_SHARE] == pytest.approx(0.09)
+    (text,) = fit_stage._slowed({"0-0": whole, "0-1": slowed})
+    assert text == "rates: 1 of 2 fits diverged and went on at 0.09 of the learning rates; lower them"
+    assert fit_stage._slowed({"0-0": whole}) == []

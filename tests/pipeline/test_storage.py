@@ -13,7 +13,7 @@ from bdl_pipe.errors import ConfigError, UserError
 from pipeline.core import storage
 from pipeline.core.settings import Settings
 from pipeline.core.storage import Folder, hide, limited, reason, require
-from pipeline.work.choose import preflight
+from pipeline.work import preflight
 from pipeline.work.store import Store
 
 SECRET = "wJalrXUtnFEMI/K7MDENG"

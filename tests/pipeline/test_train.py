@@ -12,10 +12,9 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.settings import Settings
 from pipeline.stages.fit import SeedTask
-from pipeline.work.base import Done, Executor, Task
-from pipeline.work.choose import choose
+from pipeline.work import choose
 from pipeline.work.display import Display
-from pipeline.work.inline import Inline
+from pipeline.work.executor import Done, Executor, Inline, Task
 from pipeline.work.store import Store
 from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work

@@ -154,7 +154,7 @@ def project(folder: Path, **shift: str) -> None:
     from pipeline.core.settings import Settings
     from pipeline.plan.plan import one
     from pipeline.stages import prepare
-    from pipeline.work.inline import Inline
+    from pipeline.work.executor import Inline
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)

@@ -1,27 +1,30 @@
-"""Run ``python -m stages.<kind> [KEY]``, as DVC does: one stage, in this process."""
+"""Run ``python -m stages KIND [KEY]``, as DVC does: one stage, in this process."""
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
 
-ONLY_TAKE: Final = "BDL_ONLY_TAKE"  # set where DVC may take results from its run cache, and must run no stage
+from pipeline.plan.code import BODIES
+from pipeline.run import ONLY_TAKE
 
 
-def main(kind: str, arguments: Sequence[str]) -> int:
+def main() -> int:
     """Run one stage and return the exit code; a user's mistake is one line on stderr and 2."""
-    key = arguments[0] if arguments else ""
+    parser = argparse.ArgumentParser("python -m stages", description="Run one stage, as DVC does.")
+    parser.add_argument("kind", choices=["sources", *BODIES])
+    parser.add_argument("key", nargs="?", default="", help="of params.yaml; sources and the report have none")
+    asked = parser.parse_args()
+    kind, key = asked.kind, asked.key
     title = f"{kind} {key}".strip()
     if os.environ.get(ONLY_TAKE) and kind != "sources":
         print(f"{title}: is not in the run cache", file=sys.stderr)
         return 1
     from bdl_pipe.errors import UserError
-
-    from ..core import signals
-    from ..core.load import load
-    from ..core.settings import Settings
-    from ..plan import plan, sources
-    from . import body
+    from pipeline.core import signals
+    from pipeline.core.load import load
+    from pipeline.core.settings import Settings
+    from pipeline.plan import plan, sources
+    from pipeline.run import body
 
     signals.interruptible()
     try:
@@ -31,7 +34,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
         else:
             body.ensure(plan.one(kind, key, params), params, settings)
         if kind == "report" and settings.tracking:
-            from ..stages import comparison
+            from pipeline.stages import comparison
 
             comparison.track(plan.plan(params), params, settings)
     except UserError as error:
@@ -41,3 +44,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
         print(f"{title}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,5 @@
 """A fit that diverges is made again at smaller rates, with the bits of a fit that has these rates from the start."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from bdl_pipe.errors import Diverged
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from pipeline.stages import retry
-from pipeline.stages.fit import GroupTask, SeedTask, _slowed, make
-from pipeline.work.base import Done
+from bdl_pipe.training import retry
+from bdl_pipe.training.retry import retried
 from tests.cases import CONFIGS
 
 
@@ -24,8 +22,11 @@ def sgld(step: float) -> Any:
     return config.read(METHODS["sgld"].config, numbers, "sgld")
 
 
-def task(step: float) -> SeedTask:
-    return SeedTask(METHODS["sgld"].stages["teacher"].fit_one, sgld(step), "data", {}, Seed(0))
+def chain(step: float, data: FitData, report: Report) -> State:
+    """A chain of SGLD, which diverges at a step of .01."""
+    fit = METHODS["sgld"].stages["teacher"].fit_one
+    (state,) = retried(lambda config, attempt: [fit(data, {}, config, rng=Seed(0), report=attempt)], sgld(step), report)
+    return state
 
 
 class Kept(Report):
@@ -50,40 +51,29 @@ class Kept(Report):
 
 
 def test_a_chain_that_diverges_goes_on_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
-    shared = {"data": tiny["regression"]}
-    found = make(task(0.01), shared, Silent())
+    data = tiny["regression"]
+    found = chain(0.01, data, Silent())
     share = found.config[retry.RATE_SHARE]
     assert share in (0.3, 0.3**2, 0.3**3)
-    direct = make(task(0.01 * share), shared, Silent())
+    direct = chain(0.01 * share, data, Silent())
     assert retry.RATE_SHARE not in direct.config
     for name, tensor in direct.tensors.items():
         assert torch.equal(tensor, found.tensors[name])
     with pytest.raises(Diverged):
-        make(task(1e6), shared, Silent())
+        chain(1e6, data, Silent())
 
 
 def test_a_killed_retry_goes_on_with_the_same_bits(tiny: dict[str, FitData]) -> None:
-    shared = {"data": tiny["regression"]}
-    undisturbed = make(task(0.01), shared, whole := Kept())
+    data = tiny["regression"]
+    undisturbed = chain(0.01, data, whole := Kept())
     report = Kept(deaths=whole.saves - 1)
     with pytest.raises(KeyboardInterrupt):
-        make(task(0.01), shared, report)
+        chain(0.01, data, report)
     assert report.load().config["attempt"] >= 1  # type: ignore[union-attr]
     again = Kept()
     again.blob = report.blob
-    assert to_bytes(make(task(0.01), shared, again)) == to_bytes(undisturbed)
+    assert to_bytes(chain(0.01, data, again)) == to_bytes(undisturbed)
     assert again.saves < whole.saves
-
-
-def test_fits_of_a_group_are_made_again_together(tiny: dict[str, FitData]) -> None:
-    def both(data: Any, inputs: Any, numbers: Any, *, rngs: Any, report: Report) -> list[State]:
-        if numbers.target.step_size.value > 0.001:
-            raise Diverged("too fast")
-        return [State({"rate": torch.tensor(numbers.target.step_size.value)}, {}) for _ in rngs]
-
-    group = GroupTask(("0-0", "0-1"), (task(0.01), task(0.01)), both)
-    packed = make(group, {"data": tiny["regression"]}, Silent())
-    assert [float(v) for v in packed.tensors.values()] == pytest.approx([0.0009, 0.0009])
 
 
 def test_every_rate_of_a_config_is_smaller_and_nothing_else() -> None:
@@ -101,11 +91,3 @@ def flat(mapping: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     if not isinstance(mapping, dict):
         return {prefix: mapping}
     return {k: v for key, value in mapping.items() for k, v in flat(value, (*prefix, key)).items()}
-
-
-def test_the_report_is_told() -> None:
-    made = Done(State({}, {}), 1.0, 0)
-    slow = replace(made, result=State({}, {retry.RATE_SHARE: 0.09}))
-    (text,) = _slowed({"0-0": made, "0-1": slow})
-    assert text == "rates: 1 of 2 fits diverged and went on at 0.09 of the learning rates; lower them"
-    assert _slowed({"0-0": made}) == []

@@ -1,0 +1,186 @@
+"""What a stage hands to an executor, what the executor returns, and how one task runs in a process.
+
+A task is a pure function of its payload, of shared read-only data, and of the seeds in them, on one thread: every
+executor gives the same bits.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, final
+
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.checkpoints import Checkpointed, Keeper, Send, facts_of, with_facts
+from bdl_pipe.metrics.cost import clock, peak_bytes
+from bdl_pipe.progress import Report
+
+from ..core.settings import Settings, require_device
+from .display import Display
+from .store import Store
+
+Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
+Where = Literal["here", "workers", "try"]
+_TRIM_THRESHOLD: Final = -1  # option numbers of mallopt, from malloc.h
+_MMAP_THRESHOLD: Final = -3
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit of work.
+
+    Attributes:
+        name: unique within a call; it names the task's checkpoint.
+        payload: small, sent with the task.
+        needs: keys of the shared data that it reads.
+        data_parallel: several processes may share its batches.
+        size: the amount of work, relative to the other tasks of the call.
+    """
+
+    name: str
+    payload: Any
+    needs: tuple[str, ...] = ()
+    data_parallel: bool = False
+    size: float = 1.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's result and its cost, over all its attempts.
+
+    Attributes:
+        seconds: by ``bdl_pipe.metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
+        peak_bytes: the largest resident memory of the process that ran it, up to its end.
+    """
+
+    result: Any
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the tasks of one call have in common.
+
+    Attributes:
+        work: an importable function.
+        shared: read-only data; each worker receives it at most once.
+        display: shows every step.
+        store: keeps checkpoints and results, which are then States; None: nothing is kept.
+    """
+
+    work: Work
+    shared: Mapping[str, Any]
+    display: Display
+    store: Store | None
+
+
+class Executor(ABC):
+    """A way to run the tasks of a stage."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def map(
+        self,
+        work: Work,
+        tasks: Sequence[Task],
+        *,
+        shared: Mapping[str, Any],
+        display: Display,
+        store: Store | None = None,
+        where: Where = "workers",
+    ) -> list[Done]:
+        """Run the tasks that have no stored result, and return all results in the order of the tasks.
+
+        Args:
+            work, shared, display, store: as in :class:`Batch`.
+            where: "here" runs the tasks in this process, on the CPU; "workers" sends them to workers; "try" runs the
+                smallest task here for up to ten seconds, and sends the rest to workers if it takes long.
+
+        Raises:
+            UserError: no node can run such a task, or the cluster does not answer.
+            Exception: the error of a task, as the task raised it; the other tasks are cancelled.
+        """
+        display.expect(len(tasks))
+        results: dict[str, Done] = {}
+        if store is not None:
+            for task in tasks:
+                if found := facts_of(store.finished(task.name), task.name):
+                    results[task.name] = Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
+                    display.done(task.name)
+        left = [task for task in tasks if task.name not in results]
+        if left:
+            results |= self._run(Batch(work, shared, display, store), left, where)
+        return [results[task.name] for task in tasks]
+
+    def close(self) -> None:
+        """Stop all worker processes."""
+
+    @abstractmethod
+    def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
+        """Run the tasks, and return their results by name."""
+
+
+@final
+class Inline(Executor):
+    """An executor that runs all tasks in this process, one after the other. It needs no Ray."""
+
+    def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
+        return {task.name: run_here(batch, task, self._settings) for task in tasks}
+
+
+def run_here(batch: Batch, task: Task, settings: Settings, limit: float = math.inf) -> Done:
+    """Run a task in this process; :func:`attempt` describes ``limit``."""
+    shared = {key: batch.shared[key] for key in task.needs}
+    done = attempt(batch.work, task, shared, batch.display.step, batch.store, settings, limit)
+    batch.display.done(task.name)
+    return done
+
+
+class Kept(Keeper, Protocol):
+    """A keeper of one stage's checkpoints and results: a :class:`Store`, or a worker's way to the driver's store."""
+
+    def finish(self, task: str, blob: bytes) -> None: ...
+
+
+def attempt(
+    work: Work,
+    task: Task,
+    shared: Mapping[str, Any],
+    send: Send,
+    kept: Kept | None,
+    settings: Settings,
+    limit: float = math.inf,
+) -> Done:
+    """Run one task, from its last checkpoint if there is one, and return its result and cost.
+
+    Raises:
+        HandedOver: the task kept a checkpoint after ``limit`` seconds; another attempt continues from it.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    torch.set_num_threads(settings.threads)
+    require_device(settings.device)
+    keep_freed_memory()
+    every, cost = settings.checkpoint_seconds, clock(settings.device)
+    report = Checkpointed(task.name, kept, send, every=every, limit=limit, cost=cost)
+    with peak_bytes(settings.device) as peak:
+        result = work(task.payload, shared, report)
+    done = Done(result, report.seconds, peak.bytes)
+    if kept is not None:
+        kept.finish(task.name, with_facts(result, seconds=done.seconds, peak_bytes=done.peak_bytes))
+    return done
+
+
+def keep_freed_memory() -> None:
+    """Make glibc reuse large blocks instead of returning them to the kernel: training steps fault fewer pages."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
+            for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+                ctypes.CDLL(None).mallopt(option, 2**30)

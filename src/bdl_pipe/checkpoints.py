@@ -1,0 +1,136 @@
+"""Checkpoints of long fits: a report that keeps them, so that a fit that was killed continues with the same bits.
+
+``fit(data, inputs, config, rng=rng, report=Checkpointed("chain", CheckpointFiles(folder)))`` continues from the last
+checkpoint of that name, if there is one. Remove the folder once the result is safe.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol, final, runtime_checkable
+
+from .artifacts import State, from_bytes, to_bytes
+from .errors import ArtifactError
+from .files import write_bytes
+from .progress import Report
+
+Send = Callable[[str, int, int, Mapping[str, float]], object]  # receives (name, step, total, metrics)
+_SEND_SECONDS: Final = 0.5
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A keeper of checkpoints, which are bytes with a name."""
+
+    def save(self, name: str, blob: bytes) -> None:
+        """Keep a checkpoint in place of the last one of this name."""
+        ...
+
+    def load(self, name: str) -> bytes | None:
+        """Return the last checkpoint of this name; None if there is none."""
+        ...
+
+
+@final
+class CheckpointFiles:
+    """A folder that keeps each checkpoint in a file, ``<name>.part``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, name: str, blob: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(self._folder / f"{name}.part", blob)
+
+    def load(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / f"{name}.part").read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+class HandedOver(Exception):
+    """A fit has reached its time limit in this process; its checkpoint holds what it has done."""
+
+
+@final
+class Checkpointed(Report):
+    """The report of one fit that keeps checkpoints, and sends progress at most twice a second."""
+
+    def __init__(
+        self,
+        name: str,
+        keeper: Keeper | None,
+        send: Send | None = None,
+        *,
+        every: float = 60.0,
+        limit: float = math.inf,
+        cost: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the fit's name, the keeper of its checkpoints, and what receives its progress.
+
+        Args:
+            keeper: None: no checkpoint is kept.
+            every: seconds between two checkpoints.
+            limit: seconds after which the next checkpoint is the last; once it is kept, HandedOver is raised.
+            cost: the clock of :attr:`seconds`; all other times are wall time.
+        """
+        self._name, self._keeper, self._send, self._every, self._limit = name, keeper, send, every, limit
+        self._cost, self._began = cost, cost()
+        self._start = self._saved = time.monotonic()
+        self._sent = -_SEND_SECONDS
+        self._before = 0.0
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds spent on this fit, including earlier attempts up to their last checkpoint."""
+        return self._before + self._cost() - self._began
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._metrics.update(metrics or {})
+        now = time.monotonic()
+        if self._send is not None and (now - self._sent >= _SEND_SECONDS or step == total):
+            self._sent = now
+            self._send(self._name, step, total, self._metrics)
+            self._metrics = {}
+
+    def due(self) -> bool:
+        return self._keeper is not None and (time.monotonic() - self._saved >= self._every or self._is_over())
+
+    def save(self, state: State) -> None:
+        if self._keeper is not None:
+            self._keeper.save(self._name, with_facts(state, seconds=self.seconds))
+            self._saved = time.monotonic()
+            if self._is_over():
+                raise HandedOver(self._name)
+
+    def load(self) -> State | None:
+        found = facts_of(self._keeper.load(self._name), self._name) if self._keeper is not None else None
+        if found is None:
+            return None
+        state, facts = found
+        self._before = facts["seconds"]
+        return state
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._start >= self._limit
+
+
+def with_facts(state: State, **facts: Any) -> bytes:
+    """Write a state and facts about it, such as its seconds, as bytes."""
+    return to_bytes(State(state.tensors, {"state": state.config, **facts}))
+
+
+def facts_of(blob: bytes | None, origin: str) -> tuple[State, dict[str, Any]] | None:
+    """Undo :func:`with_facts`; None if there is no blob, or it is damaged: the work then starts over.
+
+    Args:
+        origin: names the blob.
+    """
+    try:
+        stored = from_bytes(blob, origin) if blob else None
+    except ArtifactError:
+        return None
+    return None if stored is None else (State(stored.tensors, stored.config["state"]), stored.config)

@@ -1,0 +1,83 @@
+"""One Ray head for all stages of a command, which starts when a stage asks for it and ends with the command."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bdl_pipe.errors import UserError
+from pipeline.core.settings import Settings
+from pipeline.run import children, head
+from pipeline.work.nodes import connect_error
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve in a thread of this process, and yield the socket's path; the thread ends with the tests."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        threading.Thread(target=head._serve, args=(Settings(), listener.dup()), daemon=True).start()
+        yield str(folder / "socket")
+
+
+def test_the_first_stage_that_asks_starts_the_head_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[Settings]()
+
+    @contextlib.contextmanager
+    def starts(settings: Settings) -> Iterator[str]:
+        started.append(settings)
+        yield "127.0.0.1:1"
+
+    monkeypatch.setattr(head.cluster, "head", starts)
+    with served(tmp_path) as place:
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(place)  # a stage that was killed before it read the answer
+        assert [head.address(place) for _ in range(3)] == ["127.0.0.1:1"] * 3
+    assert len(started) == 1
+
+
+def test_a_ray_that_does_not_start_is_one_line_for_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(settings: Settings) -> contextlib.AbstractContextManager[str]:
+        raise UserError("Ray (inside this process) did not start: no memory")
+
+    monkeypatch.setattr(head.cluster, "head", fails)
+    with served(tmp_path) as place:
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"did not start: no memory$"):
+                head.address(place)
+    with pytest.raises(UserError, match=r"^Ray did not start: its process has ended$"):
+        head.address(str(tmp_path / "other"))
+
+
+def test_where_stages_start_no_ray_there_is_no_process() -> None:
+    for settings in (Settings(executor="inline"), Settings(address="127.0.0.1:9")):
+        with head.shared(settings) as place:
+            assert place == "" and head.address(place) == ""
+
+
+@pytest.mark.process
+def test_a_process_that_no_stage_asks_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PRELOAD", ())
+    with head.shared(Settings()) as place:
+        with socket.socket(socket.AF_UNIX) as seen:
+            seen.bind(place + "2")  # the folder is this user's alone
+        assert Path(place).parent.stat().st_mode & 0o077 == 0
+    with pytest.raises(UserError, match="its process has ended"):
+        head.address(place)
+
+
+@pytest.mark.ray
+def test_the_shared_head_is_real_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PRELOAD", ())
+    with head.shared(Settings()) as place:
+        found = head.address(place)
+        assert head.address(place) == found and connect_error(found) is None
+        started = [p for p in psutil.Process().children(recursive=True) if "ray" in " ".join(p.cmdline())]
+    assert connect_error(found) is not None
+    _, there = psutil.wait_procs(started, timeout=30)
+    assert started and [p for p in there if p.status() != psutil.STATUS_ZOMBIE] == []

@@ -1,0 +1,52 @@
+"""Fits that keep checkpoints in files: a killed one continues with the same bits, and its time adds up."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.checkpoints import Checkpointed, CheckpointFiles, HandedOver, Keeper, facts_of
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
+
+
+def chain(data: FitData, report: Report) -> State:
+    sgld = config.read(METHODS["sgld"].config, CONFIGS["sgld", "regression"], "sgld")
+    return METHODS["sgld"].stages["teacher"].fit_one(data, {}, sgld, rng=Seed(0), report=report)
+
+
+def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitData], tmp_path: Path) -> None:
+    data, keeper, steps = tiny["regression"], CheckpointFiles(tmp_path / "kept"), list[int]()
+
+    def send(name: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        steps.append(step)
+
+    undisturbed = chain(data, Silent())
+    with pytest.raises(HandedOver):
+        chain(data, Checkpointed("chain", keeper, limit=0.0))
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["chain.part"]
+    assert to_bytes(chain(data, Checkpointed("chain", keeper, send))) == to_bytes(undisturbed)
+    assert steps[0] > 1, "it started over"
+
+
+def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_none(tmp_path: Path) -> None:
+    keeper: Keeper = CheckpointFiles(tmp_path)
+    first = Checkpointed("a", keeper, cost=itertools.count(0.0, 5.0).__next__)
+    assert first.load() is None
+    first.save(State({}, {"step": 3}))
+    stored = facts_of(keeper.load("a"), "a")
+    assert stored is not None and stored[0].config == {"step": 3} and stored[1]["seconds"] == 5.0
+    second = Checkpointed("a", keeper, cost=itertools.count(0.0, 1.0).__next__)
+    last = second.load()
+    assert last is not None and last.config == {"step": 3} and second.seconds == 6.0
+    (tmp_path / "a.part").write_bytes((tmp_path / "a.part").read_bytes()[:-3])
+    assert Checkpointed("a", keeper).load() is None
+    quiet = Checkpointed("a", None, every=0.0)
+    quiet.save(State({}, {}))
+    assert not quiet.due() and quiet.load() is None
