@@ -1,13 +1,16 @@
-"""A tiny data set and a tiny setting, for every test of the family."""
+"""A tiny data set, a tiny setting, and derivatives by differences, for every test of the family."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.seeds import Seed
 
 
 def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
@@ -42,3 +45,31 @@ def tiny_vbpc(**changes: Any) -> dict[str, Any]:
         },
         "student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation},
     } | changes
+
+
+def drawn(*shape: int, at: Seed) -> Tensor:
+    return torch.randn(shape, generator=at.generator(), dtype=torch.float64)
+
+
+def normal(*shape: int, at: str) -> Tensor:
+    return drawn(*shape, at=Seed(0).fold(at))
+
+
+def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    """Derivatives of a scalar along the rows of :func:`directions`, by central differences."""
+    found = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
+    return torch.stack(found)
+
+
+def directions(at: Tensor, count: int = 8) -> Tensor:
+    """Random directions, which a wrong gradient almost surely does not survive."""
+    return drawn(count, *at.shape, at=Seed(1).fold("directions"))
+
+
+def projected(gradient: Tensor) -> Tensor:
+    """A gradient along the same directions."""
+    return torch.stack([(d * gradient).sum() for d in directions(gradient)])
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())

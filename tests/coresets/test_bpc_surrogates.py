@@ -14,13 +14,11 @@ from torch import Tensor
 from bdl_pipe.coresets.bpc import surrogates
 from bdl_pipe.seeds import Seed
 
+from .cases import normal
+
 PRIOR, DATA_PRECISION, CORESET_PRECISION = 0.7, 1.3, 2.0
 ROWS, CORESET_ROWS, WIDTH = 20, 3, 4
 Z, REPEATS = 5.0, 60_000
-
-
-def normal(*shape: int, at: str) -> Tensor:
-    return torch.randn(shape, generator=Seed(0).fold(at).generator(), dtype=torch.float64)
 
 
 X, Y = normal(ROWS, WIDTH, at="x"), normal(ROWS, at="y")

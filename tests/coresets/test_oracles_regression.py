@@ -14,6 +14,7 @@ from bdl_pipe.coresets.bpc import inner, surrogates
 from bdl_pipe.coresets.bpc.descent import noisy
 from bdl_pipe.seeds import Seed
 
+from .cases import normal, relative
 from .test_bpc_surrogates import (
     CORESET_PRECISION,
     CORESET_ROWS,
@@ -32,7 +33,6 @@ from .test_bpc_surrogates import (
     kl,
     likelihoods,
     mean_slope,
-    normal,
     posterior,
 )
 
@@ -56,10 +56,6 @@ def chained(steps: int, alpha: float, drift: float = 0.5, noise: float = 1.0) ->
 def contrastive(steps: int, alpha: float, **changes: float) -> Tensor:
     """The gradient of contrastive divergence by exact moments."""
     return mean_slope(*chained(steps, alpha, **changes)) - mean_slope(DATA_MEAN, DATA_COVARIANCE)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def test_the_gradients_in_the_labels_are_those_of_the_theory() -> None:
