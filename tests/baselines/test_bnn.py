@@ -12,11 +12,9 @@ from torch.func import functional_call, vmap
 from bdl_pipe import networks
 from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnPosterior, BnnSpec
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.progress import Silent
+from bdl_pipe.networks import MlpConfig
 from bdl_pipe.seeds import Seed
-from tests.baselines.cases import DECAYED, LEARN, STILL, fitted, trajectory
-from tests.conftest import make_tiny_images
+from tests.baselines.cases import DECAYED, LEARN, STILL, fitted
 
 CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws=4, validation_draws=2)
 
@@ -141,15 +139,6 @@ def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> N
     with_decay, without = (fitted(BnnPosterior.fit, each) for each in configs)
     far = {k for k, v in without.tensors.items() if (v - with_decay.tensors[k]).abs().max() > 1e-4}
     assert far == moved
-
-
-def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
-    data, network = make_tiny_images(), ConvNetConfig("convnet", 4, 2)
-    config = dataclasses.replace(CONFIG, network=network, stochastic="head", training=STILL)
-    path = trajectory(network, data)
-    (made,) = BnnPosterior.fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
-    assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
-    assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
 
 
 @pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])

@@ -55,7 +55,7 @@ def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: fl
 
 @each_method
 def test_the_predictive_is_a_gaussian_process_with_the_features_as_kernel(method: Method) -> None:
-    """Up to the float32 of the features, of which 1e-5 is left."""
+    """Up to the float32 of the features, of which 1e-5 is left; no training row is in the state."""
     data = make_tiny_table()
     state = fitted(method, data)
     (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
@@ -66,23 +66,8 @@ def test_the_predictive_is_a_gaussian_process_with_the_features_as_kernel(method
     np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-5)
     np.testing.assert_allclose(found.variance.numpy()[:, 0], variance, atol=1e-5)
     assert np.abs(gaussian_process(phi, y.numpy(), star, prior, 1.1 * noise)[1] - variance).max() > 1e-3  # control
-
-
-@each_method
-def test_the_layer_is_exact_at_the_fitted_features(method: Method) -> None:
-    """1e-6, and no training row in the state."""
-    data = make_tiny_table()
-    posterior = ExactLayerPosterior.from_state(fitted(method, data))
-    (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
-    with torch.no_grad():
-        phi, star = (features(posterior.trunk, v).numpy() for v in (x, new))
-    about, noise = posterior.state().config, float(posterior.layer.noise_variance)
-    mean, variance = gaussian_process(phi, y.double().numpy(), star, about["prior_variance"], noise)
-    found = linear.predict(posterior.layer, torch.tensor(star))
-    np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-6)
-    np.testing.assert_allclose(found.variance.numpy()[:, 0], variance, atol=1e-6)
     names = {"network.trunk.1.weight", "network.trunk.1.bias", "mean", "factor", "noise_variance"}
-    assert posterior.state().tensors.keys() == names
+    assert state.tensors.keys() == names
 
 
 def test_the_loss_is_minus_the_evidence_of_all_rows() -> None:

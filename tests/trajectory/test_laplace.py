@@ -22,6 +22,8 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
 from bdl_pipe.trajectory.laplace import KFAC_LAPLACE, KfacLaplaceConfig, posterior
 
+from .cases import covariance
+
 NOISE, PRECISION = 0.3, 2.0
 TABLE = NetworkSpec(MlpConfig("mlp", (5,)), (4,), 1, "gaussian", NOISE)
 IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
@@ -85,13 +87,6 @@ def layers(
     network = spec.build(Seed(0))
     network.load_state_dict(weights)
     return posterior(network, spec, data, dataclasses.replace(CONFIG, **changes), Seed(3))
-
-
-def covariance(layer: LayerPosterior, precision: float) -> np.ndarray:
-    size = layer.mean.numel()
-    units = torch.eye(size, dtype=torch.float64).reshape(size, *layer.mean.shape)
-    b = torch.stack([(layer.draw(z, precision, 1.0) - layer.mean).flatten() for z in units], 1).numpy()
-    return b @ b.T
 
 
 def test_the_head_of_a_regression_has_the_exact_posterior(tiny_table: FitData) -> None:
