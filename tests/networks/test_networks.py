@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, build, dropout_masks
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, WideResNetConfig, build, dropout_masks
 from bdl_pipe.networks.convnet import BatchStatistics
 from bdl_pipe.seeds import Seed
 
@@ -127,6 +127,7 @@ def test_tanh_is_numpys() -> None:
     [
         (MlpConfig("mlp", (300, 200), dropout=0.4), ["trunk.3", "trunk.6"]),
         (ConvNetConfig("convnet", 8, 2, dropout=0.4), ["trunk.4", "trunk.9"]),
+        (WideResNetConfig("wide_resnet", 10, 1, dropout=0.4), [f"trunk.group{g}_block0.dropout" for g in range(3)]),
     ],
 )
 def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
@@ -136,6 +137,7 @@ def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
     bare = build(dataclasses.replace(config, dropout=0.0), (1, 16, 16), 2, rng=Seed(0))
     images = torch.rand(4, 1, 16, 16, generator=Seed(1).generator())
     assert torch.equal(network.eval()(images), bare.eval()(images))
+    assert not torch.equal(network.train()(images), bare.train()(images))
 
 
 def test_dropout_masks_are_addressed() -> None:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import Network, VggConfig, build, dropout_masks
-from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.networks.pooling import MaxPool
 from bdl_pipe.seeds import Seed
 
@@ -120,15 +119,3 @@ def test_dropout_comes_before_both_hidden_layers_in_training_alone(network: Netw
 
     assert torch.equal(outputs(3), outputs(3)) and not torch.equal(outputs(3), outputs(4))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@torch.no_grad()
-def test_running_statistics_are_refreshed() -> None:
-    """The first norm's: those of the convolution of all rows."""
-    network, rows = build(NORMAL, (3, 32, 32), 10, rng=Seed(2)), images(6)
-    convolved = F.conv2d(rows, network.trunk[0].weight, network.trunk[0].bias, padding=1)
-    refresh_batch_norm(network, rows, 6)
-    torch.testing.assert_close(network.trunk[1].running_mean, convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(network.trunk[1].running_var, convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    together = network.eval()(rows)
-    torch.testing.assert_close(network(rows[:2]), together[:2], rtol=1e-3, atol=1e-3)

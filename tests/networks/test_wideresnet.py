@@ -73,26 +73,3 @@ def test_block_is_its_formula(before: int, after: int, stride: int) -> None:
         assert not torch.allclose(
             block(x), torch.einsum("oc,bchw->bohw", mix, x[..., ::stride, ::stride]) + residual, atol=0.1
         )
-
-
-@torch.no_grad()
-def test_evaluation_uses_running_statistics() -> None:
-    network, batch = wrn(10, 1), images(16, 16)
-    assert not torch.allclose(network.train()(batch)[:4], network(batch[:4]), atol=1e-3)  # rows depend on the batch
-    for _ in range(150):  # 0.9¹⁵⁰ = 1e-7 of the initial statistics is left
-        trained = network.train()(batch)
-    frozen = {k: v.clone() for k, v in network.state_dict().items()}
-    alone = network.eval()(batch[:4])
-    torch.testing.assert_close(alone, network(batch)[:4], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alone, trained[:4], rtol=0.02, atol=0.02)  # running variances are unbiased: n/(n − 1)
-    assert all(torch.equal(v, network.state_dict()[k]) for k, v in frozen.items())
-
-
-def test_dropout_acts_in_training_only() -> None:
-    config = WideResNetConfig("wide_resnet", 10, 1, dropout=0.3)
-    network = build(config, (3, 8, 8), 2, rng=Seed(0))
-    layers = [m for m in network.modules() if isinstance(m, nn.Dropout)]
-    assert [m.p for m in layers] == [0.3] * 3
-    plain = build(WideResNetConfig("wide_resnet", 10, 1), (3, 8, 8), 2, rng=Seed(0))
-    assert torch.equal(network.eval()(images(2, 8)), plain.eval()(images(2, 8)))
-    assert not torch.equal(network.train()(images(2, 8)), plain.train()(images(2, 8)))

@@ -18,7 +18,6 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import chains, sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
-from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
@@ -104,12 +103,6 @@ def test_a_chain_keeps_what_it_says(task):
     assert posterior.spec.noise_variance == pytest.approx(0.1)
     weights = state.tensors["head.weight"]
     assert len(weights.unique(dim=0)) == 13
-
-
-@tasks
-@pytest.mark.parametrize("at", [50, 150])
-def test_a_resumed_chain_has_the_same_bits(task, at):
-    assert same_bits(resumed(lambda report: fit(task, report), from_step=at), fit(task))
 
 
 def test_polynomial_steps_shrink_the_moves():

@@ -194,15 +194,6 @@ def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
         same(one, other, atol=2e-6, rtol=2e-5)
 
 
-def test_each_member_stops_at_its_own_epoch() -> None:
-    data = [table(m, shift=7.0 * m) for m in range(3)]
-    how = config(epochs=30, early_stopping=EarlyStopping(2, None), optimiser=LOUD)
-    together = fit(data, RNGS, how)
-    assert len({m.epochs for m in together}) > 1  # or this test would say nothing
-    for m in range(3):
-        same(together[m], fit([data[m]], [RNGS[m]], how)[0], atol=2e-6, rtol=2e-5)
-
-
 def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
     data = table(0)
     assert data.search is not None
@@ -229,10 +220,10 @@ def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> 
 
 
 def stop_anywhere(data: list[FitData], rngs: list[Seed], how: TrainingConfig) -> list[FitResult]:
-    """Hold a fit that was resumed from each of its steps to the fit itself; that fit."""
+    """Hold a fit that was resumed from each seventh of its steps to the fit itself; that fit."""
     calm = Watched()
     whole = fit(data, rngs, how, calm, snapshots=3)
-    for stop in range(1, calm.asked + 1):
+    for stop in range(1, calm.asked + 1, 7):  # each place of an epoch of three or of five steps
         rest = Watched(kept=to_bytes(killed(lambda report: fit(data, rngs, how, report, snapshots=3), stop)))
         again = fit(data, rngs, how, rest, snapshots=3)
         assert stop + rest.asked == calm.asked
