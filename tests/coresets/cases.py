@@ -11,6 +11,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
+from tests.cases import VBPC
 
 
 def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
@@ -24,27 +25,11 @@ def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
 
 
 def tiny_vbpc(**changes: Any) -> dict[str, Any]:
-    """``methods.vbpc`` at its smallest."""
+    """``methods.vbpc`` a little larger than at its smallest, with augmentations that are not linear."""
     augmentation = {"choose": "one", "operations": {"noise": 0.1, "rotate": 15.0, "cutout": 0.25}}
-    pool = {"networks": 3, "steps": 4, "lr": 1.0e-3}
-    return {
-        "ipc": 2,
-        "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
-        "rho": 10.0,
-        "gamma": 100.0,
-        "feature_scale": 1.0,
-        "beta_dataset": 1.0e-8,
-        "coreset": {
-            "steps": 12,
-            "batch": 16,
-            "lr": 1.0e-2,
-            "label_lr": 1.0e-1,
-            "label_scale": 1.0,
-            "pool": pool,
-            "augmentation": augmentation,
-        },
-        "student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation},
-    } | changes
+    coreset = {"steps": 12, "pool": {"networks": 3, "steps": 4, "lr": 1.0e-3}, "augmentation": augmentation}
+    larger = {"rho": 10.0, "coreset": VBPC["coreset"] | coreset}
+    return VBPC | larger | {"student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation}} | changes
 
 
 def drawn(*shape: int, at: Seed) -> Tensor:

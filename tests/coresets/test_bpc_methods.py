@@ -16,6 +16,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import snapshots
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+from tests.cases import BPC, CONFIGS, FROM_EXPERTS, INNER
 from tests.resuming import Watched, resumed, same_bits
 
 from .cases import tiny_data
@@ -28,30 +29,16 @@ EXPERTS = {
     "optimiser": {"name": "sgd", "lr": 0.1},
     "keep_start": True,
 }
-OUTER = {
-    "steps": 6,
+OUTER = BPC["outer"] | {
     "optimiser": {"name": "adam", "lr": 0.02},
     "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "cutout": 0.25, "noise": 0.1}},
     "average": None,
 }
-INNER = {"steps": 3, "lr": 0.05, "ahead": 1}
-COMMON = {"ipc": 2, "start_epochs": 2, "outer": OUTER}
 SECTIONS: dict[str, dict[str, Any]] = {
-    "bpc_fkl": COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "shared_noise": True},
-    "bpc_rkl": COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "batch": 16, "weight": 1.0},
-    "bpc_w": COMMON | {"inner": INNER, "lr_step": 0.01},
-    "bpc_cd": COMMON
-    | {
-        "chains": 2,
-        "sd": 0.01,
-        "steps": 3,
-        "step_size": 0.01,
-        "temperature": 1.0,
-        "weight": 1.0,
-        "prior_precision": 1.0,
-    },
-    "fbpc": COMMON | {"inner": INNER | {"ahead": 2}, "start_epochs": 1, "draws": 3, "noise": 0.01},
+    name: CONFIGS[name, "classification"] | {"outer": OUTER} | ({"start_epochs": 2} if name != "fbpc" else {})
+    for name in FROM_EXPERTS
 }
+SECTIONS["bpc_fkl"]["shared_noise"] = True
 METHODS = {m.name: m for m in (methods.BPC_FKL, methods.BPC_RKL, methods.BPC_W, methods.BPC_CD, methods.FBPC)}
 
 

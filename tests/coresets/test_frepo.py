@@ -14,10 +14,11 @@ from bdl_pipe.coresets.shared.init import balanced
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
 
 from .cases import normal, tiny_data, tiny_vbpc
 
-SECTION = {"ipc": 2, "network": tiny_vbpc()["network"], "ridge": 1e-6, "coreset": tiny_vbpc()["coreset"]}
+SECTION = CONFIGS["frepo", "classification"] | {"coreset": tiny_vbpc()["coreset"]}
 
 
 def read(**changes: Any) -> frepo.FrepoConfig:

@@ -19,30 +19,19 @@ from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS, HEAD, TRAINED_ON_CORESET
 from tests.resuming import Watched, resumed, same_bits
 
-from .cases import tiny_data, tiny_vbpc
+from .cases import tiny_data
 
-NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"}
-TRAINED = {
-    "network": NETWORK,
+NETWORK = HEAD["network"]
+TRAINED = TRAINED_ON_CORESET | {
     "steps": 8,
-    "batch": 4,
     "optimiser": {"name": "adam", "lr": 3.0e-3, "schedule": "one_cycle"},
     "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "noise": 0.1}},
     "logit_scale": 4.0,
 }
-CHAINS = {
-    "network": NETWORK,
-    "kernel": {"name": "sghmc", "step_size": 0.01, "friction": 0.1},
-    "chains": 3,
-    "thinning": {"steps": 12, "burn_in": 4, "every": 2},
-    "prior_precision": 1.0,
-    "temperature": 0.01,
-    "start_sd": 0.1,
-    "augmentation": None,
-    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100},
-}
+CHAINS = CONFIGS["coreset_sgmcmc", "classification"] | {"chains": 3, "start_sd": 0.1}
 HMC = {"kernel": {"name": "hmc", "step_size": 0.002, "leapfrogs": 3}}
 
 
@@ -50,8 +39,12 @@ def coreset() -> State:
     return balanced(tiny_data(), 2, 1.0, rng=Seed(0)).state(tiny_data(), {"coreset": "random_coreset", "ipc": 2})
 
 
-VI = {k: v for k, v in tiny_vbpc().items() if k in ("network", "rho", "gamma", "feature_scale", "student")}
-SECTIONS = {"nn": TRAINED, "krr": TRAINED | {"ridge": 1e-3}, "sgmcmc": CHAINS, "vi": VI}
+SECTIONS = {
+    "nn": TRAINED,
+    "krr": TRAINED | {"ridge": 1e-3},
+    "sgmcmc": CHAINS,
+    "vi": CONFIGS["coreset_vi", "classification"],
+}
 METHODS = {
     "nn": network.CORESET_NN,
     "krr": network.CORESET_KRR,

@@ -18,24 +18,16 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks.convnet import ConvNetConfig
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
 from tests.resuming import killed, resumed, same_bits
 
-from .cases import central, normal, projected, relative, tiny_data, tiny_vbpc
+from .cases import central, normal, projected, relative, tiny_data
 
 EXACT = linearised.ExactConfig("exact")
 CG = linearised.ConjugateGradientConfig("cg", 2000, 1e-13)
 ADAM = linearised.AdamConfig("adam", 20, 1e-2, 1e-2)
 PENALTY, CLASSES = 0.3, 3
-SECTION = {
-    "ipc": 2,
-    "network": tiny_vbpc()["network"],
-    "ridge": 5e-4,
-    "softplus": 60.0,
-    "solver": {"name": "exact"},
-    "scale_lr": 0.03,
-    "network_steps": 3,
-    "coreset": tiny_vbpc()["coreset"] | {"average": 0.9},
-}
+SECTION = CONFIGS["rcig", "classification"] | {"solver": {"name": "exact"}, "network_steps": 3}
 NETWORK = ConvNetConfig("convnet", 2, blocks=2, norm="none")
 
 

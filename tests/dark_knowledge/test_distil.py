@@ -19,20 +19,14 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
+from tests.cases import DARK_KNOWLEDGE
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
 tasks = pytest.mark.parametrize("task", list(DATA))
 ONLINE = {"name": "online", "target": cases.SGLD_SECTION["target"], "burn_in": 7}
-SECTION = {
-    "network": {"name": "mlp", "hidden": [8]},
-    "mode": {"name": "offline", "max_draws": None},
-    "inputs": {"name": "noisy_training", "noise": 0.1},
-    "batch": 16,
-    "steps": 60,
-    "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4},
-}
+SECTION = DARK_KNOWLEDGE | {"optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4}}
 
 
 def config(kind: str = "offline", **override) -> distil.DarkKnowledgeConfig:
