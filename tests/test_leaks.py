@@ -13,8 +13,8 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
+from tests.preparing import table_of
 from tests.resuming import same_bits
-from tests.tables import table_of
 
 FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
 FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]

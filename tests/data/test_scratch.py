@@ -14,8 +14,7 @@ import torch
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
-from bdl_pipe.data import prepare, prepared, rows, scratch
-from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data import prepared, rows, scratch
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.sources import table as table_source
@@ -25,6 +24,7 @@ from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, Case
 from tests.conftest import make_tiny_images, make_tiny_table
+from tests.preparing import dataset_of, prepare_at
 
 
 @pytest.fixture
@@ -48,20 +48,10 @@ def frame(count: int = 400) -> pd.DataFrame:
 COLUMNS = {"a": "number", "b": "number", "c": "number", "kind": "category", "day": "date"}
 
 
-def config(path: str, normalise: str) -> DatasetConfig:
-    source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
-    section = {"source": source, "normalise": normalise, "whiten": False, "validation": 0.2, "splits": 2}
-    section |= {"fit_rows": "train_and_validation", "ood": [], "corrupted_images": 0, "corruptions": "made"}
-    return read(DatasetConfig, section, "datasets.d")
-
-
 def prepared_at(folder: Path, path: str, normalise: str) -> list[FitData]:
-    from bdl_pipe import artifacts
-
-    published = artifacts.publish
-    with published(folder / "fit", "prepare", about={}) as fit, published(folder / "held", "holdout", about={}) as held:
-        prepare.prepare("d", {"d": config(path, normalise)}, fit, held, rng=Seed(0))
-    return prepared.load_fits(folder / "fit", [0, 1], final=True)
+    source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
+    fit, _ = prepare_at(folder, dataset_of(source, normalise=normalise, splits=2))
+    return prepared.load_fits(fit, [0, 1], final=True)
 
 
 @pytest.mark.parametrize("normalise", ["robust", "train", "none"])

@@ -11,13 +11,12 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from bdl_pipe import config as configs
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.sources.images import ImageFolder, Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import ConfigError, DataError
+from tests.preparing import dataset_of
 
 ROWS = 12
 
@@ -424,17 +423,7 @@ def test_truncated_npz(tmp_path: Path) -> None:
         sources.load(Npz(str(tmp_path / "d.npz")))
 
 
-ROW = {
-    "source": {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"},
-    "normalise": "train",
-    "whiten": False,
-    "validation": 0.2,
-    "fit_rows": "train",
-    "splits": 1,
-    "ood": [],
-    "corrupted_images": 0,
-    "corruptions": "made",
-}
+TABLE = {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"}
 BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "share": ({"validation": 1.5}, r"datasets\.d\.validation must be .*, got 1\.5"),
     "negative": ({"validation": -1}, r"datasets\.d\.validation must be .*, got -1"),
@@ -466,7 +455,7 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_bad_rows_of_params(case: str) -> None:
-    configs.read(DatasetConfig, ROW, "datasets.d")
+    dataset_of(TABLE)
     change, message = BAD_ROWS[case]
     with pytest.raises(ConfigError, match=message):
-        configs.read(DatasetConfig, ROW | change, "datasets.d")
+        dataset_of(**{"source": TABLE} | change)
