@@ -26,13 +26,7 @@ WITH_OPTIONS = {
     "imagenet_npz": {"path": "Imagenet64"},
 }
 SHAPE = (2, 4, 3)
-
-
-@pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    for table in (CATALOG, OPTIONS):
-        monkeypatch.setattr(table, "_others", {})
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # what a test registers is gone after it
 
 
 def rows(count: int = 30) -> Examples:

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared
-from bdl_pipe.data.catalog import CATALOG, Named
-from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.prepare import hold_out, uci_splits
@@ -23,11 +21,11 @@ from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
-from tests.preparing import bytes_of, prepare_at
+from tests.preparing import bytes_of, dataset_of, prepare_at
 
 from . import archives as made
 
-IMAGES = DatasetConfig(Named("cifar10"), "train", False, 4, "train_and_validation", 1, (), 0, "made")
+IMAGES, BOSTON = dataset_of({"name": "cifar10"}, validation=4), dataset_of({"name": "boston"})
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +92,7 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("source", ["images", "table"])
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
-    table = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
-    fit, _ = prepare_at(tmp_path, IMAGES if source == "images" else table)
+    fit, _ = prepare_at(tmp_path, IMAGES if source == "images" else BOSTON)
     final = prepared.load_fit(fit, 0, final=True).on("meta")
     blob = pickle.dumps(final, protocol=5)
     rows = final.train.inputs.nbytes
@@ -119,16 +116,10 @@ def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cif
     assert prepared.load_fit(fit, 0, final=True).search is None
 
 
-def npz(path: Path, change_test: bool = False) -> Path:
-    test = made.images(6, (3, 4, 4), 2)
-    np.savez(
-        path,
-        x_train=made.images(30, (3, 4, 4)),
-        y_train=made.labels(30, 3),
-        x_test=255 - test if change_test else test,
-        y_test=made.labels(6, 3),
-    )
-    return path
+def npz(path: Path, change_test: bool = False) -> None:
+    train, test = made.images(30, (3, 4, 4)), made.images(6, (3, 4, 4), 2)
+    test = 255 - test if change_test else test
+    np.savez(path, x_train=train, y_train=made.labels(30, 3), x_test=test, y_test=made.labels(6, 3))
 
 
 @pytest.mark.parametrize("whiten", [False, True])
@@ -147,18 +138,8 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
     values = np.random.default_rng(0).normal(size=(40, 3))
     state = np.random.RandomState(1)
     held = state.choice(40, 40, replace=False)[36:]
-    config = DatasetConfig(
-        Table(str(tmp_path / "t.csv"), ("y",), "regression"),
-        "train",
-        False,
-        0.2,
-        "train_and_validation",
-        1,
-        (),
-        0,
-        "made",
-        targets,  # type: ignore[arg-type]
-    )
+    source = {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"}
+    config = dataset_of(source, targets=targets)
 
     def fitted(rows: np.ndarray) -> tuple[dict[str, bytes], dict[str, bytes]]:
         np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,y", comments="", fmt="%.17g")
@@ -176,8 +157,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
 @pytest.mark.parametrize("normalise", ["train", "none"])
 def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
     """Each by the rows that it trains on alone, in original units."""
-    config = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
-    fit, _ = prepare_at(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
+    fit, _ = prepare_at(tmp_path, dataset_of({"name": "boston"}, targets="centre", normalise=normalise))
     final = prepared.load_fit(fit, 0, final=True)
     assert final.search is not None
     for data in (final, final.search):
@@ -196,9 +176,7 @@ def test_classes_have_no_centre() -> None:
 
 
 def test_standard_splits_of_boston(tmp_path: Path) -> None:
-    fit, holdout = prepare_at(
-        tmp_path, DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 2, (), 0, "made")
-    )
+    fit, holdout = prepare_at(tmp_path, replace(BOSTON, splits=2))
     for split in (0, 1):
         search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
         assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
@@ -213,11 +191,8 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
     fit, holdout = prepare_at(tmp_path / "a", IMAGES)
     again = prepare_at(tmp_path / "b", IMAGES)
     assert bytes_of(fit) == bytes_of(again[0]) and bytes_of(holdout) == bytes_of(again[1])
-    (tmp_path / "c").mkdir()
-    for name in ("fit", "holdout"):
-        (tmp_path / "c" / name).mkdir()
-    stage.prepare("d", {"d": IMAGES}, tmp_path / "c" / "fit", tmp_path / "c" / "holdout", rng=Seed(1))
-    assert (tmp_path / "c" / "fit" / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
+    other, _ = prepare_at(tmp_path / "c", IMAGES, seed=1)
+    assert (other / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
 
 
 def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
