@@ -15,65 +15,21 @@ conversion is its own oracle. What a table counts was found by arithmetic; one c
 The pruned networks are in ``test_prune``.
 """
 
-from dataclasses import dataclass
-
 import pytest
 from torch import nn
 
 from bdl_pipe.inducing import bayesianize
 from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed
+from tests.networks.cases import Plain, parameters, plain
 
 MEMBERS = 5
-DETERMINISTIC = 23_520_842
 TABLE_9 = {
     "ffg_u": {16: 1_384_662, 32: 2_771_446, 64: 5_710_902, 128: 12_253_366, 256: 27_992_502},
     "ensemble_u": {16: 1_426_134, 32: 2_937_334, 64: 6_374_454, 128: 14_907_574, 256: 38_609_334},
 }
 TABLE_10_FFG_W = {"1": 46_988_564, "0.5": 23_520_852, "0.1": 4_746_682, "0.01": 522_494, "0.001": 100_075}
 TABLE_10_FFG_U = {"1": 5_710_902, "0.75": 4_408_790, "0.5": 3_106_678, "0.25": 1_804_566}
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A residual network as numbers: (d_out, d_in) of each convolution, channels of each norm, and the head's."""
-
-    convolutions: list[tuple[int, int]]
-    norms: list[int]
-    head: tuple[int, int]
-
-    @property
-    def weights(self) -> int:
-        """Of convolutions and head, without biases."""
-        return sum(rows * columns for rows, columns in [*self.convolutions, self.head])
-
-    @property
-    def kept(self) -> int:
-        """Scales and shifts of the batch norms."""
-        return 2 * sum(self.norms)
-
-    @property
-    def layers(self) -> list[tuple[int, int]]:
-        """(d_out, d_in) of each converted layer, the head's bias as one more input."""
-        return [*self.convolutions, (self.head[0], self.head[1] + 1)]
-
-
-def plain(depth: int, classes: int = 10) -> Plain:
-    """He et al. 2016, table 1, with a 3×3 stem: every block written out."""
-    convolutions, norms, width = [(64, 3 * 9)], [64], 64
-    for group, blocks in enumerate({18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]):
-        inner = 64 * 2**group
-        for block in range(blocks):
-            sizes = [(inner, 9), (inner, 9)] if depth == 18 else [(inner, 1), (inner, 9), (4 * inner, 1)]
-            before = width
-            for after, area in sizes:
-                convolutions.append((after, width * area))
-                norms.append(after)
-                width = after
-            if before != width or (group > 0 and block == 0):
-                convolutions.append((width, before))
-                norms.append(width)
-    return Plain(convolutions, norms, (classes, width))
 
 
 def inducing(network: Plain, m: int, sets: int) -> int:
@@ -85,24 +41,14 @@ def z_entries(network: Plain, m: int) -> int:
     return sum(m * (d_out + d_in) for d_out, d_in in network.layers)
 
 
-def test_layers() -> None:
-    assert len(plain(18).convolutions) == 20 and len(plain(50).convolutions) == 53
-    assert plain(18).weights + plain(18).kept + 10 == 11_173_962
-    assert plain(50).weights + plain(50).kept + 10 == DETERMINISTIC
-
-
 @pytest.fixture(scope="module")
 def resnet50() -> nn.Module:
     return build(ResNetConfig("resnet", 50), (3, 32, 32), 10, rng=Seed(0))
 
 
-def count(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
-
-
 def converted(network: nn.Module, kind: str, m: int, **options: object) -> int:
     options = {"lambda_max": 0.1, "sd_max": 0.1} | options
-    return count(bayesianize(network, kind=kind, rows=m, cols=m, **options))  # type: ignore[arg-type]
+    return parameters(bayesianize(network, kind=kind, rows=m, cols=m, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", TABLE_9)

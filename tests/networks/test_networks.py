@@ -13,14 +13,12 @@ from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, WideResNe
 from bdl_pipe.networks.convnet import BatchStatistics
 from bdl_pipe.seeds import Seed
 
-
-def count(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
+from .cases import parameters
 
 
 def test_mlp_parameters_by_hand() -> None:
     network = build(MlpConfig("mlp", (200, 100)), (1, 28, 28), 10, rng=Seed(0))
-    assert count(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
+    assert parameters(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
@@ -30,7 +28,7 @@ def test_convnet_parameters_by_hand(norm: str) -> None:
     convolutions = (3 * 9 * 8 + 8) + (8 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     norms = 0 if norm == "none" else 2 * (8 + 16 + 32)
     head = 32 * 4 * 4 * 10 + 10
-    assert count(network) == convolutions + norms + head
+    assert parameters(network) == convolutions + norms + head
     assert network.width == 32 * 4 * 4
 
 

@@ -15,15 +15,13 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.snapshots import BatchNormConfig, Snapshots
 
+from .cases import images, parameters
+
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of a batch norm: mean and unbiased variance of what it saw
 
 
 def preresnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> Network:
     return build(PreResNetConfig("preresnet", depth), shape, outputs, rng=Seed(seed))
-
-
-def images(count: int, side: int = 8, channels: int = 3, seed: int = 1) -> Tensor:
-    return torch.randn(count, channels, side, side, generator=Seed(seed).generator())
 
 
 def by_hand(depth: int, channels: int, classes: int) -> int:
@@ -50,7 +48,7 @@ def by_hand(depth: int, channels: int, classes: int) -> int:
     ],
 )
 def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int | None) -> None:
-    count = sum(p.numel() for p in preresnet(depth, (channels, 32, 32), classes).parameters())
+    count = parameters(preresnet(depth, (channels, 32, 32), classes))
     assert count == by_hand(depth, channels, classes)
     assert known is None or count == known
 

@@ -9,13 +9,11 @@ from bdl_pipe.networks import WideResNetConfig, build
 from bdl_pipe.networks.wideresnet import Block
 from bdl_pipe.seeds import Seed
 
+from .cases import images, parameters
+
 
 def wrn(depth: int, widen: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> nn.Module:
     return build(WideResNetConfig("wide_resnet", depth, widen), shape, outputs, rng=Seed(seed))
-
-
-def images(count: int, side: int = 32, channels: int = 3) -> torch.Tensor:
-    return torch.randn(count, channels, side, side, generator=Seed(1).generator())
 
 
 def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
@@ -37,8 +35,7 @@ def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
     [(28, 10, 3, 36_479_194), (16, 4, 3, 2_748_890), (16, 4, 1, 2_748_890 - 2 * 9 * 16), (10, 1, 3, None)],
 )
 def test_parameters_by_hand(depth: int, widen: int, channels: int, known: int | None) -> None:
-    network = wrn(depth, widen, (channels, 32, 32))
-    count = sum(p.numel() for p in network.parameters())
+    count = parameters(wrn(depth, widen, (channels, 32, 32)))
     assert count == by_hand(depth, widen, channels, 10)
     assert known is None or count == known  # WRN-28-10: 36.5 million in the paper
 
