@@ -84,15 +84,15 @@ def test_a_widened_mixture_is_the_distribution_of_what_was_widened() -> None:
 
 @pytest.mark.parametrize("task", ["classes", "values"])
 def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
-    """A posterior that is three times too sure, 400 times 39 calibration rows and 25 test rows at 80 %.
+    """A posterior that is three times too sure, 200 times 39 calibration rows and 25 test rows at 80 %.
 
     With 39 rows the coverage is exactly ⌈40·0.8⌉/40 = 0.8 on average over calibration rows, as scores have no ties. Its
-    distribution over a set's rows is beta-binomial; 400 means are within 5 standard errors of 0.8: a false alarm in
+    distribution over a set's rows is beta-binomial; 200 means are within 5 standard errors of 0.8: a false alarm in
     1.7 million. The control: its own probability says 80 % of sets that hold far less.
     """
     level, calibrating, count = 0.8, 39, 25
     found, naive = [], []
-    for number in range(400):
+    for number in range(200):
         predictive, rows = (classes if task == "classes" else values)(calibrating + count, 3.0, seed=number)
         first = Examples(rows.inputs[:calibrating], rows.targets[:calibrating])
         transform = CLASSES if task == "classes" else PLAIN
@@ -112,8 +112,8 @@ def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
             naive.append(((own[0] <= targets) & (targets <= own[1])).double().mean())
     a, b = 32, 8
     variance = scipy.stats.betabinom(count, a, b).var() / count**2
-    assert abs(float(torch.stack(found).mean()) - level) < 5 * (variance / 400) ** 0.5
-    assert float(torch.stack(naive).mean()) < level - 5 * (variance / 400) ** 0.5
+    assert abs(float(torch.stack(found).mean()) - level) < 5 * (variance / 200) ** 0.5
+    assert float(torch.stack(naive).mean()) < level - 5 * (variance / 200) ** 0.5
 
 
 def cut(predictive: Predictive, rows: slice) -> Predictive:

@@ -124,37 +124,6 @@ def test_equal_seeds_and_a_resumed_run_give_equal_bits(method: str, task: str) -
     assert same_bits(again, tuned(method, task))
 
 
-def test_fitting_on_repairs_what_pruning_broke() -> None:
-    data = make_tiny_table()
-    inputs, targets = data.tensors("train")
-    learn = {**LEARN, **FIXED, "epochs": 20}
-    method = METHODS["ffg_w"]
-    first = config_of("ffg_w", "regression", training=learn)
-    source = method.stages["student"].fit_one(data, {}, first, rng=Seed(0), report=Silent())
-    config = replace(first, prune=0.5, annealing=None)
-    broken = RandomWeights.pruned(learner(source), config).eval()
-    mended = method.stages["student"].fit_one(data, {"student": [source]}, config, rng=Seed(1), report=Silent())
-
-    def nll(model: RandomWeights) -> float:
-        with torch.no_grad():
-            return -float(model.predict(inputs, rng=Seed(2)).log_prob(targets).mean())
-
-    assert nll(learner(mended)) < nll(broken) - 0.05
-    assert nll(learner(source)) < nll(broken)
-
-
-def test_batch_norm_is_refreshed_under_draws_of_the_pruned() -> None:
-    network = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}
-    how = {**LEARN, **FIXED, "epochs": 2}
-    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_images()
-    first = config_of("ffg_u", "classification", network=network, training=how)
-    source = stage.fit_one(data, {}, first, rng=Seed(0), report=Silent())
-    state = stage.fit_one(data, {"student": [source]}, replace(first, prune=0.5), rng=Seed(0), report=Silent())
-    names = [k for k in state.tensors if "running_mean" in k]
-    assert names and all(not torch.equal(state.tensors[k], source.tensors[k]) for k in names)
-    assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(0)).log_probs.isfinite().all()  # type: ignore[attr-defined]
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no posterior": (
         {"source": None},

@@ -120,24 +120,6 @@ def test_predict_is_the_mean_over_draws_of_the_weights() -> None:
     assert not within[1].all()  # the noise left out is told apart
 
 
-@pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_learns_separable_classes(form: str, rank: int | None) -> None:
-    layer = Discriminative(WIDTH, CLASSES, covariance=form, rank=rank, predictive="quadrature", rng=Seed(2))
-    labels = torch.arange(150) % CLASSES
-    features = draw(1, 150, WIDTH).float() + 3 * F.one_hot(labels, WIDTH)
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
-    losses = []
-    for _ in range(150):
-        optimiser.zero_grad()
-        loss = layer.loss(features, labels, num_train=150)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-    predictive = layer.predict(features)
-    assert (predictive.mean.argmax(-1) == labels).float().mean() > 0.9
-
-
 def test_refuses_labels_of_another_shape() -> None:
     with pytest.raises(DataError, match="targets must be 8 class numbers"):
         Discriminative(WIDTH, CLASSES).bound(torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 1, dtype=torch.long))

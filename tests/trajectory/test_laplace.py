@@ -120,22 +120,6 @@ def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> No
     assert rejected(drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right)  # a part not scaled up to all
 
 
-def test_the_evidence_is_largest_where_the_exact_one_is(tiny_table: FitData) -> None:
-    """At the mode for the best τ of the exact evidence that τ is a fixed point: the mode's own change adds no slope."""
-    phi, targets = features_of(tiny_table, weights_of(TABLE))
-
-    def minus_evidence(log_precision: float) -> float:
-        covariance = phi @ phi.T / np.exp(log_precision) + NOISE * np.eye(len(phi))
-        return -float(scipy.stats.multivariate_normal(np.zeros(len(phi)), covariance).logpdf(targets[:, 0]))
-
-    best = scipy.optimize.minimize_scalar(minus_evidence, bounds=(-5, 8), method="bounded", options={"xatol": 1e-9})
-    precision = float(np.exp(best.x))
-    found = layers(tiny_table, TABLE, at_mode(tiny_table, precision))
-    assert evidence_precision(list(found.values())) == pytest.approx(precision, rel=1e-5)
-    other = layers(tiny_table, TABLE, at_mode(tiny_table, 30 * precision))
-    assert evidence_precision(list(other.values())) != pytest.approx(precision, rel=0.01)
-
-
 def test_the_curvature_of_some_rows_is_scaled_up_to_all(tiny_table: FitData) -> None:
     weights = weights_of(TABLE)
     phi, _ = features_of(tiny_table, weights)
