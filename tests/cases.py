@@ -8,13 +8,17 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors.torch import save_file
 
+from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import StageSpec
 from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
@@ -319,3 +323,23 @@ class Case:
 
 
 CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]
+
+
+def config_of(method: str, task: str, **changes: Any) -> Any:
+    """Read a method's smallest config with changes."""
+    return read(METHODS[method].config, CONFIGS[method, task] | changes, f"methods.{method}")
+
+
+def fit(
+    method: str,
+    kind: str,
+    data: FitData,
+    inputs: Mapping[str, list[State]] = MappingProxyType({}),
+    *,
+    rng: Seed = Seed(0),
+    report: Report | None = None,
+    **changes: Any,
+) -> State:
+    """Fit a method's stage with its smallest config and changes."""
+    config, stage = config_of(method, data.task, **changes), METHODS[method].stages[kind]  # type: ignore[index]
+    return stage.fit_one(data, inputs, config, rng=rng, report=report or Silent())

@@ -30,7 +30,7 @@ from pipeline import cli
 from pipeline.core import machine
 from pipeline.core.load import typed
 
-from .cases import CONFIGS
+from .cases import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -248,9 +248,7 @@ def test_the_new_score_is_its_formula(plugins_here: None) -> None:
 
 def test_the_new_method_is_a_method(plugins_here: None, tiny_images: FitData) -> None:
     plugins.load(["plugins/snapshots.py"])
-    snapshots, sgd = registry.METHODS["snapshots"], registry.METHODS["sgd"]
-    config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
-    trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    snapshots, trajectory = registry.METHODS["snapshots"], fit("sgd", "trajectory", tiny_images)
     made = snapshots.stages["student"].fit_one(
         tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
     )

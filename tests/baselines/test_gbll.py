@@ -14,13 +14,13 @@ from bdl_pipe.baselines.evidence import fit_hyperparameters
 from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
 from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
 from bdl_pipe.baselines.map_blr import MAP_BLR
-from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from tests import cases
 from tests.cases import CONFIGS, LEAKY
 from tests.conftest import make_tiny_table
 
@@ -29,12 +29,11 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 
 
 def config_of(method: Method, **changes: Any) -> Any:
-    return read(method.config, CONFIGS[method.name, "regression"] | changes, method.name)
+    return cases.config_of(method.name, "regression", **changes)
 
 
 def fitted(method: Method, data: FitData, **changes: Any) -> State:
-    config = config_of(method, **changes)
-    return method.stages["student"].fit_one(data, {}, config, rng=Seed(3), report=Silent())
+    return cases.fit(method.name, "student", data, rng=Seed(3), **changes)
 
 
 def numpy_features(state: State, inputs: Tensor) -> np.ndarray:
@@ -216,14 +215,14 @@ def test_what_is_refused() -> None:
     for method in METHODS:
         with pytest.raises(DataError, match=rf"^{method.name}: the data must have at most 555555 training rows for 9 "):
             fitted(method, dataclasses.replace(make_tiny_table(), train=many))
-    with pytest.raises(ConfigError, match=r"^gbll\.network\.dropout must be 0, got 0.1"):
+    with pytest.raises(ConfigError, match=r"^methods\.gbll\.network\.dropout must be 0, got 0.1"):
         config_of(GBLL, network={"name": "mlp", "hidden": [4], "dropout": 0.1})
-    with pytest.raises(ConfigError, match=r"^ldgbll\.network\.activation must be leaky_relu"):
+    with pytest.raises(ConfigError, match=r"^methods\.ldgbll\.network\.activation must be leaky_relu"):
         config_of(LDGBLL, network={"name": "mlp", "hidden": [4]})
-    with pytest.raises(ConfigError, match=r"^ldgbll\.weight must be >= 0"):
+    with pytest.raises(ConfigError, match=r"^methods\.ldgbll\.weight must be >= 0"):
         config_of(LDGBLL, weight=-1.0)
     for key in ("prior_variance", "noise_variance", "epochs", "derivative_variance"):
-        with pytest.raises(ConfigError, match=rf"^ldgbll\.{key} must be > 0"):
+        with pytest.raises(ConfigError, match=rf"^methods\.ldgbll\.{key} must be > 0"):
             config_of(LDGBLL, **{key: 0})
     with pytest.raises(Diverged, match="lower the learning rate"):
         fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "lr": 1e30})

@@ -13,16 +13,14 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import read
 from bdl_pipe.data import prepared, rows, scratch
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.sources import table as table_source
 from bdl_pipe.data.sources.table import open_table
 from bdl_pipe.progress import Silent
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, Case
+from tests.cases import Case, config_of
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.preparing import dataset_of, prepare_at
 
@@ -138,7 +136,7 @@ STREAMED = [
 
 def fitted(case: Case, data: FitData) -> list[State]:
     """Fit two seeds, together where the method does so."""
-    config = read(METHODS[case.method].config, CONFIGS[case.method, case.task], f"methods.{case.method}")
+    config = config_of(case.method, case.task)
     rngs: list[Any] = [Seed(0).fold(case.method, seed) for seed in range(2)]
     if case.stage.fit_many is not None and case.task == "regression":
         return case.stage.fit_many([data] * 2, [{}, {}], config, rngs=rngs, report=Silent())

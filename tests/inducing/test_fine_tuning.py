@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing.learner import RandomConfig, RandomWeights
@@ -19,7 +18,7 @@ from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, LEARN
+from tests.cases import LEARN, config_of, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Watched, killed, resumed, same_bits
 
@@ -31,26 +30,19 @@ cases = pytest.mark.parametrize(("method", "task"), CASES)
 pytestmark = pytest.mark.xdist_group(__name__)  # what is fitted once is shared
 
 
-def config_of(method: str, task: str, **changes: Any) -> Any:
-    return read(METHODS[method].config, CONFIGS[method, task] | changes, f"methods.{method}")
-
-
 def data_of(task: str) -> FitData:
     return make_tiny_images() if task == "classification" else make_tiny_table()
 
 
 @functools.cache
 def fitted(method: str, task: str) -> State:
-    stage = METHODS[method].stages["student"]
-    config = config_of(method, task, training={**LEARN, **FIXED, "epochs": 2})
-    return stage.fit_one(data_of(task), {}, config, rng=Seed(4), report=Silent())
+    return fit(method, "student", data_of(task), rng=Seed(4), training={**LEARN, **FIXED, "epochs": 2})
 
 
 def fine_tuned(method: str, task: str, report: Report, **changes: Any) -> State:
     how = {"prune": SHARE, "annealing": None, "training": {**LEARN, **FIXED, "epochs": 1}} | changes
     inputs = {"student": [fitted(method, task)]}
-    stage = METHODS[method].stages["student"]
-    return stage.fit_one(data_of(task), inputs, config_of(method, task, **how), rng=Seed(5), report=report)
+    return fit(method, "student", data_of(task), inputs, rng=Seed(5), report=report, **how)
 
 
 @functools.cache
@@ -170,12 +162,12 @@ def test_a_full_covariance_over_weights_is_not_pruned() -> None:
 
 
 def test_a_make_checks_its_input_too() -> None:
-    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_table()
-    config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
-    with pytest.raises(UserError, match="prune must be null where no posterior is pruned"):
-        stage.fit_one(data, {}, config, rng=Seed(0), report=Silent())
+    how, data = {"prune": 0.5, "training": {**LEARN, **FIXED}}, make_tiny_table()
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
-    with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
-        stage.fit_one(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
-    with pytest.raises(UserError, match="input must be a run of ffg_u, got 'fcg_u'"):
-        stage.fit_one(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())
+    for inputs, message in (
+        ({}, "prune must be null where no posterior is pruned"),
+        ({"student": [other]}, "input must be a posterior random_weights, got 'gp'"),
+        ({"student": [fitted("fcg_u", "regression")]}, "input must be a run of ffg_u, got 'fcg_u'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fit("ffg_u", "student", data, inputs, **how)
