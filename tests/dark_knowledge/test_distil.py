@@ -145,14 +145,6 @@ def test_weight_decay_enters_the_gradient():
         torch.testing.assert_close(new[0], old - 0.1 * (gradient + 0.5 * old))
 
 
-@tasks
-def test_the_students_interface(task):
-    posterior = NetworkDraws.from_state(fit(task, "offline"))
-    assert posterior.spec.likelihood == ("categorical" if task == "classification" else "gaussian_head")
-    assert {len(w) for w in posterior.weights.values()} == {1}
-    assert posterior.spec.network == MlpConfig("mlp", (8,))
-
-
 def test_mode_is_checked():
     with pytest.raises(ConfigError, match=r"mode\.name must be one of offline, online"):
         config(mode={"name": "sideways"})

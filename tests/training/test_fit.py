@@ -19,7 +19,7 @@ from bdl_pipe.training.fit import fit_epochs
 from bdl_pipe.training.learner import EarlyStopping, FitResult, Learner, TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.snapshots import SnapshotPolicy
-from tests.conftest import make_tiny_images, make_tiny_table
+from tests.conftest import make_tiny_table
 from tests.resuming import Watched, killed
 
 OPTIMISER = OptimiserConfig("adamw", 1e-2, weight_decay=0.1, grad_clip_norm=0.5)
@@ -257,24 +257,6 @@ def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
     assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
     for stop, first in ((2, 2), (8, 3)):  # of 3 steps an epoch: before and after the first score
         assert told(Scores(to_bytes(killed(told, stop)))).scores == dict.fromkeys(range(first, 7), 0.0)
-
-
-def test_running_statistics_of_batch_norm_are_kept() -> None:
-    class Classes(Learner):
-        def __init__(self, rng: Seed) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 3)
-            with torch.no_grad():
-                self.head.weight.normal_(0, 0.1, generator=rng.generator())
-
-        def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-            return nn.functional.cross_entropy(self.head(self.norm(inputs).flatten(1)), targets)
-
-        def predict(self, inputs: Tensor, *, rng: Seed) -> Gaussian:
-            raise NotImplementedError
-
-    (made,) = fit_epochs(lambda _, rng: Classes(rng), [make_tiny_images()], config(2), rngs=RNGS[:1], report=Silent())
-    assert int(made.state["norm.num_batches_tracked"]) == 20
 
 
 LOUD = OptimiserConfig("adamw", 1.0)
