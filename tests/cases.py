@@ -8,13 +8,17 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors.torch import save_file
 
+from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import StageSpec
 from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
@@ -53,17 +57,9 @@ DARK_KNOWLEDGE = {
     "steps": 60,
     "optimiser": ADAM,
 }
-SWAG = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": 64, "batch_norm_batch": 32}
-SUBSPACE = {
-    "dimension": 1,
-    "temperature": 2.0,
-    "prior_variance": 1.0,
-    "rows": 70,
-    "draws": 3,
-    "batch": 64,
-    "batch_norm_rows": 64,
-    "batch_norm_batch": 32,
-}
+NORMS = {"batch_norm_rows": 64, "batch_norm_batch": 32}
+SWAG = {"rank": 2, "scale": 0.5, "draws": 3, **NORMS}
+SUBSPACE = {"dimension": 1, "temperature": 2.0, "prior_variance": 1.0, "rows": 70, "draws": 3, "batch": 64, **NORMS}
 PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
 PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "lr": 1.0e-2}}
 LAPLACE = {
@@ -74,8 +70,7 @@ LAPLACE = {
     "predictive": "draws",
     "max_factor": 600,
     "draws": 3,
-    "batch_norm_rows": 64,
-    "batch_norm_batch": 32,
+    **NORMS,
 }
 SNGP = {
     "network": MLP,
@@ -109,6 +104,15 @@ BPC = {
     "start_epochs": 1,
     "outer": {"steps": 6, "optimiser": {"name": "adam", "lr": 1.0e-2}, "augmentation": NOISE, "average": 0.9},
 }
+CONTRASTIVE = {
+    "chains": 2,
+    "sd": 0.01,
+    "steps": 2,
+    "step_size": 0.01,
+    "temperature": 1.0,
+    "weight": 1.0,
+    "prior_precision": 1.0,
+}
 TRAINED_ON_CORESET = {
     "network": HEAD["network"],
     "steps": 6,
@@ -119,6 +123,8 @@ TRAINED_ON_CORESET = {
 }
 CLOSED_FORM = {name: HEAD[name] for name in ("network", "rho", "gamma", "feature_scale")}
 LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "early_stopping": {"every": 2, "patience": None}}
+WHOLE = {**LEARN, "early_stopping": None}  # as many epochs as it says
+IMAGES = {"network": CONVNET, "training": WHOLE}
 GAUSSIAN = {
     "covariance": "dense",
     "rank": None,
@@ -136,21 +142,9 @@ GENERATIVE = {
     "refit": True,
 }
 FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
-BNN = {
-    "network": MLP,
-    "training": {**LEARN, "early_stopping": None},
-    "stochastic": "all",
-    "initial_sd": 0.05,
-    "draws": 3,
-    "validation_draws": 2,
-}
-DROPOUT = {
-    "network": MLP,
-    "training": {**LEARN, "early_stopping": None},
-    "rate": 0.2,
-    "draws": 3,
-    "validation_draws": 2,
-}
+BY_DRAWS = {"network": MLP, "training": WHOLE, "draws": 3, "validation_draws": 2}
+BNN = {**BY_DRAWS, "stochastic": "all", "initial_sd": 0.05}
+DROPOUT = {**BY_DRAWS, "rate": 0.2}
 
 GBLL = {
     "network": MLP,
@@ -171,8 +165,9 @@ RANDOM = {
     "validation_draws": 2,
     "annealing": {"start": 1.0, "end": 3.0},
 }
-RANDOM_IMAGES = {**RANDOM, "network": CONVNET, "training": {**LEARN, "early_stopping": None}}
-CAPPED = {"sd_max": 0.1}
+RANDOM_IMAGES = {**RANDOM, **IMAGES}
+MEMBERS = {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1}
+MEAN_FIELD = {"kind": "ffg_w", "sd_max": 0.1}
 
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("pretrained", "classification"): {
@@ -204,7 +199,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
     ("svgp", "regression"): {"inducing": 12, "ard": True, "training": LEARN},
-    ("swa", "classification"): {"batch_norm_rows": 64, "batch_norm_batch": 32},
+    ("swa", "classification"): NORMS,
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
@@ -226,72 +221,32 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("vbll", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN},
     ("vbll_bnn", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN, "features": FEATURES},
     ("d_vbll", "classification"): {
-        "network": CONVNET,
-        "training": {**LEARN, "early_stopping": None},
+        **IMAGES,
         "layer": {**GAUSSIAN, "covariance": "lowrank", "rank": 2, "predictive": "sampled", "draws": 3},
     },
-    ("d_vbll_bnn", "classification"): {
-        "network": CONVNET,
-        "training": {**LEARN, "early_stopping": None},
-        "layer": {**GAUSSIAN, "covariance": "diagonal"},
-        "features": FEATURES,
-    },
-    ("g_vbll", "classification"): {
-        "network": CONVNET,
-        "training": {**LEARN, "early_stopping": None},
-        "layer": GENERATIVE,
-    },
-    ("g_vbll_bnn", "classification"): {
-        "network": CONVNET,
-        "training": {**LEARN, "early_stopping": None},
-        "layer": {**GENERATIVE, "refit": False},
-        "features": FEATURES,
-    },
+    ("d_vbll_bnn", "classification"): {**IMAGES, "layer": {**GAUSSIAN, "covariance": "diagonal"}, "features": FEATURES},
+    ("g_vbll", "classification"): {**IMAGES, "layer": GENERATIVE},
+    ("g_vbll_bnn", "classification"): {**IMAGES, "layer": {**GENERATIVE, "refit": False}, "features": FEATURES},
     ("ffg_u", "classification"): {**RANDOM_IMAGES, "function_space": True},
     ("ffg_u", "regression"): RANDOM,
     ("fcg_u", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
     ("fcg_u", "regression"): {**RANDOM, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
-    ("ensemble_u", "classification"): {
-        **RANDOM_IMAGES,
-        "weights": {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1},
-    },
-    ("ensemble_u", "regression"): {
-        **RANDOM,
-        "weights": {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1},
-    },
-    ("ffg_w", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "ffg_w", **CAPPED}},
-    ("ffg_w", "regression"): {
-        **RANDOM,
-        "training": {**LEARN, "early_stopping": None},
-        "weights": {"kind": "ffg_w", **CAPPED},
-    },
+    ("ensemble_u", "classification"): {**RANDOM_IMAGES, "weights": MEMBERS},
+    ("ensemble_u", "regression"): {**RANDOM, "weights": MEMBERS},
+    ("ffg_w", "classification"): {**RANDOM_IMAGES, "weights": MEAN_FIELD},
+    ("ffg_w", "regression"): {**RANDOM, "training": WHOLE, "weights": MEAN_FIELD},
     ("fcg_w", "classification"): {
         **RANDOM_IMAGES,
         "weights": {"kind": "fcg_w"},
         "layers": {"trunk*": {"kind": "ffg_w"}},
     },
-    ("fcg_w", "regression"): {**RANDOM, "training": {**LEARN, "early_stopping": None}, "weights": {"kind": "fcg_w"}},
+    ("fcg_w", "regression"): {**RANDOM, "training": WHOLE, "weights": {"kind": "fcg_w"}},
     ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
     ("bpc_fkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "shared_noise": False},
     ("bpc_rkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "batch": 8, "weight": 1.0},
     ("bpc_w", "classification"): {**BPC, "inner": INNER, "lr_step": 0.01},
-    ("bpc_cd", "classification"): {
-        **BPC,
-        "chains": 2,
-        "sd": 0.01,
-        "steps": 2,
-        "step_size": 0.01,
-        "temperature": 1.0,
-        "weight": 1.0,
-        "prior_precision": 1.0,
-    },
-    ("fbpc", "classification"): {
-        **BPC,
-        "start_epochs": 1,
-        "inner": {**INNER, "ahead": 2},
-        "draws": 2,
-        "noise": 0.01,
-    },
+    ("bpc_cd", "classification"): {**BPC, **CONTRASTIVE},
+    ("fbpc", "classification"): {**BPC, "inner": {**INNER, "ahead": 2}, "draws": 2, "noise": 0.01},
     ("frepo", "classification"): {"ipc": 2, "network": HEAD["network"], "ridge": 1.0e-6, "coreset": VBPC["coreset"]},
     ("rcig", "classification"): {
         "ipc": 2,
@@ -368,3 +323,23 @@ class Case:
 
 
 CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]
+
+
+def config_of(method: str, task: str, **changes: Any) -> Any:
+    """Read a method's smallest config with changes."""
+    return read(METHODS[method].config, CONFIGS[method, task] | changes, f"methods.{method}")
+
+
+def fit(
+    method: str,
+    kind: str,
+    data: FitData,
+    inputs: Mapping[str, list[State]] = MappingProxyType({}),
+    *,
+    rng: Seed = Seed(0),
+    report: Report | None = None,
+    **changes: Any,
+) -> State:
+    """Fit a method's stage with its smallest config and changes."""
+    config, stage = config_of(method, data.task, **changes), METHODS[method].stages[kind]  # type: ignore[index]
+    return stage.fit_one(data, inputs, config, rng=rng, report=report or Silent())

@@ -4,10 +4,14 @@ import tests.typecheck
 
 tests.typecheck.install("bdl_pipe")
 
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from bdl_pipe import plugins  # noqa: E402
 from bdl_pipe.data.examples import Examples  # noqa: E402
 from bdl_pipe.data.fitdata import FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
@@ -58,3 +62,14 @@ def tiny_table() -> FitData:
 def tiny(tiny_images: FitData, tiny_table: FitData) -> dict[str, FitData]:
     """Task -> data."""
     return {"classification": tiny_images, "regression": tiny_table}
+
+
+@pytest.fixture
+def forgotten_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory for plugins, which are forgotten after the test, as all that is registered in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_added", [])
+    yield
+    for table, name in plugins._added:
+        table._others.pop(name, None)

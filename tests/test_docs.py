@@ -17,11 +17,10 @@ from safetensors.torch import save_file
 from bdl_pipe import plugins, registry
 from bdl_pipe.config import merge, read
 from bdl_pipe.data import sources
-from bdl_pipe.data.catalog import CATALOG, OPTIONS
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.evaluation import OOD_SCORES, ood_scores
+from bdl_pipe.evaluation import ood_scores
 from bdl_pipe.networks import NETWORKS, build
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
@@ -31,7 +30,7 @@ from pipeline.core import machine
 from pipeline.core.load import typed
 from tests import commands
 
-from .cases import CONFIGS
+from .cases import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -190,16 +189,11 @@ def new_method() -> tuple[str, str, str, str]:
 
 
 @pytest.fixture
-def plugins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugins of the docs in the working directory; they are forgotten after the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setattr(plugins, "_added", [])
-    for table in (registry.METHODS, registry.POSTERIORS, NETWORKS, CATALOG, OPTIONS, OOD_SCORES):
-        monkeypatch.setattr(table, "_others", {})
-    (tmp_path / "plugins").mkdir()
+def plugins_here(forgotten_plugins: None) -> None:
+    """The plugins of the docs in the working directory."""
+    Path("plugins").mkdir()
     for name, text in plugin_files().items():
-        (tmp_path / name).write_text(text)
+        Path(name).write_text(text)
 
 
 @pytest.mark.slow
@@ -228,14 +222,9 @@ def test_the_new_network_is_its_formula(plugins_here: None) -> None:
     assert network(x).shape == (7, 3)
 
 
-def test_the_trained_module_becomes_runs_that_predict_as_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_images: FitData
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for name in ("plugins", "data"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "plugins/mine.py").write_text(block('"""plugins/mine.py'))
+def test_the_trained_module_becomes_runs_that_predict_as_it_does(plugins_here: None, tiny_images: FitData) -> None:
+    Path("data").mkdir()
+    Path("plugins/mine.py").write_text(block('"""plugins/mine.py'))
     plugins.load_file("plugins/mine.py")
     module = plugins.module_of_file("plugins/mine.py").build((1, 8, 8), classes=3).eval()
     save_file(module.state_dict(), "data/mine.safetensors")
@@ -259,9 +248,7 @@ def test_the_new_score_is_its_formula(plugins_here: None) -> None:
 
 def test_the_new_method_is_a_method(plugins_here: None, tiny_images: FitData) -> None:
     plugins.load(["plugins/snapshots.py"])
-    snapshots, sgd = registry.METHODS["snapshots"], registry.METHODS["sgd"]
-    config = read(sgd.config, CONFIGS["sgd", "classification"], "methods.sgd")
-    trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
+    snapshots, trajectory = registry.METHODS["snapshots"], fit("sgd", "trajectory", tiny_images)
     made = snapshots.stages["student"].fit_one(
         tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
     )

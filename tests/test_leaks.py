@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import read
-from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.prepare import uci_splits
-from bdl_pipe.progress import Silent
-from bdl_pipe.registry import METHODS
-from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS
+from tests.cases import fit
+from tests.preparing import table_of
 from tests.resuming import same_bits
-from tests.tables import table_of
 
 FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
 FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
@@ -28,17 +23,11 @@ CHOSEN = {  # the number of epochs, too, is chosen
 }
 
 
-def fit(name: str, stage: str, data: FitData, inputs: dict[str, list[State]], **changes: object) -> State:
-    method = METHODS[name]
-    config = read(method.config, CONFIGS[name, "regression"] | changes, f"methods.{name}")
-    return method.stages[stage].fit_one(data, inputs, config, rng=Seed(3), report=Silent())  # type: ignore[index]
-
-
 def posteriors(values: np.ndarray, targets: str, folder: Path) -> dict[str, State]:
     data = table_of(values, targets, folder)
-    trajectory = fit("sgd", "trajectory", data, {}, **CHOSEN)
+    trajectory = fit("sgd", "trajectory", data, **CHOSEN)
     on_it = {name: fit(name, "student", data, {"trajectory": [trajectory]}) for name in FROM_TRAJECTORY}
-    return {"sgd": trajectory} | on_it | {name: fit(name, "student", data, {}) for name in FROM_DATA}
+    return {"sgd": trajectory} | on_it | {name: fit(name, "student", data) for name in FROM_DATA}
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre"])

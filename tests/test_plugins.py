@@ -3,33 +3,23 @@
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bdl_pipe import evaluation, metrics, networks, plugins
+from bdl_pipe import evaluation, metrics, plugins
 from bdl_pipe.config import read, to_mapping
-from bdl_pipe.data import catalog, sources
-from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data import sources
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.plugins import PluginError, Registered, load
+from bdl_pipe.plugins import PluginError, load
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.predictive import Categorical, Gaussian
-from bdl_pipe.registry import METHODS, POSTERIORS, Lazy
+from bdl_pipe.registry import METHODS, Lazy
 from bdl_pipe.seeds import Seed
+from tests.preparing import dataset_of
 
-TABLES: list[Registered] = [
-    METHODS,
-    POSTERIORS,
-    networks.NETWORKS,
-    catalog.CATALOG,
-    catalog.OPTIONS,
-    evaluation.OOD_SCORES,
-    metrics.METRICS,
-]
 METHOD = """
 from dataclasses import dataclass
 from bdl_pipe import Method, StageSpec, State, register_method
@@ -87,24 +77,15 @@ register_source(Blobs, load, task="classification", kind="table")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory for plugins, which are forgotten after the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setattr(plugins, "_added", [])
-    for table in TABLES:
-        monkeypatch.setattr(table, "_others", {})
-    yield tmp_path
+def folder(tmp_path: Path, forgotten_plugins: None) -> Path:
+    """A working directory for plugins."""
+    return tmp_path
 
 
 def write(path: str, text: str) -> str:
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text(text)
     return path
-
-
-def contents() -> list[list[str]]:
-    return [list(table) for table in TABLES]
 
 
 def test_a_file_adds_a_method() -> None:
@@ -119,13 +100,13 @@ def test_a_file_adds_a_method() -> None:
 
 
 def test_a_name_that_is_taken_is_refused_and_nothing_of_the_plugin_is_left() -> None:
-    before = contents()
+    before = list(METHODS)
     write("a.py", METHOD.replace("NAME", "first") + METHOD.replace("NAME", "sgd"))
     with pytest.raises(
         PluginError, match=r"^the plugin a\.py cannot be imported: the method sgd is taken: the library"
     ):
         load(["a.py"])
-    assert contents() == before and plugins.loaded() == () and plugins.module_name("a.py") not in sys.modules
+    assert list(METHODS) == before and plugins.loaded() == () and plugins.module_name("a.py") not in sys.modules
     load([write("b.py", METHOD.replace("NAME", "first"))])
     with pytest.raises(
         PluginError, match=r"c\.py .* the method first is taken: b\.py has one of this name \(line 12\)"
@@ -260,27 +241,22 @@ def spec(name: str) -> dict[str, object]:
     return {"network": network, "input_shape": [3], "outputs": 2, "likelihood": "categorical"}
 
 
-def dataset(**source: object) -> DatasetConfig:
-    rest = {"whiten": False, "validation": 0.1, "splits": 1, "ood": [], "corrupted_images": 0, "corruptions": "made"}
-    return read(DatasetConfig, {"source": source, "normalise": "train", "fit_rows": "train", **rest}, "datasets.mine")
-
-
 def test_a_source_is_one_like_any_other() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"classification"'))])
-    found = dataset(name="blobs", rows=20)
+    found = dataset_of({"name": "blobs", "rows": 20})
     assert found.task == "classification" and found.source.kind == "table"
     raw = sources.load(found.source)
     assert raw.classes == ("a", "b") and raw.train.inputs.shape == (20, 2)
-    with pytest.raises(ConfigError, match=r"datasets\.mine\.source\.rows must be a whole number, got 'x'"):
-        dataset(name="blobs", rows="x")
+    with pytest.raises(ConfigError, match=r"datasets\.d\.source\.rows must be a whole number, got 'x'"):
+        dataset_of({"name": "blobs", "rows": "x"})
     with pytest.raises(DataError, match="blobs: must have at least 10 rows, got 4"):
-        sources.load(dataset(name="blobs", rows=4).source)
+        sources.load(dataset_of({"name": "blobs", "rows": 4}).source)
 
 
 def test_a_source_that_loads_another_thing_than_it_said_is_refused() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"regression"'))])
     with pytest.raises(DataError, match="blobs was registered with task classification, got regression"):
-        sources.load(dataset(name="blobs", rows=20).source)
+        sources.load(dataset_of({"name": "blobs", "rows": 20}).source)
 
 
 def test_a_score_is_asked_of_every_predictive() -> None:

@@ -9,8 +9,9 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from bdl_pipe import recalibration, summary
+from bdl_pipe import artifacts, recalibration, summary
 from bdl_pipe.artifacts import State
+from bdl_pipe.data import prepared
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
@@ -19,6 +20,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.recalibration import Recalibration, Widened
 from bdl_pipe.seeds import Seed
+from tests.preparing import dataset_of, prepare_at
 
 PLAIN = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.tensor([3.0]), scale=torch.tensor([2.0]))
 CLASSES = Transform("table", torch.zeros(1), torch.ones(1))
@@ -82,15 +84,15 @@ def test_a_widened_mixture_is_the_distribution_of_what_was_widened() -> None:
 
 @pytest.mark.parametrize("task", ["classes", "values"])
 def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
-    """A posterior that is three times too sure, 400 times 39 calibration rows and 25 test rows at 80 %.
+    """A posterior that is three times too sure, 200 times 39 calibration rows and 25 test rows at 80 %.
 
     With 39 rows the coverage is exactly ⌈40·0.8⌉/40 = 0.8 on average over calibration rows, as scores have no ties. Its
-    distribution over a set's rows is beta-binomial; 400 means are within 5 standard errors of 0.8: a false alarm in
+    distribution over a set's rows is beta-binomial; 200 means are within 5 standard errors of 0.8: a false alarm in
     1.7 million. The control: its own probability says 80 % of sets that hold far less.
     """
     level, calibrating, count = 0.8, 39, 25
     found, naive = [], []
-    for number in range(400):
+    for number in range(200):
         predictive, rows = (classes if task == "classes" else values)(calibrating + count, 3.0, seed=number)
         first = Examples(rows.inputs[:calibrating], rows.targets[:calibrating])
         transform = CLASSES if task == "classes" else PLAIN
@@ -110,8 +112,8 @@ def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
             naive.append(((own[0] <= targets) & (targets <= own[1])).double().mean())
     a, b = 32, 8
     variance = scipy.stats.betabinom(count, a, b).var() / count**2
-    assert abs(float(torch.stack(found).mean()) - level) < 5 * (variance / 400) ** 0.5
-    assert float(torch.stack(naive).mean()) < level - 5 * (variance / 400) ** 0.5
+    assert abs(float(torch.stack(found).mean()) - level) < 5 * (variance / 200) ** 0.5
+    assert float(torch.stack(naive).mean()) < level - 5 * (variance / 200) ** 0.5
 
 
 def cut(predictive: Predictive, rows: slice) -> Predictive:
@@ -186,40 +188,24 @@ def test_intervals_of_targets_fitted_as_logarithms_are_their_exponentials() -> N
 
 
 def test_calibration_rows_are_apart_from_all_others(tmp_path: Path) -> None:
-    from bdl_pipe import artifacts, config
-    from bdl_pipe.data import prepare, prepared
-    from bdl_pipe.data.config import DatasetConfig
-
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n" for i in range(200)))
-    section = {
-        "source": {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"},
-        "normalise": "train",
-        "whiten": False,
-        "validation": 0.2,
-        "fit_rows": "train_and_validation",
-        "splits": 2,
-        "ood": [],
-        "corrupted_images": 0,
-        "corruptions": "made",
-        "calibration": 0.25,
-    }
+    source = {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"}
 
-    def made(**changes: object) -> None:
-        read = {"d": config.read(DatasetConfig, {**section, **changes}, "datasets.d")}
-        prepare.prepare("d", read, tmp_path / "fit", tmp_path / "held", rng=Seed(0))
+    def made(calibration: float) -> tuple[Path, Path]:
+        return prepare_at(tmp_path, dataset_of(source, splits=2, calibration=calibration))
 
-    made()
+    fit, holdout = made(0.25)
     for split in range(2):
-        kept = prepared.store.read(tmp_path / "fit" / str(split) / "train.arrow").examples
-        apart = prepared.load_calibration(tmp_path / "fit", split)
-        test = prepared.store.read(tmp_path / "held" / str(split) / "test.arrow").examples
+        kept = prepared.store.read(fit / str(split) / "train.arrow").examples
+        apart = prepared.load_calibration(fit, split)
+        test = prepared.store.read(holdout / str(split) / "test.arrow").examples
         assert apart is not None
         parts = [set(rows.inputs[:, 0].tolist()) for rows in (kept, apart, test)]
         assert [len(part) for part in parts] == [135, 45, 20]
         assert len(set.union(*parts)) == 200
-        stored = artifacts.read_state(tmp_path / "fit" / str(split) / "transform")
+        stored = artifacts.read_state(fit / str(split) / "transform")
         assert float(stored.tensors["mean"]) == pytest.approx(kept.inputs.mean())
     with pytest.raises(DataError, match="calibration must be 0 or at least 20 rows, got 18 of 180 training rows"):
-        made(calibration=0.1)
+        made(0.1)
     with pytest.raises(ConfigError, match=r"calibration must be a whole number of rows >= 0, or a share in \[0, 1\)"):
-        made(calibration=1.0)
+        made(1.0)

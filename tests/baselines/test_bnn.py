@@ -1,4 +1,4 @@
-"""Bayes by backprop against torch.distributions, the conjugate posterior of a linear model, and explicit loops."""
+"""Bayes by backprop against torch.distributions and explicit loops."""
 
 import dataclasses
 import math
@@ -7,16 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal, kl_divergence
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from bdl_pipe import networks
 from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnPosterior, BnnSpec
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.progress import Silent
+from bdl_pipe.networks import MlpConfig
 from bdl_pipe.seeds import Seed
-from tests.baselines.cases import DECAYED, LEARN, STILL, fitted, trajectory
-from tests.conftest import make_tiny_images
+from tests.baselines.cases import DECAYED, LEARN, STILL, fitted
 
 CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws=4, validation_draws=2)
 
@@ -77,47 +75,6 @@ def test_the_loss_of_classes_with_a_random_head_is_the_formula() -> None:
     assert not any("likelihood" in name for name in made.state_dict())
 
 
-def optimum(made: Bnn, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and variances of the head (weights, then bias) at the minimum of the expected loss.
-
-    The expectation over ε is exact: the loss is quadratic in the n numbers ε, and so is averaged by the
-    2n points ±√n·e_i.
-    """
-    count = made.random.module.weight.numel() + 1
-    points = math.sqrt(count) * torch.cat([torch.eye(count), -torch.eye(count)]).double()
-    moved = list(made.random.parameters())
-    optimiser = torch.optim.LBFGS(
-        moved, max_iter=500, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        noise = {"weight": points[:, None, :-1], "bias": points[:, -1:]}
-        loss = vmap(lambda z: made(inputs, targets, len(inputs), z))(noise).mean()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    head, sds = made.random.module, made.random.log_sd
-    means = torch.cat([head.weight[0], head.bias]).detach()
-    return means, torch.cat([sds["weight"][0], sds["bias"]]).detach().mul(2).exp()
-
-
-@pytest.mark.parametrize(("kl_weight", "right"), [(1.0, True), (2.0, False)], ids=["elbo", "control"])
-def test_the_optimum_is_the_mean_field_posterior_of_a_linear_model(kl_weight: float, right: bool) -> None:
-    made = learner(1, stochastic="head", kl_weight=kl_weight)
-    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    targets = inputs[:, :1] - 0.5 * inputs[:, 1:2].abs()
-    features = made.fixed(inputs).detach()
-    design = torch.cat([features, torch.ones(40, 1)], 1)
-    variance = made.likelihood.log_variance.exp().detach()
-    precision = design.T @ design / variance + torch.eye(6) / 0.01
-    mean = torch.linalg.solve(precision, design.T @ targets / variance)[:, 0]
-    means, variances = optimum(made, inputs, targets)
-    close = torch.allclose(means, mean, atol=1e-5) and torch.allclose(variances, 1 / precision.diag(), rtol=1e-4)
-    assert close == right
-
-
 def test_a_draw_is_a_network_with_drawn_weights() -> None:
     made, inputs = learner(), rows()
     predictive = made.predict(inputs, rng=Seed(9))
@@ -141,15 +98,6 @@ def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> N
     with_decay, without = (fitted(BnnPosterior.fit, each) for each in configs)
     far = {k for k, v in without.tensors.items() if (v - with_decay.tensors[k]).abs().max() > 1e-4}
     assert far == moved
-
-
-def test_a_random_head_on_the_trunk_of_a_trajectory_of_images() -> None:
-    data, network = make_tiny_images(), ConvNetConfig("convnet", 4, 2)
-    config = dataclasses.replace(CONFIG, network=network, stochastic="head", training=STILL)
-    path = trajectory(network, data)
-    (made,) = BnnPosterior.fit([data], [{"trajectory": [path]}], config, rngs=[Seed(0)], report=Silent())
-    assert torch.equal(made.tensors["fixed.4.weight"], path.tensors["trunk.4.weight"][-1])
-    assert torch.equal(made.tensors["random.module.weight"], path.tensors["head.weight"][-1])
 
 
 @pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])

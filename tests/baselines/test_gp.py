@@ -15,7 +15,6 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
@@ -114,19 +113,6 @@ def test_the_unit_of_the_targets_does_not_matter() -> None:
     plain, scaled = (GpPosterior.from_state(fitted(d)).predict(new) for d in (data, wide))
     torch.testing.assert_close(scaled.mean, 1000 * plain.mean, rtol=1e-4, atol=1e-2)
     torch.testing.assert_close(scaled.variance, 1e6 * plain.variance, rtol=1e-4, atol=1e-2)
-
-
-def test_it_beats_the_mean_and_knows_its_noise() -> None:
-    data = table(rows=120)
-    state = fitted(data, GpConfig(ard=True, steps=80, lr=0.1))
-    predictive = Predictor(GpPosterior.from_state(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
-    targets = torch.tensor(data.validation.targets)
-    error = (predictive.mean - targets).square().mean(0).sqrt()
-    assert (error < 0.3 * targets.std(0)).all()
-    flat = torch.distributions.Normal(*(torch.tensor(data.train.targets.copy()).mean(0), targets.std(0)))
-    assert predictive.log_prob(targets).mean() > flat.log_prob(targets).sum(1).mean() + 1
-    scaled = ((targets - predictive.mean) / predictive.variance.sqrt()).square().mean()
-    assert 0.5 < scaled < 2
 
 
 def test_length_scales_tell_the_useless_column() -> None:

@@ -71,20 +71,6 @@ def test_predictions_are_those_of_a_gaussian_process_with_a_linear_kernel(n: int
     np.testing.assert_allclose(predictive.variance.numpy(), np.c_[variance, variance], atol=1e-10)
 
 
-def test_the_evidence_is_the_product_of_one_step_predictions() -> None:
-    features, targets = rows()
-    steps = [
-        float(
-            predict(posterior(features[:i], targets[:i], PRIOR, NOISE), features[i : i + 1]).log_prob(
-                targets[i : i + 1]
-            )
-        )
-        for i in range(1, len(features))
-    ]
-    first = float(log_marginal_likelihood(features[:1], targets[:1], PRIOR, NOISE))
-    assert first + sum(steps) == pytest.approx(float(log_marginal_likelihood(features, targets, PRIOR, NOISE)))
-
-
 def test_a_bias_is_a_feature_of_ones() -> None:
     features, targets = rows()
     biased = with_bias(features)

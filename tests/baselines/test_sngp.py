@@ -153,11 +153,3 @@ def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> No
     variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
     np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
     np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
-
-
-def test_far_rows_are_less_certain(tiny_table: FitData) -> None:
-    """v is at most φᵀφ/τ, and near the training rows a part of it."""
-    state = made(tiny_table, training={**SECTION["training"], "epochs": 30}, features=200)  # type: ignore[dict-item]
-    x = tiny_table.tensors("train")[0]
-    near, far = (posterior_of(state).predict(v, rng=Seed(0)).variance.mean() for v in (x, 10 * x))
-    assert far > 1.5 * near

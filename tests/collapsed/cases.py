@@ -1,10 +1,18 @@
-"""Random and adversarial boxes: widths of every ratio down to 1e-10, points at the edge, at knots, in the middle."""
+"""Random and adversarial boxes: widths of every ratio down to 1e-10, points at the edge, at knots, in the middle.
+
+And snapshots of small networks, whose weights make such boxes.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from bdl_pipe.artifacts import stack
+from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
+
+Weights = dict[str, torch.Tensor]
 
 WIDTHS = ("equal", "spread", "extreme", "clustered")
 PLACES = ("inside", "edge", "middle", "knot")
@@ -50,3 +58,13 @@ def case(d: int, kind: str, place: str, random: np.random.Generator) -> Case:
 def cases(d: int, kind: str, count: int) -> list[Case]:
     random = numbers("cases", d, kind)
     return [case(d, kind, PLACES[i % len(PLACES)], random) for i in range(count)]
+
+
+def snapshots_of(spec: NetworkSpec, count: int = 3, spread: float = 0.6, double: bool = True) -> Weights:
+    """Weights around one network's, biases too."""
+    base, past = spec.build(Seed(1)).state_dict(), []
+    for number in range(count):
+        generator = Seed(2).fold(number).generator()
+        moved = {k: v.double() + spread * torch.randn(v.shape, generator=generator) for k, v in base.items()}
+        past.append(moved if double else {k: v.float() for k, v in moved.items()})
+    return stack(past)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,21 +28,11 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import RunningMoments, with_moments
 from tests.conftest import make_tiny_images
 
-from .cases import numbers
+from .cases import Weights, numbers, snapshots_of
 
 SPEC = NetworkSpec(MlpConfig("mlp", (5,)), (3,), 3, "categorical")
+snapshots = partial(snapshots_of, SPEC)
 FORMS: list[Form] = [Softmax(), Cubic(1, 1), Cubic(2, 8), Cubic(3, 4), Cubic(None, 1)]
-Weights = dict[str, torch.Tensor]
-
-
-def snapshots(count: int = 3, spread: float = 0.6, spec: NetworkSpec = SPEC, double: bool = True) -> Weights:
-    """Weights around one network's, biases too."""
-    base, past = spec.build(Seed(1)).state_dict(), []
-    for number in range(count):
-        generator = Seed(2).fold(number).generator()
-        moved = {k: v.double() + spread * torch.randn(v.shape, generator=generator) for k, v in base.items()}
-        past.append(moved if double else {k: v.float() for k, v in moved.items()})
-    return stack(past)
 
 
 def inputs(count: int = 6, double: bool = True) -> torch.Tensor:
@@ -299,7 +290,7 @@ def test_bad_configs_are_named(section: dict[str, object], message: str) -> None
 @pytest.mark.parametrize(("width", "weights", "most"), [(5, 7, 6), (12, None, 10)])
 def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: int | None, most: int) -> None:
     spec = NetworkSpec(MlpConfig("mlp", (width,)), (3,), 3, "categorical")
-    trajectory = State(snapshots(2, spec=spec), {"spec": to_mapping(spec)})
+    trajectory = State(snapshots_of(spec, 2), {"spec": to_mapping(spec)})
     rule = rf"methods\.ciber\.form\.weights must be 1 … {most} for a last layer of {width + 1} weights a class"
     with pytest.raises(ConfigError, match=rule):
         make = CIBER.stages["student"].fit_one

@@ -1,14 +1,12 @@
-"""Piecewise polynomials under a box: digits against 400-digit sums, edges, derivatives, the paper's examples."""
+"""Piecewise polynomials under a box: digits against 400-digit sums, edges, derivatives."""
 
 import math
 
 import pytest
 import torch
-from scipy.integrate import quad
-from scipy.stats import norm
 from torch import Tensor
 
-from bdl_pipe.collapsed.integrals import Piecewise, few_uniforms, radius, triangular
+from bdl_pipe.collapsed.integrals import Piecewise, few_uniforms, triangular
 from bdl_pipe.errors import DataError
 
 from .cases import WIDTHS, numbers, width
@@ -41,18 +39,6 @@ def test_twelve_digits_for_any_widths_and_gaps(d: int, kind: str) -> None:
         got = few_uniforms.expect(Piecewise(double(breaks), double(pieces)), double(centre), double(half_widths))
         exact = expectation(breaks, pieces, centre, half_widths)
         assert relative_error(float(got), exact) < 1e-12, (breaks, pieces, centre, half_widths)
-
-
-@pytest.mark.parametrize("scale", [1e-8, 1e-3, 1.0, 1e6])
-def test_a_triangle_is_the_triangular_density(scale: float) -> None:
-    """The other way to the same figure, from far narrower to far wider than the box."""
-    random = numbers("triangle")
-    reach = double(random.uniform(0.5, 1, 30) * scale)
-    centre, widths = double(random.normal(size=30)), double(random.uniform(0, 1, (30, 3)))
-    y = centre + double(random.uniform(-0.8, 0.8, 30)) * (widths.sum(-1) + reach)
-    got = few_uniforms.expect(triangular(reach), y - centre, widths)
-    density = few_uniforms.triangular_density(y - centre, torch.zeros_like(y), widths, reach)
-    torch.testing.assert_close(got, density, rtol=1e-11, atol=0)
 
 
 def test_no_width_is_the_piecewise_itself() -> None:
@@ -93,33 +79,6 @@ def test_float32_rounds_once_and_points_broadcast() -> None:
     assert got.shape == (6, 2)
     same = few_uniforms.expect(g.to(centre.double()), centre.double(), widths.double())
     torch.testing.assert_close(got.double(), same, rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("match", ["variance", "density"])
-def test_example_4(match: str) -> None:
-    """f = ReLU(w), w uniform on [−3, 3], a triangular likelihood: p(y = 1) and E[y] (section 3).
-
-    By hand, p = tri(1)/2 + P(T in [−2, 1])/6 and E[y] = E[ReLU(w)] = 3/4 for any symmetric likelihood. The paper
-    prints 0.164 and 0.752: no radius from 1 to 4.9 gives the first, none the second, and the Gaussian likelihood that
-    the triangle stands for has p = 0.257. We hold to the definition, by quadrature, and to that Gaussian.
-    """
-    r = float(radius(1.0, match))
-    rise, height = 1 / r**2, 1 / r
-    level = height - rise  # of tri(1), where the unit is off
-    pieces = [[level, 0.0], [level, rise], [height, -rise], [0.0, 0.0]]
-    likelihood = Piecewise(double([0.0, 1.0, 1.0 + r]), double(pieces))  # of w: tri(1 − ReLU(w))
-    got = float(few_uniforms.expect(likelihood, double(0.0), double([3.0])))
-
-    def triangle(u: float) -> float:
-        return max(height - abs(u) * rise, 0.0)
-
-    exact = quad(lambda w: triangle(1 - max(w, 0.0)) / 6, -3, 3, points=[0, 1], epsabs=1e-13)[0]
-    assert got == pytest.approx(exact, rel=1e-12)
-    gaussian = norm.pdf(1) / 2 + (norm.cdf(2) - norm.cdf(-1)) / 6
-    assert got == pytest.approx(gaussian, abs=0.005)
-    assert got == pytest.approx({"variance": 0.2555, "density": 0.2617}[match], abs=1e-4)
-    relu = Piecewise(double([0.0]), double([[0.0, 0.0], [0.0, 1.0]]))
-    assert float(few_uniforms.expect(relu, double(0.0), double([3.0]))) == pytest.approx(0.75, rel=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -119,19 +119,6 @@ def test_agrees_with_the_tree(d: int, kind: str) -> None:
     assert torch.allclose(got, known, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("dominant", [0, 1, 3])
-def test_integrates_to_one_and_to_the_distribution_function(dominant: int) -> None:
-    """By the trapezoidal rule, and by Simpson's between two points, with a few wide widths and many narrow ones."""
-    random = numbers("integral", dominant)
-    widths = double([*random.uniform(0.5, 1, dominant), *random.uniform(0, 0.02, 50)])
-    reach = widths.sum() + 0.1
-    y = torch.linspace(-1, 1, 2001, dtype=torch.float64) * reach
-    density, step = many_uniforms.log_density(y + 3, ZERO + 3, widths, 0.1).exp(), 2 * reach / 2000
-    assert (density.sum() * step).item() == pytest.approx(1, abs=1e-10)
-    simpson = ((density[:-2:2] + 4 * density[1:-1:2] + density[2::2]) * step / 3).cumsum(0)
-    assert torch.allclose(many_uniforms.cdf(y[2::2] + 3, ZERO + 3, widths, 0.1), simpson, rtol=0, atol=1e-7)
-
-
 def test_without_a_tilt_the_tail_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same series on the imaginary axis has the middle and not the tail."""
     monkeypatch.setattr(tilted, "_saddle", lambda widths, endless: torch.full_like(endless, tilted.SMALLEST_TILT))

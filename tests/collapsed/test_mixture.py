@@ -49,28 +49,6 @@ def test_a_tail_leaves_the_moments_and_scores_what_is_out_of_reach() -> None:
     assert (tailed.log_prob(inside) - plain.log_prob(inside) > math.log(1 - TAIL) - 1e-12).all()
 
 
-def repeated(found: CollapsedMixture, count: int) -> CollapsedMixture:
-    """Its first row, ``count`` times."""
-    part = found.part
-    assert isinstance(part, Linear)
-    values = (v[:, :1].expand(-1, count, *v.shape[2:]) for v in (part.centre, part.half_widths, part.radius))
-    return CollapsedMixture(Linear(*values), found.tail)
-
-
-@pytest.mark.parametrize("tail", [0.0, TAIL])
-def test_it_integrates_to_its_distribution_function(tail: float) -> None:
-    """A Gauss rule on 200 cells, from where nothing is left on."""
-    found = predictive(tail, batch=1)
-    axis, weight = (torch.tensor(v) for v in np.polynomial.legendre.leggauss(8))
-    start = -12.0 if tail else float(found.reach[0])
-    for end in (-1.0, 0.2, 1.5):
-        size = (end - start) / 200
-        y = (start + size * (torch.arange(200)[:, None] + (axis + 1) / 2)).flatten()
-        density = repeated(found, len(y)).log_prob(y[:, None]).exp()
-        total = float(density @ (weight / 2 * size).repeat(200))
-        assert float(found.cdf(torch.tensor([[end]]).double())) == pytest.approx(total, abs=1e-6)
-
-
 @pytest.mark.parametrize("tail", [0.0, TAIL])
 @pytest.mark.parametrize("level", [0.001, 0.05, 0.5, 0.95])
 def test_quantiles_invert_it(tail: float, level: float) -> None:

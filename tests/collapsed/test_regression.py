@@ -1,13 +1,14 @@
 """CIBER for regression: against the box of actual weights, by hand, and without its ranges."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, triang
 
-from bdl_pipe.artifacts import State, stack
+from bdl_pipe.artifacts import State
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.collapsed.regression import (
     CIBER_LAST,
@@ -26,19 +27,11 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from tests.conftest import make_tiny_table
 
-from .cases import numbers
+from .cases import Weights, numbers, snapshots_of
 
 SPEC = NetworkSpec(MlpConfig("mlp", (6, 5)), (3,), 1, "gaussian_head", variance_floor=0.01)
 TWO = NetworkSpec(MlpConfig("mlp", (6,)), (3,), 2, "gaussian_head")
-Weights = dict[str, torch.Tensor]
-
-
-def snapshots(spec: NetworkSpec = SPEC, count: int = 3, spread: float = 0.3) -> Weights:
-    base, past = spec.build(Seed(1)).state_dict(), []
-    for number in range(count):
-        generator = Seed(2).fold(number).generator()
-        past.append({k: v.double() + spread * torch.randn(v.shape, generator=generator) for k, v in base.items()})
-    return stack(past)
+snapshots = partial(snapshots_of, spread=0.3)
 
 
 def inputs(count: int = 5) -> torch.Tensor:
@@ -73,7 +66,7 @@ def noise(weights: Weights, s: int, rows: np.ndarray) -> np.ndarray:
 
 def test_one_collapsed_weight_is_a_difference_of_two_distribution_functions() -> None:
     """E[tri(y − c − hU)] = [T(y − c + h) − T(y − c − h)]/(2h), T the triangular distribution function, by SciPy."""
-    weights, rows, y = snapshots(), inputs(), np.linspace(-2, 2, 5)
+    weights, rows, y = snapshots(SPEC), inputs(), np.linspace(-2, 2, 5)
     found = last(weights, 1).predict(inputs())
     for s in range(3):
         matrices, values = layers(weights, s, rows.numpy())
@@ -146,7 +139,7 @@ def test_draws_of_the_collapsed_weights_agree(which: str, alpha: float) -> None:
 
     A range taken for a half-width, and the other radius, are found.
     """
-    weights, rows = snapshots(spread=0.6), inputs()
+    weights, rows = snapshots_of(SPEC), inputs()
     found = (last(weights, 3) if which == "last" else second(weights, 2)).predict(rows)
 
     def total(alpha: float, widen: float) -> float:
@@ -169,7 +162,7 @@ def test_draws_of_the_collapsed_weights_agree(which: str, alpha: float) -> None:
 @pytest.mark.parametrize("which", ["last", "second"])
 def test_without_ranges_it_is_the_ensemble_with_triangles(which: str) -> None:
     """One snapshot has no box: the mean and variance of the network, and triangular noise."""
-    one, rows = {k: v[:1] for k, v in snapshots().items()}, inputs()
+    one, rows = {k: v[:1] for k, v in snapshots(SPEC).items()}, inputs()
     found = (last(one) if which == "last" else second(one)).predict(rows)
     plain = NetworkDraws(SPEC, one).predict(rows)
     assert isinstance(plain, Gaussian)
@@ -183,7 +176,7 @@ def test_without_ranges_it_is_the_ensemble_with_triangles(which: str) -> None:
 
 def test_all_weights_of_the_last_layer() -> None:
     """A wider box for each weight more: variances grow, to that of all; more than have a tree of corners go as well."""
-    weights, rows = snapshots(), inputs()
+    weights, rows = snapshots(SPEC), inputs()
     spread = [last(weights, count).predict(rows).draw_variance for count in (1, 3, 6)]
     assert (spread[1] > spread[0]).all() and (spread[2] >= spread[1]).all()
     torch.testing.assert_close(last(weights, None).predict(rows).draw_variance, spread[2])

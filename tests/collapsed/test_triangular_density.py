@@ -102,26 +102,6 @@ def test_zero_widths_are_absent_ones() -> None:
     torch.testing.assert_close(alone, plain, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("kind", WIDTHS)
-def test_it_integrates_to_one(kind: str) -> None:
-    """By a Gauss rule on every piece between the knots, exact for its degree.
-
-    Where widths are far apart, a double that is near a knot of a wide one knows little of the narrow ones.
-    """
-    for c in cases(3, kind, 8):
-        _, centre, widths, radius = tensors([c._replace(centre=0.0)])
-        steps = itertools.product([-1, 1], [-1, 1], [-1, 1], [-1, 0, 1])
-        knots = sorted({sum(s * w for s, w in zip(step, [*c.half_widths, c.radius], strict=True)) for step in steps})
-        left, right = double(knots[:-1]), double(knots[1:])
-        nodes = double([-math.sqrt(0.6), 0, math.sqrt(0.6)])
-        weights = double([5 / 9, 8 / 9, 5 / 9])
-        y = (left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes
-        total = (
-            few_uniforms.triangular_density(y, centre, widths, radius) * weights * (right - left)[:, None] / 2
-        ).sum()
-        assert abs(float(total) - 1) < (1e-5 if kind in ("extreme", "clustered") else 1e-11)
-
-
 def test_zero_beyond_the_support_and_positive_within() -> None:
     widths, edge = double([0.5, 0.25, 0.0]), 1.75
     y = double([edge, -edge, 1.8, -50.0, 1e30, -1e300])

@@ -1,13 +1,17 @@
-"""A tiny data set and a tiny setting, for every test of the family."""
+"""A tiny data set, a tiny setting, and derivatives by differences, for every test of the family."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.seeds import Seed
+from tests.cases import VBPC
 
 
 def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
@@ -21,24 +25,36 @@ def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
 
 
 def tiny_vbpc(**changes: Any) -> dict[str, Any]:
-    """``methods.vbpc`` at its smallest."""
+    """``methods.vbpc`` a little larger than at its smallest, with augmentations that are not linear."""
     augmentation = {"choose": "one", "operations": {"noise": 0.1, "rotate": 15.0, "cutout": 0.25}}
-    pool = {"networks": 3, "steps": 4, "lr": 1.0e-3}
-    return {
-        "ipc": 2,
-        "network": {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance"},
-        "rho": 10.0,
-        "gamma": 100.0,
-        "feature_scale": 1.0,
-        "beta_dataset": 1.0e-8,
-        "coreset": {
-            "steps": 12,
-            "batch": 16,
-            "lr": 1.0e-2,
-            "label_lr": 1.0e-1,
-            "label_scale": 1.0,
-            "pool": pool,
-            "augmentation": augmentation,
-        },
-        "student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation},
-    } | changes
+    coreset = {"steps": 12, "pool": {"networks": 3, "steps": 4, "lr": 1.0e-3}, "augmentation": augmentation}
+    larger = {"rho": 10.0, "coreset": VBPC["coreset"] | coreset}
+    return VBPC | larger | {"student": {"steps": 5, "lr": 3.0e-4, "augmentation": augmentation}} | changes
+
+
+def drawn(*shape: int, at: Seed) -> Tensor:
+    return torch.randn(shape, generator=at.generator(), dtype=torch.float64)
+
+
+def normal(*shape: int, at: str) -> Tensor:
+    return drawn(*shape, at=Seed(0).fold(at))
+
+
+def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    """Derivatives of a scalar along the rows of :func:`directions`, by central differences."""
+    found = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
+    return torch.stack(found)
+
+
+def directions(at: Tensor, count: int = 8) -> Tensor:
+    """Random directions, which a wrong gradient almost surely does not survive."""
+    return drawn(count, *at.shape, at=Seed(1).fold("directions"))
+
+
+def projected(gradient: Tensor) -> Tensor:
+    """A gradient along the same directions."""
+    return torch.stack([(d * gradient).sum() for d in directions(gradient)])
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())

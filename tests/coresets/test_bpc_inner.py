@@ -7,11 +7,9 @@ from torch import Tensor
 from bdl_pipe.coresets.bpc import inner
 from bdl_pipe.seeds import Seed
 
+from .cases import normal
+
 WIDTH, ROWS = 4, 3
-
-
-def normal(*shape: int, at: str) -> Tensor:
-    return torch.randn(shape, generator=Seed(0).fold(at).generator(), dtype=torch.float64)
 
 
 IMAGES, LABELS, START = normal(ROWS, WIDTH, at="images"), normal(ROWS, at="labels"), normal(1, WIDTH, at="start")
@@ -35,8 +33,7 @@ def test_descent_of_a_quadratic_ends_where_algebra_says(steps: int) -> None:
 
     def algebra(images: Tensor, lr: Tensor) -> Tensor:
         curvature = images.T @ images / ROWS
-        best = torch.linalg.lstsq(images, LABELS[:, None], driver="gelsd").solution[:, 0]
-        # ŷ = X̂θ* + r with X̂ᵀr = 0; here n̂ < d, so r = 0 and θ* interpolates
+        best = images.T @ torch.linalg.solve(images @ images.T, LABELS)  # n̂ < d, so that a θ* interpolates
         shrink = torch.linalg.matrix_power(torch.eye(WIDTH, dtype=torch.float64) - lr * curvature, steps)
         return best + shrink @ (START[0] - best)
 
@@ -46,19 +43,8 @@ def test_descent_of_a_quadratic_ends_where_algebra_says(steps: int) -> None:
     torch.testing.assert_close(inner.descended(quadratic, START, IMAGES, steps, 0.2)[-1][0], found, rtol=0, atol=0)
     if steps == 0:
         return
-    ours = torch.autograd.grad((found - target).square().sum(), (images, lr))
-    theirs_images, theirs_lr = (
-        IMAGES.clone().requires_grad_(),
-        torch.tensor(0.2, dtype=torch.float64, requires_grad=True),
-    )
-    solved = theirs_images.T @ torch.linalg.solve(
-        theirs_images @ theirs_images.T, LABELS
-    )  # the same θ*, differentiable
-    shrink = torch.linalg.matrix_power(
-        torch.eye(WIDTH, dtype=torch.float64) - theirs_lr * theirs_images.T @ theirs_images / ROWS, steps
-    )
-    theirs = torch.autograd.grad(
-        (solved + shrink @ (START[0] - solved) - target).square().sum(), (theirs_images, theirs_lr)
+    ours, theirs = (
+        torch.autograd.grad((end - target).square().sum(), (images, lr)) for end in (found, algebra(images, lr))
     )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)

@@ -1,27 +1,24 @@
-"""FRePo: its loss by hand and against VBPC's posterior mean, gradients by finite differences, exact resume."""
+"""FRePo: its loss by hand, and that it learns; its gradients and its ridge regression are in the oracles' tests."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.protocols.network import ridge_head
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.coresets.shared.pool_surrogate import label_margin
-from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from tests.resuming import killed, resumed, same_bits
+from tests.cases import CONFIGS
 
-from .cases import tiny_data, tiny_vbpc
+from .cases import normal, tiny_data, tiny_vbpc
 
-SECTION = {"ipc": 2, "network": tiny_vbpc()["network"], "ridge": 1e-6, "coreset": tiny_vbpc()["coreset"]}
+SECTION = CONFIGS["frepo", "classification"] | {"coreset": tiny_vbpc()["coreset"]}
 
 
 def read(**changes: Any) -> frepo.FrepoConfig:
@@ -34,16 +31,7 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     )
 
 
-def normal(*shape: int, at: str) -> Tensor:
-    return torch.randn(shape, generator=Seed(0).fold(at).generator(), dtype=torch.float64)
-
-
-def test_the_margin_is_of_the_two_largest_labels_whichever_they_are() -> None:
-    labels = torch.tensor([[0.5, 0.4, -0.9], [-0.3, 0.9, 0.1], [0.2, 0.2, 0.2]])
-    assert float(label_margin(labels, 1 / 3)) == pytest.approx((0.1 + 1 / 3 + 0.0) / 3)
-
-
-def test_the_loss_is_that_of_numpy_and_of_vbpcs_mean() -> None:
+def test_the_loss_is_that_of_numpy() -> None:
     features, labels, batch = normal(6, 9, at="f"), normal(6, 3, at="y"), normal(5, 9, at="b")
     classes, ridge = torch.tensor([0, 2, 1, 1, 0]), 1e-3
     found = frepo.ridge_loss(batch @ ridge_head(features, labels, ridge), classes, labels)
@@ -55,27 +43,6 @@ def test_the_loss_is_that_of_numpy_and_of_vbpcs_mean() -> None:
     top = -np.sort(-y, axis=1)
     expected = 0.5 * (error**2).sum(1).mean() - np.minimum(top[:, 0] - top[:, 1], 1 / 3).mean()
     assert float(found) == pytest.approx(expected, rel=1e-10)
-    mean = closed_form.solve(features, labels, rho=penalty, gamma=1.0, beta=1.0).mean
-    torch.testing.assert_close(batch @ mean, torch.from_numpy(predictions), rtol=1e-8, atol=1e-10)
-
-
-def test_gradients_of_features_and_labels_are_finite_differences() -> None:
-    batch, classes = normal(5, 9, at="b"), torch.tensor([0, 2, 1, 1, 0])
-    features, labels = normal(6, 9, at="f").requires_grad_(), normal(6, 3, at="y").requires_grad_()
-
-    def loss(phi: Tensor, y: Tensor) -> Tensor:
-        return frepo.ridge_loss(batch @ ridge_head(phi, y, 1e-2), classes, y)
-
-    assert torch.autograd.gradcheck(loss, (features, labels))
-
-
-def test_a_run_that_is_stopped_ends_with_the_same_bits() -> None:
-    whole = distilled()
-    assert same_bits(resumed(distilled, 6), whole)
-    assert whole.config["coreset"] == "frepo"
-    start = balanced(tiny_data(), 2, 1.0, rng=Seed(2).fold("start"))
-    assert not torch.equal(whole.tensors["images"], start.images)
-    assert not torch.equal(whole.tensors["labels"], start.labels)
 
 
 def test_it_predicts_the_data_better_than_the_images_it_started_from() -> None:
@@ -96,14 +63,6 @@ def test_it_predicts_the_data_better_than_the_images_it_started_from() -> None:
             targets = torch.nn.functional.one_hot(classes, 3) - 1 / 3
             losses.append(float((network.trunk(inputs).double() @ head - targets).square().mean()))
     assert losses[0] < 0.9 * losses[1]
-
-
-def test_half_way_it_is_the_coreset_of_the_checkpoint() -> None:
-    checkpoint = killed(distilled, 6)
-    half_way = frepo.FREPO.stages["coreset"].from_checkpoint
-    assert half_way is not None
-    state = half_way(checkpoint, tiny_data(), {}, read(), rng=Seed(2))
-    assert torch.equal(state.tensors["images"], checkpoint.tensors["task.images"])
 
 
 @pytest.mark.parametrize("changes", [{"ipc": 0}, {"ridge": 0.0}])

@@ -30,7 +30,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 
-from .cases import tiny_vbpc
+from .cases import central, drawn, projected, relative, tiny_vbpc
 from .test_bpc_methods import OUTER, experts, read
 
 NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
@@ -80,10 +80,6 @@ def forward(vector: Tensor, images: Tensor) -> Tensor:
     """The network by hand, from one vector of its 47 weights."""
     kernel, bias, head, head_bias = vector.split([18, 2, 8 * CLASSES, CLASSES])
     return features((kernel.reshape(2, 1, 3, 3), bias), images) @ head.reshape(CLASSES, 8).T + head_bias
-
-
-def drawn(*shape: int, at: Seed) -> Tensor:
-    return torch.randn(shape, generator=at.generator(), dtype=torch.float64)
 
 
 class Reference:
@@ -185,26 +181,6 @@ class Reference:
             + c.noise * epsilon[m]
             for m in range(c.draws)
         ]
-
-
-def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
-    """Derivatives of a scalar along the rows of :func:`directions`, by central differences."""
-    found = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
-    return torch.stack(found)
-
-
-def directions(at: Tensor, count: int = 8) -> Tensor:
-    """Random directions, which a wrong gradient almost surely does not survive."""
-    return drawn(count, *at.shape, at=Seed(1).fold("directions"))
-
-
-def projected(gradient: Tensor) -> Tensor:
-    """A gradient along the same directions."""
-    return torch.stack([(d * gradient).sum() for d in directions(gradient)])
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.fixture(scope="module")

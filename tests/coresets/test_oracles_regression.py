@@ -14,6 +14,7 @@ from bdl_pipe.coresets.bpc import inner, surrogates
 from bdl_pipe.coresets.bpc.descent import noisy
 from bdl_pipe.seeds import Seed
 
+from .cases import normal, relative
 from .test_bpc_surrogates import (
     CORESET_PRECISION,
     CORESET_ROWS,
@@ -29,10 +30,8 @@ from .test_bpc_surrogates import (
     data_likelihood,
     deviation,
     each,
-    kl,
     likelihoods,
     mean_slope,
-    normal,
     posterior,
 )
 
@@ -43,36 +42,14 @@ CORESET_MEAN, CORESET_CURVATURE = posterior(IMAGES, LABELS, CORESET_PRECISION)
 DATA_COVARIANCE, CORESET_COVARIANCE = torch.linalg.inv(DATA_CURVATURE), torch.linalg.inv(CORESET_CURVATURE)
 
 
-def chained(steps: int, alpha: float, drift: float = 0.5, noise: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of Langevin's chain on the coreset that starts from the data's posterior."""
-    shrink = IDENTITY - drift * alpha * CORESET_CURVATURE
+def contrastive(steps: int, alpha: float) -> Tensor:
+    """The gradient of contrastive divergence, by exact moments of Langevin's chain from the data's posterior."""
+    shrink = IDENTITY - alpha / 2 * CORESET_CURVATURE
     mean, covariance = DATA_MEAN, DATA_COVARIANCE
     for _ in range(steps):
         mean = CORESET_MEAN + shrink @ (mean - CORESET_MEAN)
-        covariance = shrink @ covariance @ shrink.T + noise * alpha * IDENTITY
-    return mean, covariance
-
-
-def contrastive(steps: int, alpha: float, **changes: float) -> Tensor:
-    """The gradient of contrastive divergence by exact moments."""
-    return mean_slope(*chained(steps, alpha, **changes)) - mean_slope(DATA_MEAN, DATA_COVARIANCE)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def test_the_gradients_in_the_labels_are_those_of_the_theory() -> None:
-    """∂/∂ŷ of forward KL: γ X̂(μ_S − μ_D); of reverse KL: −γ X̂ Σ_S Λ_D (μ_D − μ_S). Each is not the other's."""
-    labels = LABELS.clone().requires_grad_()
-    data, coreset = (DATA_MEAN, DATA_CURVATURE), posterior(IMAGES, labels, CORESET_PRECISION)
-    (forward,) = torch.autograd.grad(kl(data, coreset), labels, retain_graph=True)
-    (reverse,) = torch.autograd.grad(kl(coreset, data), labels)
-    gap = CORESET_MEAN - DATA_MEAN
-    ours = CORESET_PRECISION * IMAGES @ gap
-    theirs = CORESET_PRECISION * IMAGES @ CORESET_COVARIANCE @ DATA_CURVATURE @ gap
-    assert relative(ours, forward) < 1e-9 and relative(theirs, reverse) < 1e-9
-    assert relative(-ours, forward) > 1 and relative(ours, reverse) > 0.1 and relative(theirs, forward) > 0.1
+        covariance = shrink @ covariance @ shrink.T + alpha * IDENTITY
+    return mean_slope(mean, covariance) - mean_slope(DATA_MEAN, DATA_COVARIANCE)
 
 
 def squared_wasserstein(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
@@ -93,65 +70,6 @@ def test_distance_is_the_wasserstein_distance_where_covariances_are_equal() -> N
     assert float(surrogates.distance(start, DATA_MEAN, start)) == 1.0
     others = squared_wasserstein((CORESET_MEAN, CORESET_COVARIANCE), (DATA_MEAN, DATA_COVARIANCE))
     assert relative(found, others) > 0.01 and float(others) > float(found)  # the control: covariances that differ
-
-
-def pushed(mean: Tensor, covariance: Tensor, rows: Tensor) -> torch.distributions.MultivariateNormal:
-    """The law of the function's values at ``rows``."""
-    return torch.distributions.MultivariateNormal(rows @ mean, rows @ covariance @ rows.T)
-
-
-def test_function_space_has_the_divergence_of_weight_space_where_rows_tell_the_weights() -> None:
-    """As many rows as weights: the same divergence; one fewer: less, and never more with fewer still."""
-    rows, exact = normal(WIDTH, WIDTH, at="u"), kl((DATA_MEAN, DATA_CURVATURE), (CORESET_MEAN, CORESET_CURVATURE))
-    values = []
-    for count in range(WIDTH, 0, -1):
-        pair = (
-            pushed(m, c, rows[:count]) for m, c in ((DATA_MEAN, DATA_COVARIANCE), (CORESET_MEAN, CORESET_COVARIANCE))
-        )
-        values.append(torch.distributions.kl_divergence(*pair))
-    assert relative(values[0], exact) < 1e-11
-    for fewer, more in zip(values[1:], values[:-1], strict=True):
-        assert float(fewer) < float(more) - 1e-6 * float(exact)
-
-
-@pytest.mark.parametrize("alpha", [1e-1, 1e-2, 1e-3])
-def test_a_long_chain_gives_forward_kl_with_a_bias_linear_in_the_step(alpha: float) -> None:
-    """The chain's law is N(μ_S, Σ_S (I − αΛ_S/4)⁻¹), so the bias is −γ X̂ (α/4) (I − αΛ_S/4)⁻¹, exactly."""
-    shrink, damping = IDENTITY - alpha / 2 * CORESET_CURVATURE, IDENTITY - alpha / 4 * CORESET_CURVATURE
-    covariance = torch.linalg.solve(damping, CORESET_COVARIANCE)
-    torch.testing.assert_close(shrink @ covariance @ shrink.T + alpha * IDENTITY, covariance, rtol=1e-12, atol=1e-13)
-    bias = mean_slope(CORESET_MEAN, covariance) - mean_slope(DATA_MEAN, DATA_COVARIANCE) - FORWARD
-    first_order = -CORESET_PRECISION * alpha / 4 * IMAGES
-    assert relative(bias, first_order @ torch.linalg.inv(damping)) < 1e-8
-    assert relative(bias, first_order) < 10 * alpha
-    assert relative(bias, 2 * first_order) > 0.15  # the control: a bias of α/2
-    if alpha == 1e-1:  # the limit itself
-        assert relative(contrastive(1_000, alpha), FORWARD + bias) < 1e-9
-
-
-def score_matching() -> Tensor:
-    """∂/∂x̂ ½ E_D ‖∇ log π_D − ∇ log π_S‖² = ½ [tr (Λ_S − Λ_D) Σ_D (Λ_S − Λ_D) + ‖Λ_S (μ_D − μ_S)‖²]."""
-    images = IMAGES.clone().requires_grad_()
-    mean, curvature = posterior(images, LABELS, CORESET_PRECISION)
-    gap = curvature - DATA_CURVATURE
-    value = 0.5 * ((gap @ DATA_COVARIANCE @ gap).trace() + (curvature @ (DATA_MEAN - mean)).square().sum())
-    (slope,) = torch.autograd.grad(value, images)
-    return slope
-
-
-def test_one_short_step_gives_score_matching_and_none_gives_nothing() -> None:
-    """Over α/2, with a gap linear in α; over α, with noise of half the variance or a drift of all of it, it is not."""
-    gaps = [relative(contrastive(1, alpha) / (alpha / 2), score_matching()) for alpha in (1e-3, 1e-4, 1e-5)]
-    assert gaps[-1] < 1e-4
-    assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-3) and gaps[1] / gaps[2] == pytest.approx(10, rel=1e-3)
-    short = 1e-5
-    wrong = (
-        contrastive(1, short) / short,
-        contrastive(1, short, noise=0.5) / (short / 2),
-        contrastive(1, short, drift=1.0) / (short / 2),
-    )
-    assert min(relative(gradient, score_matching()) for gradient in wrong) > 0.1
-    assert torch.equal(contrastive(0, short), torch.zeros_like(IMAGES))
 
 
 def drawn(mean: Tensor, covariance: Tensor, at: str, draws: int = DRAWS) -> Tensor:

@@ -9,9 +9,8 @@ from bdl_pipe.coresets.protocols.closed_form import CORESET_BMA, TrunkMixture
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior, fit_student
-from bdl_pipe.progress import Report, Silent
+from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from tests.resuming import resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
 from .test_distil import distil_coreset
@@ -25,21 +24,15 @@ def coreset() -> dict[str, list]:
     return {"coreset": [distil_coreset(DATA, {}, SETTINGS, rng=Seed(0), report=Silent())]}
 
 
-def test_it_keeps_no_square_of_the_width(coreset: dict[str, list]) -> None:
-    """Φ is 6×32 here: the factor is 6×6, and no tensor is 32×32."""
-    tensors = fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()).tensors
-    assert tensors["head.factor"].shape == (6, 6)
-    assert tensors["head.features"].shape == (6, 32)
-    assert not any(t.shape == (32, 32) for t in tensors.values())
-
-
-@pytest.mark.parametrize(("ipc", "stored"), [(2, {"mean", "factor", "features"}), (12, {"mean", "factor"})])
-def test_the_head_keeps_what_a_prediction_reads(ipc: int, stored: set[str]) -> None:
-    """3·ipc rows of 32 features; where there are more rows than features, Φ is in the factor."""
+@pytest.mark.parametrize(("ipc", "square"), [(2, 6), (12, 32)])
+def test_the_head_keeps_what_a_prediction_reads(ipc: int, square: int) -> None:
+    """3·ipc rows of 32 features: no square of the larger number; with more rows than features, Φ is in the factor."""
     settings = config.read(method.VbpcConfig, config.merge(tiny_vbpc(), {"ipc": ipc}), "methods.vbpc")
     chosen = balanced(DATA, ipc, 1.0, rng=Seed(0)).state(DATA, {})
     state = fit_student(DATA, {"coreset": [chosen]}, settings, rng=Seed(1), report=Silent())
-    assert {k.removeprefix("head.") for k in state.tensors if k.startswith("head.")} == stored
+    stored = {k.removeprefix("head."): tuple(v.shape) for k, v in state.tensors.items() if k.startswith("head.")}
+    shapes = {"mean": (32, 3), "factor": (square, square)} | ({"features": (6, 32)} if ipc == 2 else {})
+    assert stored == shapes
     inputs, _ = DATA.tensors("validation")
     again = VbpcPosterior.from_state(state)
     phi = again.features(inputs)
@@ -67,11 +60,11 @@ def test_a_distilled_coreset_teaches(coreset: dict[str, list]) -> None:
     assert float((fitted.predict(inputs).mean.argmax(1) == targets).float().mean()) > 0.8
 
 
-def mixture(coreset: dict[str, list], trunks: int, report: Report | None = None) -> State:
+def mixture(coreset: dict[str, list], trunks: int) -> State:
     section = {name: tiny_vbpc()[name] for name in ("network", "rho", "gamma", "feature_scale", "student")}
     settings = config.read(CORESET_BMA.config, section | {"trunks": trunks}, "methods.coreset_bma")
     fit = CORESET_BMA.stages["student"].fit_one
-    return fit(DATA, coreset, settings, rng=Seed(1), report=report or Silent())
+    return fit(DATA, coreset, settings, rng=Seed(1), report=Silent())
 
 
 def test_the_mixture_of_trunks_is_the_mean_of_their_predictives(coreset: dict[str, list]) -> None:
@@ -87,9 +80,3 @@ def test_the_mixture_of_trunks_is_the_mean_of_their_predictives(coreset: dict[st
     torch.testing.assert_close(found.mean, torch.stack([one.mean for one in alone]).mean(0))
     assert float(found.mutual_information().min()) > 0
     assert not torch.allclose(alone[0].mean, alone[1].mean)
-
-
-@pytest.mark.parametrize("at", [2, 6, 12])
-def test_a_mixture_that_is_stopped_in_any_trunk_has_the_same_bits(coreset: dict[str, list], at: int) -> None:
-    """Trunks of 5 steps: stopped in the first, in the second, in the third."""
-    assert same_bits(mixture(coreset, 3), resumed(lambda report: mixture(coreset, 3, report), at))

@@ -7,25 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from bdl_pipe import artifacts, config
-from bdl_pipe.data import catalog, prepare, prepared, sources
+from bdl_pipe import config
+from bdl_pipe.data import catalog, prepared, sources
 from bdl_pipe.data.catalog import CATALOG, OPTIONS, Entry, Named, register
 from bdl_pipe.data.config import DatasetConfig, ood_source
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Kind, Raw, Source, Task
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.seeds import Seed
+from tests.preparing import SECTION, dataset_of, prepare_at
 
-SECTION: dict[str, Any] = {
-    "normalise": "none",
-    "whiten": False,
-    "validation": 0.2,
-    "fit_rows": "train_and_validation",
-    "splits": 1,
-    "ood": [],
-    "corrupted_images": 0,
-    "corruptions": "made",
-}
 WITH_OPTIONS = {
     "uci": {"set": "yacht", "path": "y.csv"},
     "table": {"path": "t.csv", "target": ["y"], "task": "classification"},
@@ -36,17 +26,7 @@ WITH_OPTIONS = {
     "imagenet_npz": {"path": "Imagenet64"},
 }
 SHAPE = (2, 4, 3)
-
-
-@pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    for table in (CATALOG, OPTIONS):
-        monkeypatch.setattr(table, "_others", {})
-
-
-def read(source: Any, **changed: Any) -> DatasetConfig:
-    return config.read(DatasetConfig, SECTION | {"source": source} | changed, "datasets.d")
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # what a test registers is gone after it
 
 
 def rows(count: int = 30) -> Examples:
@@ -67,7 +47,7 @@ def entry(path: Path, **changed: Any) -> Entry:
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_entry_can_be_read_as_params(name: str) -> None:
-    dataset = read({"name": name})
+    dataset = dataset_of({"name": name})
     assert dataset.source == Named(name) and isinstance(dataset.source, Source) and dataset.source.files() == ()
     assert (dataset.task, dataset.source.kind) == (CATALOG[name].task, CATALOG[name].kind)
     written = config.to_mapping(dataset)
@@ -78,18 +58,18 @@ def test_every_entry_can_be_read_as_params(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOG)
 def test_published_constants_are_for_the_sets_that_have_them(name: str) -> None:
     if CATALOG[name].published is not None:
-        assert read({"name": name}, normalise="published").normalise == "published"
+        assert dataset_of({"name": name}, normalise="published").normalise == "published"
         return
     table = "train, robust or none for a table"
     rule = table if CATALOG[name].kind == "table" else f"train or none: {name} has no published constants"
     with pytest.raises(ConfigError, match=f"datasets.d.normalise must be {rule}, got 'published'"):
-        read({"name": name}, normalise="published")
+        dataset_of({"name": name}, normalise="published")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_source_with_options_can_be_read_as_params(name: str) -> None:
     mapping = {"name": name, **WITH_OPTIONS[name]}
-    dataset = read(mapping)
+    dataset = dataset_of(mapping)
     assert type(dataset.source) is OPTIONS[name] and isinstance(dataset.source, Source)
     assert dataset.source.files() == (Path(WITH_OPTIONS[name]["path"]),)
     assert config.read(DatasetConfig, config.to_mapping(dataset), "d") == dataset
@@ -117,7 +97,7 @@ ALL = ", ".join((*CATALOG, *OPTIONS))
 )
 def test_what_is_no_source_is_refused_in_one_line(source: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(source)
+        dataset_of(source)
     assert str(caught.value) == message
 
 
@@ -130,15 +110,12 @@ def test_a_registered_source_goes_through_prepare(tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(rows().inputs.tobytes())
     register("mine", entry(path))
-    dataset = read({"name": "mine"}, normalise="published", ood=["mine2"])
+    dataset = dataset_of({"name": "mine"}, normalise="published", ood=["mine2"])
     assert dataset.source.files() == (path,)
     register("mine2", entry(path))
-    datasets = {"d": dataset}
-    fit, holdout = tmp_path / "fit", tmp_path / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        facts = prepare.prepare("d", datasets, a, b, rng=Seed(0))
-    assert facts.fit["splits"][0]["train"] == 22 and facts.fit["splits"][0]["validation"] == 5
+    fit, holdout = prepare_at(tmp_path, dataset)
     data, held = prepared.load_fit(fit, 0, final=True), prepared.load_holdout(holdout, 0)
+    assert data.search is not None and (len(data.search.train), len(data.search.validation)) == (22, 5)
     stored = np.concatenate([data.train.inputs, held.test.inputs])
     assert sorted(row.tobytes() for row in stored) == sorted(row.tobytes() for row in rows().inputs)
     expected = (data.train.inputs[:, 1] / 255 - 0.5) / 2.0
@@ -164,12 +141,12 @@ def test_a_registered_source_with_options(tmp_path: Path) -> None:
             return ()
 
     register("columns", Columns)
-    dataset = read({"name": "columns", "count": 4})
+    dataset = dataset_of({"name": "columns", "count": 4})
     assert dataset.task == "regression" and sources.load(dataset.source).train.inputs.shape == (40, 3)
     with pytest.raises(ConfigError, match=r"datasets\.d\.source\.count is missing"):
-        read({"name": "columns"})
+        dataset_of({"name": "columns"})
     with pytest.raises(ConfigError, match=r"datasets\.d\.whiten must be false for a table"):
-        read({"name": "columns", "count": 4}, whiten=True)
+        dataset_of({"name": "columns", "count": 4}, whiten=True)
     with pytest.raises(ConfigError, match=r"o must name a data set \(known: "):  # it has options, so no name suffices
         ood_source("columns", {}, "o")
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bdl_pipe import artifacts, config
-from bdl_pipe.data import prepare as stage
+from bdl_pipe import config
 from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.config import DatasetConfig
@@ -16,7 +15,7 @@ from bdl_pipe.data.increment import IncrementConfig
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.seeds import Seed
+from tests.preparing import prepare_at
 
 from . import archives as made
 
@@ -34,13 +33,6 @@ def npz(path: Path, *, other_test: bool = False) -> DatasetConfig:
     np.savez(path, x_train=x, y_train=y, x_test=255 - x_test if other_test else x_test, y_test=y_test)
     source = Npz(str(path))
     return DatasetConfig(source, "train", True, 30, "train_and_validation", 1, ("noise",), 0, "made")
-
-
-def run(root: Path, dataset: DatasetConfig, **others: DatasetConfig) -> tuple[Path, Path]:
-    fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        stage.prepare("d", {"d": dataset, **others}, a, b, rng=Seed(0).fold("d"))
-    return fit, holdout
 
 
 def at(dataset: DatasetConfig, step: int, classes: int = 2, order: int = 3) -> DatasetConfig:
@@ -71,11 +63,11 @@ def test_the_steps_part_the_classes() -> None:
 
 def test_a_step_has_the_rows_of_its_classes_and_tests_on_all_so_far(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
-    fit, holdout = run(tmp_path / "whole", whole)
+    fit, holdout = prepare_at(tmp_path / "whole", whole)
     search, test = prepared.load_fit(fit, 0, final=False), prepared.load_holdout(holdout, 0).test
     for number in range(3):
         dataset = at(whole, number)
-        fit, holdout = run(tmp_path / str(number), dataset)
+        fit, holdout = prepare_at(tmp_path / str(number), dataset)
         assert dataset.increment is not None
         new, seen = dataset.increment.new(CLASSES), dataset.increment.seen(CLASSES)
         part, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
@@ -93,8 +85,8 @@ def test_a_step_has_the_rows_of_its_classes_and_tests_on_all_so_far(tmp_path: Pa
 def test_all_steps_have_one_transform_of_the_training_rows_alone(tmp_path: Path) -> None:
     """Its search's is that of the union of the steps' training rows: not of one step's, nor with validation rows."""
     whole = npz(tmp_path / "d.npz")
-    steps = [run(tmp_path / str(number), at(whole, number))[0] for number in range(3)]
-    everything, _ = run(tmp_path / "whole", whole)
+    steps = [prepare_at(tmp_path / str(number), at(whole, number))[0] for number in range(3)]
+    everything, _ = prepare_at(tmp_path / "whole", whole)
     for final in (False, True):
         fits = [prepared.load_fit(fit, 0, final=final) for fit in (everything, *steps)]
         assert all(same(fits[0].transform, other.transform) for other in fits[1:])
@@ -108,7 +100,7 @@ def test_all_steps_have_one_transform_of_the_training_rows_alone(tmp_path: Path)
     assert mean == pytest.approx(brightness(*train), rel=1e-12)
     assert mean != pytest.approx(brightness(*train, *validation), rel=1e-6)
     assert all(mean != pytest.approx(brightness(images), rel=1e-3) for images in train)
-    changed, _ = run(tmp_path / "changed", at(npz(tmp_path / "other.npz", other_test=True), 1))
+    changed, _ = prepare_at(tmp_path / "changed", at(npz(tmp_path / "other.npz", other_test=True), 1))
     mine, other = ({p.name: p.read_bytes() for p in sorted((f / "0").iterdir())} for f in (steps[1], changed))
     assert mine == other, "a test row is in it"
 
@@ -120,7 +112,7 @@ def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
     other = replace(whole, source=Npz(str(tmp_path / "other.npz")), transfer=())
     for number in range(3):
         dataset = at(whole, number)
-        _, holdout = run(tmp_path / str(number), dataset, other=other)
+        _, holdout = prepare_at(tmp_path / str(number), dataset, other=other)
         found = prepared.load_holdout(holdout, 0).transfer()["other"]
         assert dataset.increment is not None
         assert sorted(found.targets) == sorted(2 * dataset.increment.seen(CLASSES))
@@ -129,9 +121,9 @@ def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
     late = np.isin(labels, IncrementConfig(3, 2, 2).new(CLASSES))
     x, y = images[late], labels[late]
     np.savez(tmp_path / "other.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    assert len(run(tmp_path / "last", at(whole, 2), other=other)) == 2
+    assert len(prepare_at(tmp_path / "last", at(whole, 2), other=other)) == 2
     with pytest.raises(ConfigError, match=r"^datasets\.d\.transfer\[0\] must have rows of a class that has come by th"):
-        run(tmp_path / "early", at(whole, 1), other=other)
+        prepare_at(tmp_path / "early", at(whole, 1), other=other)
 
 
 def test_a_set_without_it_is_written_as_before_there_was_any(tmp_path: Path) -> None:
@@ -170,14 +162,14 @@ def test_what_is_no_step_is_named(change: dict[str, Any], message: str, tmp_path
 def test_steps_that_the_rows_have_not_are_named(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     with pytest.raises(ConfigError, match=r"^datasets\.d\.increment\.step must be < 3, as 2 of 6 come a step, got 3"):
-        run(tmp_path, at(whole, 3))
+        prepare_at(tmp_path, at(whole, 3))
     with pytest.raises(ConfigError, match=r"^datasets\.d\.increment\.classes must divide the 6 classes, got 4"):
-        run(tmp_path, at(whole, 0, classes=4))
+        prepare_at(tmp_path, at(whole, 0, classes=4))
     images, labels = rows(120, 0)
     few = labels != IncrementConfig(3, 2, 0).new(CLASSES)[0]
     np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images[few], y_test=labels[few])
     with pytest.raises(DataError, match=r"must have test rows of the class . \(increment\), got none"):
-        run(tmp_path, at(replace(whole, source=Npz(str(tmp_path / "few.npz"))), 0))
+        prepare_at(tmp_path, at(replace(whole, source=Npz(str(tmp_path / "few.npz"))), 0))
     with pytest.raises(ConfigError, match="increment must be null for regression"):
         replace(whole, source=Named("boston"), whiten=False, ood=(), increment=IncrementConfig(0, 2, 0))
     with pytest.raises(ConfigError, match="corruptions must be made where classes come in steps"):

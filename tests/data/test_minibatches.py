@@ -44,6 +44,7 @@ def test_at_most_as_many_are_drawn_with_replacement_as_there_are() -> None:
 
 def test_minibatches_cut_the_epochs_order() -> None:
     batches = Minibatches(10, 3, Seed(4))
+    assert batches.per_epoch == 3 and len(Minibatches(10, 99, Seed(4))(4)) == 10
     for epoch in range(2):
         order = epoch_order(10, epoch, Seed(4))
         for place in range(3):

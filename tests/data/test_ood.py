@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bdl_pipe import artifacts
-from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.config import DatasetConfig
@@ -17,17 +15,11 @@ from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
+from tests.preparing import prepare_at
 
 from . import archives as made
 
 DIGITS = DatasetConfig(Named("digits"), "train", False, 100, "train_and_validation", 1, (), 0, "made", "none")
-
-
-def run(root: Path, config: DatasetConfig, seed: int = 0) -> tuple[Path, Path]:
-    fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        stage.prepare("d", {"d": config}, a, b, rng=Seed(seed).fold("d"))
-    return fit, holdout
 
 
 def npz(path: Path, classes: int = 4, test_classes: int = 4) -> Npz:
@@ -54,17 +46,22 @@ def test_noise_is_uniform() -> None:
 
 def test_noise_has_the_sets_shape_and_is_a_function_of_its_address(tmp_path: Path) -> None:
     config = replace(DIGITS, ood=("noise", "digits"))
-    sets = [prepared.load_holdout(run(tmp_path / str(i), config, seed)[1], 0).ood() for i, seed in enumerate((0, 0, 1))]
+    sets = [
+        prepared.load_holdout(prepare_at(tmp_path / str(i), config, seed=seed)[1], 0).ood()
+        for i, seed in enumerate((0, 0, 1))
+    ]
     assert list(sets[0]) == ["digits", "noise"] and sets[0]["noise"].inputs.shape == (1000, 1, 8, 8)
     np.testing.assert_array_equal(sets[0]["noise"].inputs, sets[1]["noise"].inputs)
     assert (sets[0]["noise"].inputs != sets[2]["noise"].inputs).mean() > 0.9
     wide = replace(DIGITS, source=npz(tmp_path / "d.npz"), validation=4, ood=("noise",))
-    assert prepared.load_holdout(run(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
+    assert prepared.load_holdout(prepare_at(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
 
 
 def test_held_out_classes_are_in_no_row_but_those_of_their_own_set(tmp_path: Path) -> None:
     source = npz(tmp_path / "d.npz")
-    fit, holdout = run(tmp_path, replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0))
+    fit, holdout = prepare_at(
+        tmp_path, replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0)
+    )
     final, test = prepared.load_fit(fit, 0, final=True), prepared.load_holdout(holdout, 0)
     assert final.classes == ("1", "3") and final.outputs == 2 and final.search is not None
     assert (len(final.train), len(final.search.train), len(final.search.validation)) == (20, 16, 4)
@@ -79,7 +76,7 @@ def test_held_out_classes_are_in_no_row_but_those_of_their_own_set(tmp_path: Pat
 
 
 def test_a_set_without_test_rows_gives_all_rows_of_the_classes(tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path, replace(DIGITS, held_out=(9,), ood=("noise",), splits=2))
+    fit, holdout = prepare_at(tmp_path, replace(DIGITS, held_out=(9,), ood=("noise",), splits=2))
     ood = prepared.load_holdout(holdout, 1).ood()
     assert {name: len(rows) for name, rows in ood.items()} == {"held_out": 180, "noise": 1000}
     assert set(ood["held_out"].targets) == {9}
@@ -92,13 +89,13 @@ def test_a_set_without_test_rows_gives_all_rows_of_the_classes(tmp_path: Path) -
 @pytest.mark.parametrize(("held", "rule"), [((10,), "< 10"), (tuple(range(9)), "leave at least 2 classes")])
 def test_classes_that_cannot_be_held_out(held: tuple[int, ...], rule: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"datasets\.d\.held_out must be .*{rule}"):
-        run(tmp_path, replace(DIGITS, held_out=held))
+        prepare_at(tmp_path, replace(DIGITS, held_out=held))
 
 
 def test_a_class_without_test_rows(tmp_path: Path) -> None:
     source = npz(tmp_path / "d.npz", test_classes=3)
     with pytest.raises(DataError, match=r"d\.npz: must have test rows of the classes \[3\] .*, got none"):
-        run(tmp_path, replace(DIGITS, source=source, validation=4, held_out=(3,)))
+        prepare_at(tmp_path, replace(DIGITS, source=source, validation=4, held_out=(3,)))
 
 
 @pytest.mark.parametrize(

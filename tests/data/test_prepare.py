@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe import artifacts
-from bdl_pipe.data import prepare as stage
 from bdl_pipe.data import prepared
-from bdl_pipe.data.catalog import CATALOG, Named
-from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.prepare import hold_out, uci_splits
@@ -24,10 +21,11 @@ from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
+from tests.preparing import bytes_of, dataset_of, prepare_at
 
 from . import archives as made
 
-IMAGES = DatasetConfig(Named("cifar10"), "train", False, 4, "train_and_validation", 1, (), 0, "made")
+IMAGES, BOSTON = dataset_of({"name": "cifar10"}, validation=4), dataset_of({"name": "boston"})
 
 
 @pytest.fixture(autouse=True)
@@ -49,19 +47,8 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def run(root: Path, config: DatasetConfig, **kwargs: object) -> tuple[Path, Path]:
-    fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        stage.prepare("d", {"d": config}, a, b, rng=Seed(0).fold("d"), **kwargs)  # type: ignore[arg-type]
-    return fit, holdout
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path, IMAGES)
+    fit, holdout = prepare_at(tmp_path, IMAGES)
     search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert (len(search.train), len(search.validation)) == (16, 4)
     assert (len(final.train), len(final.validation)) == (20, 0)
@@ -76,7 +63,7 @@ def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_sees_constants_of_the_training_rows_alone(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = run(tmp_path, IMAGES)
+    fit, _ = prepare_at(tmp_path, IMAGES)
     for final in (False, True):
         data = prepared.load_fit(fit, 0, final=final)
         expected = (data.train.inputs.astype(np.float64) / 255).mean(axis=(0, 2, 3))
@@ -84,13 +71,13 @@ def test_a_search_sees_constants_of_the_training_rows_alone(cifar: Path, tmp_pat
 
 
 def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = run(tmp_path, replace(IMAGES, fit_rows="train"))
+    fit, _ = prepare_at(tmp_path, replace(IMAGES, fit_rows="train"))
     data = prepared.load_fit(fit, 0, final=True)
     assert (len(data.train), len(data.validation)) == (16, 4)
 
 
 def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = run(tmp_path, IMAGES)
+    fit, _ = prepare_at(tmp_path, IMAGES)
     search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert search.search is None and final.search is not None
     for part in ("train", "validation"):
@@ -105,8 +92,7 @@ def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("source", ["images", "table"])
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
-    table = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made")
-    fit, _ = run(tmp_path, IMAGES if source == "images" else table)
+    fit, _ = prepare_at(tmp_path, IMAGES if source == "images" else BOSTON)
     final = prepared.load_fit(fit, 0, final=True).on("meta")
     blob = pickle.dumps(final, protocol=5)
     rows = final.train.inputs.nbytes
@@ -126,36 +112,23 @@ def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: P
 
 @pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
 def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cifar: Path, tmp_path: Path) -> None:
-    fit, _ = run(tmp_path, replace(IMAGES, **change))
+    fit, _ = prepare_at(tmp_path, replace(IMAGES, **change))
     assert prepared.load_fit(fit, 0, final=True).search is None
 
 
-def test_reading_copies_no_image(cifar: Path, tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path, IMAGES)
-    data = prepared.load_fit(fit, 0, final=False)
-    for rows in (data.train, data.validation, prepared.load_holdout(holdout, 0).test):
-        assert not rows.inputs.flags.owndata and not rows.inputs.flags.writeable
-
-
-def npz(path: Path, change_test: bool = False) -> Path:
-    test = made.images(6, (3, 4, 4), 2)
-    np.savez(
-        path,
-        x_train=made.images(30, (3, 4, 4)),
-        y_train=made.labels(30, 3),
-        x_test=255 - test if change_test else test,
-        y_test=made.labels(6, 3),
-    )
-    return path
+def npz(path: Path, change_test: bool = False) -> None:
+    train, test = made.images(30, (3, 4, 4)), made.images(6, (3, 4, 4), 2)
+    test = 255 - test if change_test else test
+    np.savez(path, x_train=train, y_train=made.labels(30, 3), x_test=test, y_test=made.labels(6, 3))
 
 
 @pytest.mark.parametrize("whiten", [False, True])
 def test_test_rows_of_images_never_reach_the_fit_folder(whiten: bool, tmp_path: Path) -> None:
     config = replace(IMAGES, source=Npz(str(tmp_path / "d.npz")), whiten=whiten, corrupted_images=2)
     npz(tmp_path / "d.npz")
-    first = [bytes_of(p) for p in run(tmp_path, config)]
+    first = [bytes_of(p) for p in prepare_at(tmp_path, config)]
     npz(tmp_path / "d.npz", change_test=True)
-    second = [bytes_of(p) for p in run(tmp_path, config)]
+    second = [bytes_of(p) for p in prepare_at(tmp_path, config)]
     assert first[0] == second[0]
     assert first[1] != second[1]  # so the change was one that could have been seen
 
@@ -165,22 +138,12 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
     values = np.random.default_rng(0).normal(size=(40, 3))
     state = np.random.RandomState(1)
     held = state.choice(40, 40, replace=False)[36:]
-    config = DatasetConfig(
-        Table(str(tmp_path / "t.csv"), ("y",), "regression"),
-        "train",
-        False,
-        0.2,
-        "train_and_validation",
-        1,
-        (),
-        0,
-        "made",
-        targets,  # type: ignore[arg-type]
-    )
+    source = {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"}
+    config = dataset_of(source, targets=targets)
 
     def fitted(rows: np.ndarray) -> tuple[dict[str, bytes], dict[str, bytes]]:
         np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,y", comments="", fmt="%.17g")
-        fit, holdout = run(tmp_path, config)
+        fit, holdout = prepare_at(tmp_path, config)
         return bytes_of(fit), bytes_of(holdout)
 
     changed, leaked = values.copy(), values.copy()
@@ -194,8 +157,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
 @pytest.mark.parametrize("normalise", ["train", "none"])
 def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
     """Each by the rows that it trains on alone, in original units."""
-    config = DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 1, (), 0, "made", "centre")
-    fit, _ = run(tmp_path, replace(config, normalise=normalise))  # type: ignore[arg-type]
+    fit, _ = prepare_at(tmp_path, dataset_of({"name": "boston"}, targets="centre", normalise=normalise))
     final = prepared.load_fit(fit, 0, final=True)
     assert final.search is not None
     for data in (final, final.search):
@@ -214,9 +176,7 @@ def test_classes_have_no_centre() -> None:
 
 
 def test_standard_splits_of_boston(tmp_path: Path) -> None:
-    fit, holdout = run(
-        tmp_path, DatasetConfig(Named("boston"), "train", False, 0.2, "train_and_validation", 2, (), 0, "made")
-    )
+    fit, holdout = prepare_at(tmp_path, replace(BOSTON, splits=2))
     for split in (0, 1):
         search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
         assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
@@ -228,27 +188,15 @@ def test_standard_splits_of_boston(tmp_path: Path) -> None:
 
 
 def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: Path, tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path / "a", IMAGES)
-    again = run(tmp_path / "b", IMAGES)
+    fit, holdout = prepare_at(tmp_path / "a", IMAGES)
+    again = prepare_at(tmp_path / "b", IMAGES)
     assert bytes_of(fit) == bytes_of(again[0]) and bytes_of(holdout) == bytes_of(again[1])
-    (tmp_path / "c").mkdir()
-    for name in ("fit", "holdout"):
-        (tmp_path / "c" / name).mkdir()
-    stage.prepare("d", {"d": IMAGES}, tmp_path / "c" / "fit", tmp_path / "c" / "holdout", rng=Seed(1))
-    assert (tmp_path / "c" / "fit" / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
-
-
-def test_whitening_is_stored_in_float64_with_its_inverse(tmp_path: Path) -> None:
-    npz(tmp_path / "d.npz")
-    fit, _ = run(tmp_path, replace(IMAGES, source=Npz(str(tmp_path / "d.npz")), whiten=True))
-    white = prepared.load_fit(fit, 0, final=True).transform.whitening
-    assert white is not None and white.matrix.dtype == torch.float64
-    identity = torch.eye(48, dtype=torch.float64)
-    torch.testing.assert_close(white.matrix @ white.inverse, identity, atol=1e-9, rtol=0)
+    other, _ = prepare_at(tmp_path / "c", IMAGES, seed=1)
+    assert (other / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
 
 
 def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
-    _, holdout = run(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
+    _, holdout = prepare_at(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
     ood = prepared.load_holdout(holdout, 0).ood()
     assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
     assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
@@ -256,7 +204,7 @@ def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_ood_set(cifar: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"datasets\.d\.ood\[1\] must name a data set .*, got 'moon'"):
-        run(tmp_path, replace(IMAGES, ood=("digits", "moon")))
+        prepare_at(tmp_path, replace(IMAGES, ood=("digits", "moon")))
     assert not (tmp_path / "prepare").exists()
 
 
@@ -278,8 +226,8 @@ def test_corruptions_are_the_same_wherever_and_in_whatever_order_they_run(cifar:
         return reversed([work(job) for job in reversed(jobs)])
 
     config = replace(IMAGES, corrupted_images=5)
-    _, one = run(tmp_path / "a", config)
-    _, two = run(tmp_path / "b", config, fan_out=backwards)
+    _, one = prepare_at(tmp_path / "a", config)
+    _, two = prepare_at(tmp_path / "b", config, fan_out=backwards)
     assert bytes_of(one) == bytes_of(two)
     rows = prepared.load_holdout(one, 0)
     assert rows.corruptions() == [Job(n, s) for n in ("dark", "noise") for s in (1, 2, 3, 4, 5)]
@@ -318,11 +266,11 @@ def test_a_published_release_that_is_not_there(cifar: Path) -> None:
 
 def test_splits_of_a_set_with_its_own_test_rows(cifar: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with test rows of its own, got 3"):
-        run(tmp_path, replace(IMAGES, splits=3))
+        prepare_at(tmp_path, replace(IMAGES, splits=3))
 
 
 def test_altered_and_missing_artifacts(cifar: Path, tmp_path: Path) -> None:
-    fit, holdout = run(tmp_path, IMAGES)
+    fit, holdout = prepare_at(tmp_path, IMAGES)
     with pytest.raises(ArtifactError, match=r"3/train\.arrow: is missing"):
         prepared.load_fit(fit, 3, final=True)
     path = holdout / "0" / "test.arrow"

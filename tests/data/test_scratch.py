@@ -13,18 +13,16 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import read
-from bdl_pipe.data import prepare, prepared, rows, scratch
-from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data import prepared, rows, scratch
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.sources import table as table_source
 from bdl_pipe.data.sources.table import open_table
 from bdl_pipe.progress import Silent
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, Case
+from tests.cases import Case, config_of
 from tests.conftest import make_tiny_images, make_tiny_table
+from tests.preparing import dataset_of, prepare_at
 
 
 @pytest.fixture
@@ -48,20 +46,10 @@ def frame(count: int = 400) -> pd.DataFrame:
 COLUMNS = {"a": "number", "b": "number", "c": "number", "kind": "category", "day": "date"}
 
 
-def config(path: str, normalise: str) -> DatasetConfig:
-    source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
-    section = {"source": source, "normalise": normalise, "whiten": False, "validation": 0.2, "splits": 2}
-    section |= {"fit_rows": "train_and_validation", "ood": [], "corrupted_images": 0, "corruptions": "made"}
-    return read(DatasetConfig, section, "datasets.d")
-
-
 def prepared_at(folder: Path, path: str, normalise: str) -> list[FitData]:
-    from bdl_pipe import artifacts
-
-    published = artifacts.publish
-    with published(folder / "fit", "prepare", about={}) as fit, published(folder / "held", "holdout", about={}) as held:
-        prepare.prepare("d", {"d": config(path, normalise)}, fit, held, rng=Seed(0))
-    return prepared.load_fits(folder / "fit", [0, 1], final=True)
+    source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
+    fit, _ = prepare_at(folder, dataset_of(source, normalise=normalise, splits=2))
+    return prepared.load_fits(fit, [0, 1], final=True)
 
 
 @pytest.mark.parametrize("normalise", ["robust", "train", "none"])
@@ -148,7 +136,7 @@ STREAMED = [
 
 def fitted(case: Case, data: FitData) -> list[State]:
     """Fit two seeds, together where the method does so."""
-    config = read(METHODS[case.method].config, CONFIGS[case.method, case.task], f"methods.{case.method}")
+    config = config_of(case.method, case.task)
     rngs: list[Any] = [Seed(0).fold(case.method, seed) for seed in range(2)]
     if case.stage.fit_many is not None and case.task == "regression":
         return case.stage.fit_many([data] * 2, [{}, {}], config, rngs=rngs, report=Silent())

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bdl_pipe import artifacts, config
-from bdl_pipe.data import prepare as stage
+from bdl_pipe import config
 from bdl_pipe.data import prepared, sources
 from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.config import DatasetConfig
@@ -18,7 +17,7 @@ from bdl_pipe.data.raw import Raw
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transfer import shared_rows
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.seeds import Seed
+from tests.preparing import bytes_of, prepare_at
 
 from . import archives as made
 
@@ -26,13 +25,6 @@ IMAGES = DatasetConfig(
     Named("cifar10"), "published", False, 4, "train_and_validation", 1, (), 0, "made", transfer=("stl10",)
 )
 PATH = "datasets.d.transfer[0]"
-
-
-def run(root: Path, config: DatasetConfig, **others: DatasetConfig) -> tuple[Path, Path]:
-    fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        stage.prepare("d", {"d": config, **others}, a, b, rng=Seed(0).fold("d"))
-    return fit, holdout
 
 
 @pytest.fixture
@@ -48,13 +40,9 @@ def raw(classes: Sequence[str], targets: Sequence[int], *, seed: int, shape: tup
     return Raw(f"set {seed}", "classification", "image", rows, rows, tuple(classes))
 
 
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 def test_stl10_under_the_labels_of_cifar10(folder: Path) -> None:
     """By name, spelt out: of ten classes, bird, car and horse have another place, and the monkeys go."""
-    _, holdout = run(folder, IMAGES)
+    _, holdout = prepare_at(folder, IMAGES)
     found = prepared.load_holdout(holdout, 0).transfer()
     assert list(found) == ["stl10"] and found["stl10"].inputs.shape == (18, 3, 32, 32)
     once = [0, 2, 1, 3, 4, 5, 7, 8, 9]
@@ -67,7 +55,7 @@ def test_stl10_under_the_labels_of_cifar10(folder: Path) -> None:
 
 
 def test_the_fit_artifact_does_not_depend_on_them(folder: Path) -> None:
-    with_them, without = run(folder / "a", IMAGES), run(folder / "b", replace(IMAGES, transfer=()))
+    with_them, without = prepare_at(folder / "a", IMAGES), prepare_at(folder / "b", replace(IMAGES, transfer=()))
     assert bytes_of(with_them[0]) == bytes_of(without[0])
     more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
     assert more == {"transfer/stl10.arrow"}
@@ -82,13 +70,13 @@ def test_a_set_without_them_is_written_as_before_there_were_any() -> None:
 
 def test_names_that_params_give_as_the_published_protocol_has_them(folder: Path) -> None:
     """Maddox et al.'s code counts monkeys as frogs."""
-    _, holdout = run(folder, replace(IMAGES, transfer_names={"monkey": "frog"}))
+    _, holdout = prepare_at(folder, replace(IMAGES, transfer_names={"monkey": "frog"}))
     assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
 
 
 def test_held_out_classes_are_not_shared(folder: Path) -> None:
     """Without airplane (0) and truck (9), and the others numbered anew."""
-    _, holdout = run(folder, replace(IMAGES, held_out=(0, 9)))
+    _, holdout = prepare_at(folder, replace(IMAGES, held_out=(0, 9)))
     assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
 
 
@@ -96,7 +84,7 @@ def test_digits_for_mnist5k(tmp_path: Path) -> None:
     """All rows of a set without test rows, at twelve times the pixels."""
     config = replace(IMAGES, source=Named("mnist5k"), normalise="train", validation=10, transfer=("small",))
     small = replace(config, source=Named("digits"), transfer=())
-    fit, holdout = run(tmp_path, config, small=small)
+    fit, holdout = prepare_at(tmp_path, config, small=small)
     rows, held = sources.load(Named("digits")).train, prepared.load_holdout(holdout, 0)
     np.testing.assert_array_equal(held.transfer()["small"].targets, rows.targets)
     assert held.transfer()["small"].inputs.shape == (1797, 1, 28, 28)
@@ -149,7 +137,7 @@ def test_rows_that_a_fit_sees_are_refused() -> None:
 )
 def test_what_a_transfer_cannot_be(change: dict, rule: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^datasets\.d\.{rule}"):
-        run(folder / "out", replace(IMAGES, **change))
+        prepare_at(folder / "out", replace(IMAGES, **change))
     assert not (folder / "out/holdout").exists()
 
 
@@ -177,5 +165,5 @@ def test_a_users_own_set_may_be_one(tmp_path: Path) -> None:
         )
     mine = replace(IMAGES, source=Npz(str(tmp_path / "mine.npz")), normalise="train", transfer=("theirs",))
     theirs = replace(mine, source=Npz(str(tmp_path / "theirs.npz")), transfer=())
-    held = prepared.load_holdout(run(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
+    held = prepared.load_holdout(prepare_at(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
     np.testing.assert_array_equal(held.inputs, made.images(24, (3, 4, 4), 2)[16:])

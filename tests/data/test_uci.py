@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bdl_pipe import config
 from bdl_pipe.data import sources
 from bdl_pipe.data.catalog import Named
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.sources import uci
 from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import ConfigError, DataError, UserError
+from tests.preparing import dataset_of
 
 RNG = np.random.default_rng(0)
 
@@ -190,14 +189,12 @@ def test_a_text_file_that_is_wrong(text: str | None, rule: str, tmp_path: Path) 
 
 
 def test_the_row_of_params() -> None:
-    row = {"normalise": "train", "whiten": False, "validation": 0.1, "fit_rows": "train", "splits": 20, "ood": []}
-    row |= {"corrupted_images": 0, "corruptions": "made", "targets": "centre"}
     energy = {"name": "uci", "set": "energy", "path": "data/energy.csv", "target": ["Y1"]}
-    read = config.read(DatasetConfig, row | {"source": energy}, "datasets.energy")
+    read = dataset_of(energy, targets="centre")
     assert read.source == Uci("energy", "data/energy.csv", ("Y1",)) and read.task == "regression"
     with pytest.raises(ConfigError, match=r"datasets\.d\.source\.set must be one of boston, .*, got 'moon'"):
-        config.read(DatasetConfig, row | {"source": energy | {"set": "moon"}}, "datasets.d")
+        dataset_of(energy | {"set": "moon"})
     for name in ("concrete", "wine"):
-        assert config.read(DatasetConfig, row | {"source": {"name": name}}, "d").task == "regression"
+        assert dataset_of({"name": name}).task == "regression"
         with pytest.raises(ConfigError, match=r"normalise must be train, robust or none for a table"):
-            config.read(DatasetConfig, row | {"source": {"name": name}, "normalise": "published"}, "d")
+            dataset_of({"name": name}, normalise="published")

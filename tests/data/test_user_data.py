@@ -11,13 +11,12 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from bdl_pipe import config as configs
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.sources.images import ImageFolder, Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import ConfigError, DataError
+from tests.preparing import dataset_of
 
 ROWS = 12
 
@@ -83,39 +82,21 @@ def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
     assert raw.classes == ("cat", "dog", "eel")
 
 
-def empty(path: Path) -> Table:
-    path.write_text("")
-    return table(path)
+def written(content: str) -> Callable[[Path], Table]:
+    return lambda path: (path.write_text(content), table(path))[1]
 
 
-def header_only(path: Path) -> Table:
-    path.write_text("a,b,y\n")
-    return table(path)
+def parquet(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
+    def make(path: Path) -> Table:
+        pa.parquet.write_table(pa.table(columns), path.with_suffix(".parquet"))
+        return table(path.with_suffix(".parquet"), target, task)
 
-
-def ragged(path: Path) -> Table:
-    path.write_text("a,b,y\n1,2,3\n4,5\n")
-    return table(path)
-
-
-def doubled(path: Path) -> Table:
-    path.write_text("a,b,b,y\n1,2,3,4\n")
-    return table(path)
+    return make
 
 
 def no_parquet(path: Path) -> Table:
     path.with_suffix(".parquet").write_bytes(b"PAR1 but no more")
     return table(path.with_suffix(".parquet"))
-
-
-def nan_parquet(path: Path) -> Table:
-    pa.parquet.write_table(pa.table(with_one(float("nan"), 7)), path.with_suffix(".parquet"))
-    return table(path.with_suffix(".parquet"))
-
-
-def nan_label(path: Path) -> Table:
-    pa.parquet.write_table(pa.table(with_one(float("nan"), 1, "y")), path.with_suffix(".parquet"))
-    return table(path.with_suffix(".parquet"), "y", "classification")
 
 
 def encoded(encoding: str) -> Callable[[Path], Table]:
@@ -149,21 +130,9 @@ def below_a_file(path: Path) -> Table:
     return table(path / "t.csv")
 
 
-def huge_numbers(path: Path) -> Table:
-    """Whole numbers of 64 bits, such as keys of a database."""
-    pa.parquet.write_table(pa.table(good(a=[2**62 + i for i in range(ROWS)])), path.with_suffix(".parquet"))
-    return table(path.with_suffix(".parquet"))
-
-
 def labels(*values: object) -> Callable[[Path], Table]:
     """A Parquet file whose labels are of another kind than numbers and texts."""
-
-    def make(path: Path) -> Table:
-        path = path.with_suffix(".parquet")
-        pa.parquet.write_table(pa.table(good() | {"kind": [*values] * (ROWS // len(values))}), path)
-        return table(path, "kind", "classification")
-
-    return make
+    return parquet(good(kind=[*values] * (ROWS // len(values))), "kind", "classification")
 
 
 def of(columns: dict[str, list[object]], target: str = "y", task: str = "regression") -> Callable[[Path], Table]:
@@ -180,11 +149,14 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
     "UTF-32": (encoded("utf-32"), r"t\.csv: must be UTF-8 text, got UTF-32; save it as UTF-8 \(iconv -f UTF-32 "),
     "Latin-1 header": (encoded("latin-1"), r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 1; .*iconv -f LATIN1 "),
     "Latin-1 labels": (latin_labels, r"t\.csv: must be UTF-8 text, got byte 0xE9 in line 4; .*iconv -f LATIN1 "),
-    "empty file": (empty, r"t\.csv: is empty"),
-    "no rows": (header_only, r"t\.csv: must have rows below its header, got none"),
-    "ragged rows": (ragged, r"t\.csv: is not a readable CSV or Parquet file \(.*Expected 3 columns, got 2"),
+    "empty file": (written(""), r"t\.csv: is empty"),
+    "no rows": (written("a,b,y\n"), r"t\.csv: must have rows below its header, got none"),
+    "ragged rows": (
+        written("a,b,y\n1,2,3\n4,5\n"),
+        r"t\.csv: is not a readable CSV or Parquet file \(.*Expected 3 columns, got 2",
+    ),
     "broken Parquet": (no_parquet, r"t\.parquet: is not a readable CSV or Parquet file"),
-    "doubled column": (doubled, r"t\.csv: column names must differ, got 'b' twice"),
+    "doubled column": (written("a,b,b,y\n1,2,3,4\n"), r"t\.csv: column names must differ, got 'b' twice"),
     "missing target": (of(good(), "price"), r"t\.csv: must have the target column 'price', got a, b, y, kind"),
     "missing feature": (of({"a": [1], "y": [2]}), r"t\.csv: must have the column 'b', got a, y"),
     "NaN": (of(with_one("nan", 7)), r"t\.csv: column 'a' must have a value in every row, got none or NaN in row 7"),
@@ -197,9 +169,9 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
         of(with_one("", 5)),
         r"t\.csv: column 'a' must have a value in every row, got none or NaN in row 5",
     ),
-    "NaN in Parquet": (nan_parquet, r"t\.parquet: column 'a' must be finite, got nan in row 7"),
+    "NaN in Parquet": (parquet(with_one(float("nan"), 7)), r"t\.parquet: column 'a' must be finite, got nan in row 7"),
     "NaN label in Parquet": (
-        nan_label,
+        parquet(with_one(float("nan"), 1, "y"), "y", "classification"),
         r"t\.parquet: column 'y': labels must be whole numbers or texts, got nan in row 1",
     ),
     "text feature": (
@@ -208,9 +180,12 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
     ),
     "a long text": (of(with_one("x" * 600, 4)), r"t\.csv: column 'a' must be numeric, got 'x+\.\.\.x+' in row 4;"),
     "long names": (of({"y": [1], **{f"{i}" * 90: [1] for i in range(9)}}), r"must have the column 'a', got y, 0{90}, "),
-    "beyond a float64": (huge_numbers, r"t\.parquet: column 'a' must be numbers that a float64 holds \(Integer value"),
+    "beyond a float64": (
+        parquet(good(a=[2**62 + i for i in range(ROWS)])),
+        r"t\.parquet: column 'a' must be numbers that a float64 holds \(Integer value",
+    ),
     "other separator": (
-        lambda path: (path.write_text("a\tb\ty\n1\t2\t3\n"), table(path))[1],
+        written("a\tb\ty\n1\t2\t3\n"),
         r"t\.csv: must have the target column 'y', got a\\tb\\ty$",
     ),
     "date feature": (of(good(a=["2024-01-01"] * ROWS)), r"t\.csv: column 'a' must be numeric, got .*2024"),
@@ -424,17 +399,7 @@ def test_truncated_npz(tmp_path: Path) -> None:
         sources.load(Npz(str(tmp_path / "d.npz")))
 
 
-ROW = {
-    "source": {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"},
-    "normalise": "train",
-    "whiten": False,
-    "validation": 0.2,
-    "fit_rows": "train",
-    "splits": 1,
-    "ood": [],
-    "corrupted_images": 0,
-    "corruptions": "made",
-}
+TABLE = {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"}
 BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
     "share": ({"validation": 1.5}, r"datasets\.d\.validation must be .*, got 1\.5"),
     "negative": ({"validation": -1}, r"datasets\.d\.validation must be .*, got -1"),
@@ -466,7 +431,7 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_bad_rows_of_params(case: str) -> None:
-    configs.read(DatasetConfig, ROW, "datasets.d")
+    dataset_of(TABLE)
     change, message = BAD_ROWS[case]
     with pytest.raises(ConfigError, match=message):
-        configs.read(DatasetConfig, ROW | change, "datasets.d")
+        dataset_of(**{"source": TABLE} | change)

@@ -180,20 +180,24 @@ def text_bytes(rng: random.Random) -> tuple[bytes, str]:
     return wounded(text.encode(), rng) if rng.random() < 0.4 else (text.encode(), "blanks between")
 
 
+def of_file(path: Path, blob: bytes, about: str, read: Callable[[], None]) -> Case:
+    """A file of these bytes, which ``read`` reads and judges."""
+
+    def work() -> None:
+        path.write_bytes(blob)
+        read()
+
+    return Case(f"{about}; {blob[:300]!r}", work, [str(path)])
+
+
 def test_tables(tmp_path: Path) -> None:
     makers = {"t.csv": csv_bytes, "t.parquet": parquet_bytes, "t.txt": text_bytes}
 
     def make(rng: random.Random, number: int) -> Case:
-        name = rng.choice(["t.csv", "t.csv", "t.csv", "t.parquet", "t.parquet", "t.txt"])
-        path = tmp_path / name
-        blob, about = makers[name](rng)
-        source = table_source(path, rng) if name != "t.txt" else Uci("boston", str(path))
-
-        def work() -> None:
-            path.write_bytes(blob)
-            consistent(sources.load(source))
-
-        return Case(f"{about}; {source}; {blob[:300]!r}", work, [str(path)])
+        path = tmp_path / rng.choice(["t.csv", "t.csv", "t.csv", "t.parquet", "t.parquet", "t.txt"])
+        blob, about = makers[path.name](rng)
+        source = table_source(path, rng) if path.suffix != ".txt" else Uci("boston", str(path))
+        return of_file(path, blob, f"{about}; {source}", lambda: consistent(sources.load(source)))
 
     judge("table", cases(700), make)
 
@@ -203,17 +207,13 @@ def test_new_tables(tmp_path: Path) -> None:
     makers = {"t.csv": csv_bytes, "t.parquet": parquet_bytes, "t.npz": npz_bytes}
     schema = {"kind": "table", "features": ["a", "b"], "input_shape": [2], "task": "regression"}
 
+    def read(path: Path) -> None:
+        values = new_inputs(path, schema)
+        assert values.dtype == np.float64 and values.shape == (len(values), 2) and np.isfinite(values).all()
+
     def make(rng: random.Random, number: int) -> Case:
-        name = rng.choice([*makers])
-        path = tmp_path / name
-        blob, about = makers[name](rng)
-
-        def work() -> None:
-            path.write_bytes(blob)
-            values = new_inputs(path, schema)
-            assert values.dtype == np.float64 and values.shape == (len(values), 2) and np.isfinite(values).all()
-
-        return Case(f"{about}; {blob[:300]!r}", work, [str(path)])
+        path = tmp_path / rng.choice([*makers])
+        return of_file(path, *makers[path.name](rng), lambda: read(path))
 
     judge("new table", cases(200), make)
 
@@ -258,13 +258,7 @@ def test_npz(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
 
     def make(rng: random.Random, number: int) -> Case:
-        blob, about = npz_bytes(rng)
-
-        def work() -> None:
-            path.write_bytes(blob)
-            consistent(sources.load(Npz(str(path))))
-
-        return Case(about, work, [str(path)])
+        return of_file(path, *npz_bytes(rng), lambda: consistent(sources.load(Npz(str(path)))))
 
     judge("npz", cases(250), make)
 

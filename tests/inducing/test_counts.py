@@ -1,4 +1,4 @@
-"""Parameter counts against tables 9 and 10 of Ritter et al. 2021, cell by cell, as integers.
+"""Converted ResNets store what tables 9 and 10 of Ritter et al. 2021 say, cell by cell, as integers.
 
 The networks here are lists of layers written from He et al. 2016 alone, so that neither our ResNet nor our
 conversion is its own oracle. What a table counts was found by arithmetic; one convention gives every cell:
@@ -6,21 +6,24 @@ conversion is its own oracle. What a table counts was found by arithmetic; one c
 * a layer of d_out outputs and d_in inputs (channels · k · k; the bias of the linear layer is one more) stores Z_r
   [M, d_out], Z_c [M, d_in], the diagonals of D_r and D_c [M each], one λ, and q(U): means and deviations of M × M
   (FFG-U) or 5 members of M × M (Ensemble-U). Batch norms stay. The last layer has M_out = M too, although the
-  text says that M_out = 10 was used there: with 10 the counts would be lower (:func:`test_the_texts_last_layer`).
+  text says that M_out = 10 was used there: with 10 the counts would be lower by (M − 10)(d_out + 1 + 2M).
 * pruning FFG-U to a fraction f keeps f of the entries of all Z_r and Z_c; the rest stays.
 * pruning FFG-W to f keeps ⌊2f · weights⌋ of the means and deviations of the whole network's weights; the 10 biases
   of the head, a mean and a deviation each, and the batch norms are not pruned. At f = 0.001 that is the odd number
   46,935, half a weight more than a mask can keep: the column is arithmetic, not a count of a pruned network.
+
+The pruned networks are in ``test_prune``.
 """
 
-import math
-from dataclasses import dataclass
-from fractions import Fraction
-
 import pytest
+from torch import nn
+
+from bdl_pipe.inducing import bayesianize
+from bdl_pipe.networks import ResNetConfig, build
+from bdl_pipe.seeds import Seed
+from tests.networks.cases import Plain, parameters, plain
 
 MEMBERS = 5
-DETERMINISTIC = 23_520_842
 TABLE_9 = {
     "ffg_u": {16: 1_384_662, 32: 2_771_446, 64: 5_710_902, 128: 12_253_366, 256: 27_992_502},
     "ensemble_u": {16: 1_426_134, 32: 2_937_334, 64: 6_374_454, 128: 14_907_574, 256: 38_609_334},
@@ -29,109 +32,43 @@ TABLE_10_FFG_W = {"1": 46_988_564, "0.5": 23_520_852, "0.1": 4_746_682, "0.01": 
 TABLE_10_FFG_U = {"1": 5_710_902, "0.75": 4_408_790, "0.5": 3_106_678, "0.25": 1_804_566}
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A residual network as numbers: (d_out, d_in) of each convolution, channels of each norm, and the head's."""
-
-    convolutions: list[tuple[int, int]]
-    norms: list[int]
-    head: tuple[int, int]
-
-    @property
-    def weights(self) -> int:
-        """Of convolutions and head, without biases."""
-        return sum(rows * columns for rows, columns in [*self.convolutions, self.head])
-
-    @property
-    def kept(self) -> int:
-        """Scales and shifts of the batch norms."""
-        return 2 * sum(self.norms)
-
-    @property
-    def layers(self) -> list[tuple[int, int]]:
-        """(d_out, d_in) of each converted layer, the head's bias as one more input."""
-        return [*self.convolutions, (self.head[0], self.head[1] + 1)]
-
-
-def plain(depth: int, classes: int = 10) -> Plain:
-    """He et al. 2016, table 1, with a 3×3 stem: every block written out."""
-    convolutions, norms, width = [(64, 3 * 9)], [64], 64
-    for group, blocks in enumerate({18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]):
-        inner = 64 * 2**group
-        for block in range(blocks):
-            sizes = [(inner, 9), (inner, 9)] if depth == 18 else [(inner, 1), (inner, 9), (4 * inner, 1)]
-            before = width
-            for after, area in sizes:
-                convolutions.append((after, width * area))
-                norms.append(after)
-                width = after
-            if before != width or (group > 0 and block == 0):
-                convolutions.append((width, before))
-                norms.append(width)
-    return Plain(convolutions, norms, (classes, width))
-
-
-def inducing(network: Plain, m: int, sets: int, last_rows: int | None = None) -> int:
+def inducing(network: Plain, m: int, sets: int) -> int:
     """Numbers stored: ``sets`` matrices of the size of U in q(U), 2 for FFG-U and the members for Ensemble-U."""
-    total = network.kept
-    for index, (d_out, d_in) in enumerate(network.layers):
-        rows = last_rows if last_rows and index == len(network.layers) - 1 else m
-        total += rows * d_out + m * d_in + rows + m + 1 + sets * rows * m
-    return total
+    return network.kept + sum(m * (d_out + d_in) + 2 * m + 1 + sets * m**2 for d_out, d_in in network.layers)
 
 
 def z_entries(network: Plain, m: int) -> int:
     return sum(m * (d_out + d_in) for d_out, d_in in network.layers)
 
 
-def pruned_ffg_w(network: Plain, fraction: Fraction) -> int:
-    return math.floor(2 * fraction * network.weights) + 2 * network.head[0] + network.kept
+@pytest.fixture(scope="module")
+def resnet50() -> nn.Module:
+    return build(ResNetConfig("resnet", 50), (3, 32, 32), 10, rng=Seed(0))
 
 
-def test_layers() -> None:
-    assert len(plain(18).convolutions) == 20 and len(plain(50).convolutions) == 53
-    assert plain(18).weights + plain(18).kept + 10 == 11_173_962
-    assert plain(50).weights + plain(50).kept + 10 == DETERMINISTIC
+def converted(network: nn.Module, kind: str, m: int, **options: object) -> int:
+    options = {"lambda_max": 0.1, "sd_max": 0.1} | options
+    return parameters(bayesianize(network, kind=kind, rows=m, cols=m, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", TABLE_9)
 @pytest.mark.parametrize("m", TABLE_9["ffg_u"])
-def test_table_9(kind: str, m: int) -> None:
+def test_table_9(resnet50: nn.Module, kind: str, m: int) -> None:
+    assert converted(resnet50, kind, m) == TABLE_9[kind][m]
     assert inducing(plain(50), m, {"ffg_u": 2, "ensemble_u": MEMBERS}[kind]) == TABLE_9[kind][m]
 
 
-@pytest.mark.parametrize("m", [32, 64, 128, 256])
-def test_the_texts_last_layer(m: int) -> None:
-    """M_out = 10 on the last layer saves (M − 10)(d_out + 1 + 2M), which no cell of the table has."""
-    assert TABLE_9["ffg_u"][m] - inducing(plain(50), m, 2, last_rows=10) == (m - 10) * (10 + 1 + 2 * m)
+def test_weight_space_is_the_first_row_of_table_10(resnet50: nn.Module) -> None:
+    assert converted(resnet50, "ffg_w", 64) == TABLE_10_FFG_W["1"]
 
 
-@pytest.mark.parametrize(("fraction", "count"), TABLE_10_FFG_U.items())
-def test_table_10_ffg_u(fraction: str, count: int) -> None:
-    network = plain(50)
-    removed = (1 - Fraction(fraction)) * z_entries(network, 64)
-    assert inducing(network, 64, 2) - removed == count
-    if fraction != "1":  # pruning the columns' Z alone, or q(U) as well, gives other numbers
-        columns = (1 - Fraction(fraction)) * sum(64 * d_in for _, d_in in network.layers)
-        assert inducing(network, 64, 2) - columns != count
-        assert inducing(network, 64, 2) - removed - (1 - Fraction(fraction)) * 54 * 2 * 64**2 != count
+@pytest.mark.parametrize(("kind", "sets"), [("ffg_u", 2), ("ensemble_u", MEMBERS), ("ensemble_u", 3)])
+def test_resnet_18(kind: str, sets: int) -> None:
+    network = build(ResNetConfig("resnet", 18), (3, 32, 32), 100, rng=Seed(0))
+    assert converted(network, kind, 32, members=sets) == inducing(plain(18, classes=100), 32, sets)
 
 
-@pytest.mark.parametrize(("fraction", "count"), TABLE_10_FFG_W.items())
-def test_table_10_ffg_w(fraction: str, count: int) -> None:
-    assert pruned_ffg_w(plain(50), Fraction(fraction)) == count
-
-
-def test_table_10_ffg_w_has_one_convention() -> None:
-    """Biases pruned too, or a whole number of weights kept (in the network or in each layer), misses a cell."""
-    network = plain(50)
-    with_biases, whole, by_layer = {}, {}, {}
-    for fraction in TABLE_10_FFG_W:
-        f = Fraction(fraction)
-        with_biases[fraction] = math.floor(2 * f * (network.weights + network.head[0])) + network.kept
-        whole[fraction] = 2 * math.floor(f * network.weights) + 2 * network.head[0] + network.kept
-        each = [math.floor(f * rows * columns) for rows, columns in [*network.convolutions, network.head]]
-        by_layer[fraction] = 2 * sum(each) + 2 * network.head[0] + network.kept
-    for other in (with_biases, whole, by_layer):
-        assert other != TABLE_10_FFG_W
-    assert [f for f in whole if whole[f] != TABLE_10_FFG_W[f]] == ["0.001"]
+@pytest.mark.parametrize(("cap", "saved"), [("lambda_max", 54), ("sd_max", 54 * 16**2)])
+def test_a_cap_of_0_stores_no_spread(resnet50: nn.Module, cap: str, saved: int) -> None:
+    """Without λ one number a layer less, without deviations of U one U less."""
+    assert TABLE_9["ffg_u"][16] - converted(resnet50, "ffg_u", 16, **{cap: 0}) == saved

@@ -2,15 +2,13 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.artifacts import State, read_state, write_state
-from bdl_pipe.config import read
+from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing.learner import RandomConfig, RandomWeights
@@ -20,10 +18,9 @@ from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, LEARN
+from tests.cases import LEARN, config_of, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Watched, killed, resumed, same_bits
-from tests.test_conformance import draws
 
 PRUNED = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w")
 CASES = [(method, task) for method in PRUNED for task in ("classification", "regression")]
@@ -33,26 +30,19 @@ cases = pytest.mark.parametrize(("method", "task"), CASES)
 pytestmark = pytest.mark.xdist_group(__name__)  # what is fitted once is shared
 
 
-def config_of(method: str, task: str, **changes: Any) -> Any:
-    return read(METHODS[method].config, CONFIGS[method, task] | changes, f"methods.{method}")
-
-
 def data_of(task: str) -> FitData:
     return make_tiny_images() if task == "classification" else make_tiny_table()
 
 
 @functools.cache
 def fitted(method: str, task: str) -> State:
-    stage = METHODS[method].stages["student"]
-    config = config_of(method, task, training={**LEARN, **FIXED, "epochs": 2})
-    return stage.fit_one(data_of(task), {}, config, rng=Seed(4), report=Silent())
+    return fit(method, "student", data_of(task), rng=Seed(4), training={**LEARN, **FIXED, "epochs": 2})
 
 
 def fine_tuned(method: str, task: str, report: Report, **changes: Any) -> State:
     how = {"prune": SHARE, "annealing": None, "training": {**LEARN, **FIXED, "epochs": 1}} | changes
     inputs = {"student": [fitted(method, task)]}
-    stage = METHODS[method].stages["student"]
-    return stage.fit_one(data_of(task), inputs, config_of(method, task, **how), rng=Seed(5), report=report)
+    return fit(method, "student", data_of(task), inputs, rng=Seed(5), report=report, **how)
 
 
 @functools.cache
@@ -121,51 +111,9 @@ def test_it_stores_and_optimises_less(method: str, task: str) -> None:
 def test_equal_seeds_and_a_resumed_run_give_equal_bits(method: str, task: str) -> None:
     undisturbed = Watched()
     assert same_bits(fine_tuned(method, task, undisturbed), tuned(method, task))
-    for stop in (1, undisturbed.asked // 2):
-        assert same_bits(resumed(lambda report: fine_tuned(method, task, report), stop), tuned(method, task))
-
-
-@cases
-def test_a_posterior_read_from_its_file_predicts_the_same_bits(method: str, task: str, tmp_path: Path) -> None:
-    inputs, _ = data_of(task).tensors("validation")
-    state = tuned(method, task)
-    before = posterior_of(state).predict(inputs, rng=Seed(1))
-    write_state(tmp_path / "0-0", state)
-    read_back = posterior_of(read_state(tmp_path / "0-0"))
-    after = read_back.predict(inputs, rng=Seed(1))
-    assert all(torch.equal(a, b) for a, b in zip(draws(before), draws(after), strict=True))
-    assert same_bits(read_back.state(), state)
-
-
-def test_fitting_on_repairs_what_pruning_broke() -> None:
-    data = make_tiny_table()
-    inputs, targets = data.tensors("train")
-    learn = {**LEARN, **FIXED, "epochs": 20}
-    method = METHODS["ffg_w"]
-    first = config_of("ffg_w", "regression", training=learn)
-    source = method.stages["student"].fit_one(data, {}, first, rng=Seed(0), report=Silent())
-    config = replace(first, prune=0.5, annealing=None)
-    broken = RandomWeights.pruned(learner(source), config).eval()
-    mended = method.stages["student"].fit_one(data, {"student": [source]}, config, rng=Seed(1), report=Silent())
-
-    def nll(model: RandomWeights) -> float:
-        with torch.no_grad():
-            return -float(model.predict(inputs, rng=Seed(2)).log_prob(targets).mean())
-
-    assert nll(learner(mended)) < nll(broken) - 0.05
-    assert nll(learner(source)) < nll(broken)
-
-
-def test_batch_norm_is_refreshed_under_draws_of_the_pruned() -> None:
-    network = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}
-    how = {**LEARN, **FIXED, "epochs": 2}
-    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_images()
-    first = config_of("ffg_u", "classification", network=network, training=how)
-    source = stage.fit_one(data, {}, first, rng=Seed(0), report=Silent())
-    state = stage.fit_one(data, {"student": [source]}, replace(first, prune=0.5), rng=Seed(0), report=Silent())
-    names = [k for k in state.tensors if "running_mean" in k]
-    assert names and all(not torch.equal(state.tensors[k], source.tensors[k]) for k in names)
-    assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(0)).log_probs.isfinite().all()  # type: ignore[attr-defined]
+    assert same_bits(posterior_of(tuned(method, task)).state(), tuned(method, task))
+    again = resumed(lambda report: fine_tuned(method, task, report), undisturbed.asked // 2)
+    assert same_bits(again, tuned(method, task))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -214,12 +162,12 @@ def test_a_full_covariance_over_weights_is_not_pruned() -> None:
 
 
 def test_a_make_checks_its_input_too() -> None:
-    stage, data = METHODS["ffg_u"].stages["student"], make_tiny_table()
-    config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
-    with pytest.raises(UserError, match="prune must be null where no posterior is pruned"):
-        stage.fit_one(data, {}, config, rng=Seed(0), report=Silent())
+    how, data = {"prune": 0.5, "training": {**LEARN, **FIXED}}, make_tiny_table()
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
-    with pytest.raises(UserError, match="input must be a posterior random_weights, got 'gp'"):
-        stage.fit_one(data, {"student": [other]}, config, rng=Seed(0), report=Silent())
-    with pytest.raises(UserError, match="input must be a run of ffg_u, got 'fcg_u'"):
-        stage.fit_one(data, {"student": [fitted("fcg_u", "regression")]}, config, rng=Seed(0), report=Silent())
+    for inputs, message in (
+        ({}, "prune must be null where no posterior is pruned"),
+        ({"student": [other]}, "input must be a posterior random_weights, got 'gp'"),
+        ({"student": [fitted("fcg_u", "regression")]}, "input must be a run of ffg_u, got 'fcg_u'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fit("ffg_u", "student", data, inputs, **how)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bdl_pipe.inducing import Bayesian, bayesianize
 from bdl_pipe.inducing.layers import Inducing
 
-from .cases import ALL, UNIT, conv_net, normal, one_noise, shaken
+from .cases import ALL, conv_net, normal, one_noise, shaken
 
 CONVOLUTIONS = [
     nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2),
@@ -51,17 +51,6 @@ def test_a_convolution_is_the_linear_layer_of_its_patches(layer: nn.Module, kind
     if layer.bias is not None:
         expected = expected + matrix[:, -1, None]
     torch.testing.assert_close(net(inputs, noise).flatten(2), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", UNIT)
-def test_the_same_u_gives_a_convolution_and_a_linear_layer_the_same_weights(kind: str) -> None:
-    conv, linear = (
-        shaken(bayesianize(layer, kind, rows=3, cols=4)) for layer in (nn.Conv2d(2, 5, 3), nn.Linear(18, 5))
-    )
-    linear.load_state_dict(conv.state_dict())
-    noise = one_noise(conv)
-    ours, theirs = conv.weights(noise), linear.weights(noise)
-    assert torch.equal(ours["weight"].flatten(1), theirs["weight"]) and torch.equal(ours["bias"], theirs["bias"])
 
 
 def set_to_means(net: Bayesian, plain: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.inducing import learner as module
@@ -17,22 +16,19 @@ from bdl_pipe.inducing.methods import ENSEMBLE_U, FCG_W, FFG_U, FFG_W, RandomWei
 from bdl_pipe.method import Method
 from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.predictive import Categorical, Gaussian
-from bdl_pipe.progress import Silent
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.learner import FitResult
-from tests.cases import CONFIGS, RANDOM, RANDOM_IMAGES
+from tests.cases import RANDOM, RANDOM_IMAGES, config_of, fit
 
 
 def spec(method: str, task: str, **changes: Any) -> RandomSpec:
-    config = read(METHODS[method].config, CONFIGS[method, task] | changes, "methods")
+    config = config_of(method, task, **changes)
     shape = (1, 8, 8) if task == "classification" else (4,)
     return RandomSpec(config, shape, 3 if task == "classification" else 1, task)  # type: ignore[arg-type]
 
 
 def fitted(method: Method, data: FitData, **changes: Any) -> State:
-    config = read(method.config, CONFIGS[method.name, data.task] | changes, "methods")
-    return method.stages["student"].fit_one(data, {}, config, rng=Seed(4), report=Silent())
+    return fit(method.name, "student", data, rng=Seed(4), **changes)
 
 
 def at(learner: RandomWeights, batch: int, epoch: float) -> dict[str, Tensor]:
@@ -55,15 +51,15 @@ def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) ->
 
 
 def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
-    with pytest.raises(ConfigError, match=r"^methods\.shared must be > 0 or null, got \(0, 3\)$"):
+    with pytest.raises(ConfigError, match=r"^methods\.ffg_u\.shared must be > 0 or null, got \(0, 3\)$"):
         spec("ffg_u", "regression", shared=[0, 3])
 
 
 def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
     monkeypatch.setattr(methods, "RandomWeights", None)
-    fit = FitResult([state.tensors], 1, 0.0)
-    assert RandomWeightsPosterior.finish(asked, fit, tiny_table, Seed(0)) is state.tensors
+    result = FitResult([state.tensors], 1, 0.0)
+    assert RandomWeightsPosterior.finish(asked, result, tiny_table, Seed(0)) is state.tensors
 
 
 def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
@@ -164,17 +160,9 @@ def test_running_statistics_are_those_of_training_rows_under_fresh_draws(tiny_im
 
 
 def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
-    sgd = METHODS["sgd"]
-    config = read(sgd.config, CONFIGS["sgd", "classification"] | {"network": RANDOM_IMAGES["network"]}, "methods")
-    trajectory = sgd.stages["trajectory"].fit_one(tiny_images, {}, config, rng=Seed(0), report=Silent())
-    how = read(
-        FFG_W.config,
-        CONFIGS["ffg_w", "classification"]
-        | {"training": {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}},
-        "methods",
-    )
-    inputs = {"trajectory": [trajectory]}
-    state = FFG_W.stages["student"].fit_one(tiny_images, inputs, how, rng=Seed(0), report=Silent())
+    trajectory = fit("sgd", "trajectory", tiny_images, network=RANDOM_IMAGES["network"])
+    how = {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}
+    state = fit("ffg_w", "student", tiny_images, {"trajectory": [trajectory]}, training=how)
     last = trajectory.tensors["head.weight"][-1]
     torch.testing.assert_close(state.tensors["net.layers.head.mean"][:, :-1], last)
     assert ENSEMBLE_U.stages["student"].needs == {"student": "one_to_one"}, "inducing weights start at no trajectory"
@@ -192,11 +180,11 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
 )
 def test_a_section_that_breaks_a_rule(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read(ENSEMBLE_U.config, CONFIGS["ensemble_u", "regression"] | change, "methods.ensemble_u")
+        config_of("ensemble_u", "regression", **change)
 
 
 def test_a_section_of_another_kind_is_refused() -> None:
-    config = read(FFG_U.config, CONFIGS["ffg_u", "regression"], "methods.ffg_u")
+    config = config_of("ffg_u", "regression")
     check = ENSEMBLE_U.stages["student"].validate_sources
     assert check is not None
     with pytest.raises(ConfigError, match=r"^weights\.kind must be ensemble_u, got 'ffg_u'$"):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from bdl_pipe.errors import UserError
@@ -65,30 +64,6 @@ def test_calls_differ_and_a_reseeded_network_repeats_them() -> None:
     assert not torch.equal(first, second)
     net.reseed(Seed(0))
     assert torch.equal(first, net(inputs)) and torch.equal(second, net(inputs))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_batched_draws_are_each_as_alone(kind: str) -> None:
-    net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)).eval(), normal(4, 3, 6, 6)
-    noise = net.draw(5, Seed(3).generator())
-    together = vmap(lambda n: net(inputs, n))(noise)
-    for k in range(5):
-        alone = net(inputs, {name: v[k] for name, v in noise.items()})
-        torch.testing.assert_close(together[k], alone, rtol=1e-4, atol=1e-5)
-
-
-def test_stacked_networks_are_each_as_alone() -> None:
-    nets = [shaken(bayesianize(mlp(), rows=3, cols=2, rng=Seed(s))) for s in range(3)]
-    inputs, noise = normal(3, 4, 3), nets[0].draw(3, Seed(3).generator())
-    parameters, buffers = stack_module_state(nets)
-
-    def loss(p: dict, x: torch.Tensor, n: dict) -> torch.Tensor:
-        return functional_call(nets[0], p, (x, n))
-
-    stacked = vmap(loss)(parameters | buffers, inputs, noise)
-    for m, net in enumerate(nets):
-        alone = net(inputs[m], {k: v[m] for k, v in noise.items()})
-        torch.testing.assert_close(stacked[m], alone, rtol=1e-4, atol=1e-5)
 
 
 _COMPILED = """

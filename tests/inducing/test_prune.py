@@ -19,9 +19,10 @@ from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.inducing.weightspace import FactorisedWeights
 from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed
+from tests.networks.cases import plain
 
 from .cases import UNIT, conv_net, five_layers, mlp, normal, one_noise, shaken
-from .test_counts import TABLE_10_FFG_U, TABLE_10_FFG_W, plain, z_entries
+from .test_counts import TABLE_10_FFG_U, TABLE_10_FFG_W, z_entries
 
 PRUNED = (*UNIT, "ffg_w")
 

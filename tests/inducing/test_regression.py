@@ -60,13 +60,6 @@ def test_density_is_torchs() -> None:
     assert np.ptp(np.subtract(wrong, right)) > 1
 
 
-def test_density_in_numpy_is_that_in_torch() -> None:
-    (x, y), sd = regression.data(Seed(0)), regression.prior_sd()
-    for w in weights(4):
-        there = nuts.log_joint(*(torch.from_numpy(a) for a in (w, x, y, sd)), torch)
-        assert nuts.log_joint(w, x, y, sd, np) == pytest.approx(float(there), rel=1e-12)
-
-
 def test_functions_are_the_networks() -> None:
     flat, x = weights(5) * regression.prior_sd(), np.linspace(-2, 2, 7)
     expected = torch.stack([torchs(torch.from_numpy(w))(torch.from_numpy(x)[:, None])[:, 0] for w in flat])

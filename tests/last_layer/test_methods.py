@@ -20,19 +20,16 @@ from bdl_pipe.last_layer.learner import (
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL_BNN, LastLayerPosterior
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
-from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.learner import FitResult
-from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP
+from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP, fit
 
 RNG = Seed(5).fold("member", 0)
 
 
 def fitted(method: Method, data: FitData, inputs: Any = None, **changes: Any) -> State:
-    section = CONFIGS[method.name, data.task] | changes
-    config = read(method.config, section, f"methods.{method.name}")
-    return method.stages["student"].fit_one(data, inputs or {}, config, rng=RNG, report=Silent())
+    return fit(method.name, "student", data, inputs or {}, rng=RNG, **changes)
 
 
 def learner(features: bool) -> LastLayerLearner:
@@ -164,8 +161,8 @@ def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
     state = fitted(G_VBLL_BNN, tiny_images, layer={**section["layer"], "refit": True})
     spec = read(LastLayerSpec, state.config["spec"], "spec")
     weights = {k: v for k, v in state.tensors.items() if not k.startswith("refit.")}
-    fit = FitResult([weights], 1, 0.0)
-    refits = [LastLayerPosterior.finish(spec, fit, tiny_images, rng) for rng in (RNG, Seed(9), Seed(9))]
+    result = FitResult([weights], 1, 0.0)
+    refits = [LastLayerPosterior.finish(spec, result, tiny_images, rng) for rng in (RNG, Seed(9), Seed(9))]
     assert torch.equal(refits[0]["refit.mean"], state.tensors["refit.mean"])
     assert not torch.equal(refits[1]["refit.mean"], refits[0]["refit.mean"])
     assert torch.equal(refits[2]["refit.mean"], refits[1]["refit.mean"])
@@ -173,8 +170,7 @@ def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
 
 @pytest.mark.parametrize("name", ["d_vbll", "g_vbll", "d_vbll_bnn"])
 def test_a_fit_may_start_from_the_trunk_of_a_trajectory(name: str, tiny_images: FitData) -> None:
-    sgd = read(METHODS["sgd"].config, CONFIGS["sgd", "classification"], "methods.sgd")
-    trajectory = METHODS["sgd"].stages["trajectory"].fit_one(tiny_images, {}, sgd, rng=RNG, report=Silent())
+    trajectory = fit("sgd", "trajectory", tiny_images, rng=RNG)
     still = {"epochs": 1, "batch": 16, "optimiser": {"name": "sgd", "lr": 1e-12}}
     state = fitted(METHODS[name], tiny_images, {"trajectory": [trajectory]}, training=still)
     prefix = "trunk.module." if name.endswith("_bnn") else "trunk."

@@ -9,18 +9,16 @@ import torch
 from torch import nn
 
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, build, dropout_masks
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, WideResNetConfig, build, dropout_masks
 from bdl_pipe.networks.convnet import BatchStatistics
 from bdl_pipe.seeds import Seed
 
-
-def count(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
+from .cases import parameters
 
 
 def test_mlp_parameters_by_hand() -> None:
     network = build(MlpConfig("mlp", (200, 100)), (1, 28, 28), 10, rng=Seed(0))
-    assert count(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
+    assert parameters(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
@@ -30,7 +28,7 @@ def test_convnet_parameters_by_hand(norm: str) -> None:
     convolutions = (3 * 9 * 8 + 8) + (8 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     norms = 0 if norm == "none" else 2 * (8 + 16 + 32)
     head = 32 * 4 * 4 * 10 + 10
-    assert count(network) == convolutions + norms + head
+    assert parameters(network) == convolutions + norms + head
     assert network.width == 32 * 4 * 4
 
 
@@ -127,6 +125,7 @@ def test_tanh_is_numpys() -> None:
     [
         (MlpConfig("mlp", (300, 200), dropout=0.4), ["trunk.3", "trunk.6"]),
         (ConvNetConfig("convnet", 8, 2, dropout=0.4), ["trunk.4", "trunk.9"]),
+        (WideResNetConfig("wide_resnet", 10, 1, dropout=0.4), [f"trunk.group{g}_block0.dropout" for g in range(3)]),
     ],
 )
 def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
@@ -136,6 +135,7 @@ def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
     bare = build(dataclasses.replace(config, dropout=0.0), (1, 16, 16), 2, rng=Seed(0))
     images = torch.rand(4, 1, 16, 16, generator=Seed(1).generator())
     assert torch.equal(network.eval()(images), bare.eval()(images))
+    assert not torch.equal(network.train()(images), bare.train()(images))
 
 
 def test_dropout_masks_are_addressed() -> None:

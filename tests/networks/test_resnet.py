@@ -9,6 +9,8 @@ from bdl_pipe.networks import Network, ResNetConfig, build
 from bdl_pipe.networks.resnet import Block
 from bdl_pipe.seeds import Seed
 
+from .cases import images, parameters, plain
+
 
 def resnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> Network:
     return build(ResNetConfig("resnet", depth), shape, outputs, rng=Seed(seed))
@@ -18,29 +20,6 @@ def resnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, 
 def network(request: pytest.FixtureRequest) -> Network:
     """One of each depth, for tests that leave it as it was."""
     return resnet(request.param)
-
-
-def images(count: int, side: int = 8, channels: int = 3, seed: int = 1) -> Tensor:
-    return torch.randn(count, channels, side, side, generator=Seed(seed).generator())
-
-
-def by_hand(depth: int, channels: int, classes: int) -> int:
-    """The closed form. With w the inner width and u the input's, a first block and n − 1 later ones of each group.
-
-    Basic: 9uw + 9w² then 18w² each, norms 4w each. Bottleneck: uw + 9w² + 4w² then 4w² + 9w² + 4w² each,
-    norms 12w each. The projection of a first block that changes the shape is uv with a norm 2v, v the output's.
-    """
-    total, u = 9 * channels * 64 + 2 * 64, 64
-    for group, n in enumerate({18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]):
-        w = 64 * 2**group
-        v = w if depth == 18 else 4 * w
-        total += u * v + 2 * v if u != v or group > 0 else 0
-        if depth == 18:
-            total += 9 * u * w + 9 * w**2 + (n - 1) * 18 * w**2 + n * 4 * w
-        else:
-            total += u * w + 13 * w**2 + (n - 1) * 17 * w**2 + n * 12 * w
-        u = v
-    return total + u * classes + classes
 
 
 @pytest.mark.parametrize(
@@ -54,8 +33,8 @@ def by_hand(depth: int, channels: int, classes: int) -> int:
     ],
 )
 def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int | None) -> None:
-    count = sum(p.numel() for p in resnet(depth, (channels, 32, 32), classes).parameters())
-    assert count == by_hand(depth, channels, classes)
+    count, blocks = parameters(resnet(depth, (channels, 32, 32), classes)), plain(depth, classes, channels)
+    assert count == blocks.weights + blocks.kept + classes
     assert known is None or count == known
 
 

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import AlexNetConfig, Network, NetworkConfig, Vgg11Config, build
+from bdl_pipe.networks import AlexNetConfig, NetworkConfig, Vgg11Config, build
 from bdl_pipe.networks.flat import FlatNetwork
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
+
+from .cases import parameters
 
 ALEXNET = AlexNetConfig("alexnet")
 GROUP, PLAIN = (Vgg11Config("vgg11", norm, 16) for norm in ("group", "none"))
@@ -22,17 +24,13 @@ VGG_LAYERS = ["M" if layer == "M" else "3:16" for layer in COLUMN_A]
 CASES = [(ALEXNET, ALEXNET_LAYERS), (GROUP, VGG_LAYERS), (PLAIN, VGG_LAYERS)]
 
 
-def count(network: Network) -> int:
-    return sum(p.numel() for p in network.parameters())
-
-
 @pytest.mark.parametrize(("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((1, 8, 8), 7), ((3, 39, 32), 3)])
 def test_parameters_of_alexnet_by_hand(shape: tuple[int, int, int], classes: int) -> None:
     """Every image of up to 39 pixels a side leaves 4×4 of them."""
     convolutions = 25 * (shape[0] * 128 + 128 * 192) + 9 * (192 * 256 + 256 * 192 + 192 * 192)
     biases = 128 + 192 + 256 + 192 + 192
     network = build(ALEXNET, shape, classes, rng=Seed(0))
-    assert count(network) == convolutions + biases + 192 * 4 * 4 * classes + classes
+    assert parameters(network) == convolutions + biases + 192 * 4 * 4 * classes + classes
     assert network.width == 192 * 4 * 4
 
 
@@ -47,7 +45,9 @@ def test_parameters_of_vgg11_by_hand(norm: str, per_channel: int, width: int | N
         read(Vgg11Config, {"name": "vgg11", "norm": norm, "width": width}, "n"), (3, 32, 32), 10, rng=Seed(0)
     )
     last = channels[-1]
-    assert count(network) == convolutions + per_channel * sum(channels[1:]) + last * 10 + 10 and network.width == last
+    assert (
+        parameters(network) == convolutions + per_channel * sum(channels[1:]) + last * 10 + 10 and network.width == last
+    )
 
 
 @torch.no_grad()

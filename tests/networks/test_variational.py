@@ -1,10 +1,7 @@
-"""The mean-field module against torch.distributions and explicit weights."""
-
-import math
+"""What the mean-field module leaves a point, and many of it at once; test_bnn holds its KL and draws to formulas."""
 
 import torch
 from torch import nn
-from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe import networks
@@ -24,29 +21,6 @@ def shaken(module: MeanField, seed: int) -> MeanField:
 def mlp(seed: int = 0) -> MeanField:
     network = networks.build(MlpConfig("mlp", (7, 5)), (3,), 2, rng=Seed(seed))
     return shaken(MeanField(network, 0.05), seed)
-
-
-def test_kl_is_that_of_the_normals() -> None:
-    module = mlp().double()
-    expected = torch.zeros((), dtype=torch.float64)
-    for name, mean in module.module.named_parameters():
-        fan_in = {"trunk.1": 3, "trunk.3": 7, "head": 5}[name.rsplit(".", 1)[0]]
-        q = Normal(mean, module.log_sd[name.replace(".", "/")].exp())
-        expected += kl_divergence(q, Normal(torch.zeros_like(mean), math.sqrt(4 / math.sqrt(fan_in)))).sum()
-    torch.testing.assert_close(module.kl(), expected, atol=1e-9, rtol=1e-12)
-
-
-def test_the_output_is_that_of_the_drawn_weights() -> None:
-    module = mlp()
-    noise = {k: v[0] for k, v in module.draw(1, torch.Generator().manual_seed(1)).items()}
-    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
-    plain = networks.build(MlpConfig("mlp", (7, 5)), (3,), 2, rng=Seed(9))
-    drawn = {
-        name: mean.detach() + module.log_sd[name.replace(".", "/")].exp() * noise[name.replace(".", "/")]
-        for name, mean in module.module.named_parameters()
-    }
-    plain.load_state_dict(drawn)
-    torch.testing.assert_close(module(inputs, noise), plain(inputs))
 
 
 def test_weights_of_normalisation_stay_points() -> None:

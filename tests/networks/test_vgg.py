@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import Network, VggConfig, build, dropout_masks
-from bdl_pipe.networks.normalisation import refresh_batch_norm
 from bdl_pipe.networks.pooling import MaxPool
 from bdl_pipe.seeds import Seed
+
+from .cases import images, parameters
 
 TABLE_1 = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"]  # column D
 PLAIN = VggConfig("vgg", "none", 0.5)
@@ -24,10 +25,6 @@ def network(request: pytest.FixtureRequest) -> Network:
     return build(request.param, (3, 32, 32), 10, rng=Seed(0))
 
 
-def images(count: int, side: int = 32, channels: int = 3) -> Tensor:
-    return torch.randn(count, channels, side, side, generator=Seed(1).generator())
-
-
 def by_hand(norm: str, channels: int, pixels: int, classes: int) -> int:
     """Convolutions of 9uv + v (2v more with a norm), then 512·pixels → 512 → 512 → classes."""
     total, before = 0, channels
@@ -37,15 +34,11 @@ def by_hand(norm: str, channels: int, pixels: int, classes: int) -> int:
     return total + 512 * pixels * 512 + 512 + 512**2 + 512 + 512 * classes + classes
 
 
-def count(network: Network) -> int:
-    return sum(p.numel() for p in network.parameters())
-
-
 def test_parameters_by_hand(network: Network) -> None:
     """15.2 million: torchvision's 14,714,688 in convolutions, 262,656 in each hidden layer and 5,130 in the head."""
     norm = "batch" if any(isinstance(m, nn.BatchNorm2d) for m in network.modules()) else "none"
     known = 14_714_688 + 2 * 262_656 + 5_130
-    assert count(network) == by_hand(norm, 3, 1, 10) == known + (2 * 4_224 if norm == "batch" else 0)
+    assert parameters(network) == by_hand(norm, 3, 1, 10) == known + (2 * 4_224 if norm == "batch" else 0)
 
 
 @torch.no_grad()
@@ -55,8 +48,8 @@ def test_parameters_by_hand(network: Network) -> None:
 )
 def test_images_of_32_pixels_or_more(shape: tuple[int, int, int], pixels: int, classes: int, known: int | None) -> None:
     network = build(PLAIN, shape, classes, rng=Seed(0)).eval()
-    assert count(network) == by_hand("none", shape[0], pixels, classes)
-    assert known is None or count(network) == known
+    assert parameters(network) == by_hand("none", shape[0], pixels, classes)
+    assert known is None or parameters(network) == known
     assert network(torch.zeros(2, *shape)).shape == (2, classes)
     assert network.trunk(torch.zeros(2, *shape)).shape == (2, network.width) == (2, 512)
 
@@ -72,11 +65,11 @@ def test_layers_are_those_of_the_papers_table(network: Network) -> None:
 @torch.no_grad()
 def test_the_network_is_its_formula(network: Network) -> None:
     """At evaluation, in float64, pools by numpy's way: the largest of each 2×2 square."""
-    network.train()(images(4) + 1)  # running statistics that are not 0 and 1
+    network.train()(images(4, 32) + 1)  # running statistics that are not 0 and 1
     network.eval().double()
     layers = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
-    x, batch = (images(2).double(),) * 2
+    x, batch = (images(2, 32).double(),) * 2
     for kind in TABLE_1:
         if kind == "M":
             x = x.reshape(2, x.shape[1], x.shape[2] // 2, 2, -1, 2).amax((3, 5))
@@ -111,24 +104,12 @@ def test_dropout_comes_before_both_hidden_layers_in_training_alone(network: Netw
         return
     assert places == [i - 1 for i in hidden] and {network.trunk[i].p for i in places} == {0.5}
     bare = build(dataclasses.replace(PLAIN, dropout=0.0), (3, 32, 32), 10, rng=Seed(0))
-    assert torch.equal(network.eval()(images(2)), bare(images(2)))
+    assert torch.equal(network.eval()(images(2, 32)), bare(images(2, 32)))
     before = torch.get_rng_state()
 
     def outputs(seed: int) -> Tensor:
         with dropout_masks(network.train(), Seed(seed)):
-            return network(images(2))
+            return network(images(2, 32))
 
     assert torch.equal(outputs(3), outputs(3)) and not torch.equal(outputs(3), outputs(4))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@torch.no_grad()
-def test_running_statistics_are_refreshed() -> None:
-    """The first norm's: those of the convolution of all rows."""
-    network, rows = build(NORMAL, (3, 32, 32), 10, rng=Seed(2)), images(6)
-    convolved = F.conv2d(rows, network.trunk[0].weight, network.trunk[0].bias, padding=1)
-    refresh_batch_norm(network, rows, 6)
-    torch.testing.assert_close(network.trunk[1].running_mean, convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(network.trunk[1].running_var, convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    together = network.eval()(rows)
-    torch.testing.assert_close(network(rows[:2]), together[:2], rtol=1e-3, atol=1e-3)

@@ -9,13 +9,11 @@ from bdl_pipe.networks import WideResNetConfig, build
 from bdl_pipe.networks.wideresnet import Block
 from bdl_pipe.seeds import Seed
 
+from .cases import images, parameters
+
 
 def wrn(depth: int, widen: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> nn.Module:
     return build(WideResNetConfig("wide_resnet", depth, widen), shape, outputs, rng=Seed(seed))
-
-
-def images(count: int, side: int = 32, channels: int = 3) -> torch.Tensor:
-    return torch.randn(count, channels, side, side, generator=Seed(1).generator())
 
 
 def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
@@ -37,8 +35,7 @@ def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
     [(28, 10, 3, 36_479_194), (16, 4, 3, 2_748_890), (16, 4, 1, 2_748_890 - 2 * 9 * 16), (10, 1, 3, None)],
 )
 def test_parameters_by_hand(depth: int, widen: int, channels: int, known: int | None) -> None:
-    network = wrn(depth, widen, (channels, 32, 32))
-    count = sum(p.numel() for p in network.parameters())
+    count = parameters(wrn(depth, widen, (channels, 32, 32)))
     assert count == by_hand(depth, widen, channels, 10)
     assert known is None or count == known  # WRN-28-10: 36.5 million in the paper
 
@@ -73,26 +70,3 @@ def test_block_is_its_formula(before: int, after: int, stride: int) -> None:
         assert not torch.allclose(
             block(x), torch.einsum("oc,bchw->bohw", mix, x[..., ::stride, ::stride]) + residual, atol=0.1
         )
-
-
-@torch.no_grad()
-def test_evaluation_uses_running_statistics() -> None:
-    network, batch = wrn(10, 1), images(16, 16)
-    assert not torch.allclose(network.train()(batch)[:4], network(batch[:4]), atol=1e-3)  # rows depend on the batch
-    for _ in range(150):  # 0.9¹⁵⁰ = 1e-7 of the initial statistics is left
-        trained = network.train()(batch)
-    frozen = {k: v.clone() for k, v in network.state_dict().items()}
-    alone = network.eval()(batch[:4])
-    torch.testing.assert_close(alone, network(batch)[:4], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alone, trained[:4], rtol=0.02, atol=0.02)  # running variances are unbiased: n/(n − 1)
-    assert all(torch.equal(v, network.state_dict()[k]) for k, v in frozen.items())
-
-
-def test_dropout_acts_in_training_only() -> None:
-    config = WideResNetConfig("wide_resnet", 10, 1, dropout=0.3)
-    network = build(config, (3, 8, 8), 2, rng=Seed(0))
-    layers = [m for m in network.modules() if isinstance(m, nn.Dropout)]
-    assert [m.p for m in layers] == [0.3] * 3
-    plain = build(WideResNetConfig("wide_resnet", 10, 1), (3, 8, 8), 2, rng=Seed(0))
-    assert torch.equal(network.eval()(images(2, 8)), plain.eval()(images(2, 8)))
-    assert not torch.equal(network.train()(images(2, 8)), plain.train()(images(2, 8)))

@@ -18,7 +18,6 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import chains, sgld
 from bdl_pipe.sgmcmc.joint import NetworkJoint
-from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
@@ -84,17 +83,6 @@ def test_minibatch_gradients_average_to_the_full_gradient(task):
     torch.testing.assert_close(parts.mean(0), full, rtol=1e-4, atol=1e-3)
 
 
-def test_named_draws_are_the_network():
-    data = DATA["classification"]
-    rows = data.tensors("train")
-    joint = NetworkJoint(chains.teacher_spec(data, cases.sgld_config().target), HeldRows(*rows), 1.0, Seed(1))
-    flat = torch.stack([joint.start, 2 * joint.start])
-    predictive = NetworkDraws(joint.spec, joint.network.named(flat)).predict(rows[0])
-    for draw in range(2):
-        expected = joint.outputs(flat[draw], rows[0]).log_softmax(-1)
-        torch.testing.assert_close(predictive.draw_log_probs[draw], expected)
-
-
 @tasks
 def test_a_chain_keeps_what_it_says(task):
     state = fit(task)
@@ -104,12 +92,6 @@ def test_a_chain_keeps_what_it_says(task):
     assert posterior.spec.noise_variance == pytest.approx(0.1)
     weights = state.tensors["head.weight"]
     assert len(weights.unique(dim=0)) == 13
-
-
-@tasks
-@pytest.mark.parametrize("at", [50, 150])
-def test_a_resumed_chain_has_the_same_bits(task, at):
-    assert same_bits(resumed(lambda report: fit(task, report), from_step=at), fit(task))
 
 
 def test_polynomial_steps_shrink_the_moves():

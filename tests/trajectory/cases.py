@@ -1,4 +1,4 @@
-"""A trajectory whose subspace posterior is a known Gaussian, and z-tests against one."""
+"""Trajectories, one of them with a subspace posterior that is a known Gaussian, and z-tests against one."""
 
 import arviz
 import numpy as np
@@ -10,6 +10,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.kronecker import LayerPosterior
 
 NOISE, TEMPERATURE, PRIOR_VARIANCE = 0.5, 4.0, 1.5
 SPEC = NetworkSpec(MlpConfig("mlp", (6,), "tanh"), (4,), 1, "gaussian", NOISE)
@@ -25,6 +26,25 @@ def linear_trajectory(epochs: int = 6) -> State:
         moved = {k: v + 0.3 * torch.randn(v.shape, generator=generator) for k, v in base.items() if k[:4] == "head"}
         past.append(base | moved)
     return State(stack(past), {"spec": to_mapping(SPEC)})
+
+
+def walk(spec: NetworkSpec, epochs: int = 4, spread: float = 0.1) -> State:
+    """Snapshots around one network, with batch-norm buffers of their own."""
+    base, past = spec.build(Seed(1)).state_dict(), []
+    for epoch in range(epochs):
+        generator = Seed(2).fold(epoch).generator()
+        floating = {k: v for k, v in base.items() if v.is_floating_point()}
+        noisy = {k: v + spread * torch.rand(v.shape, generator=generator) for k, v in floating.items()}
+        past.append({k: v + 7 for k, v in base.items()} | noisy)
+    return State(stack(past), {"spec": to_mapping(spec)})
+
+
+def covariance(layer: LayerPosterior, precision: float, temperature: float = 1.0) -> np.ndarray:
+    """BBᵀ of the linear map z ↦ W − M, its columns found by unit vectors."""
+    size = layer.mean.numel()
+    units = torch.eye(size, dtype=torch.float64).reshape(size, *layer.mean.shape)
+    b = torch.stack([(layer.draw(z, precision, temperature) - layer.mean).flatten() for z in units], 1).numpy()
+    return b @ b.T
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""The Kronecker-factored Gaussian against dense inverses, scipy's maximiser and the law of its own draws."""
-
-import dataclasses
+"""The Kronecker-factored Gaussian against dense inverses and scipy's maximiser."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,9 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from bdl_pipe.trajectory.kronecker import Factors, LayerPosterior, decompose, evidence_precision
+from bdl_pipe.trajectory.kronecker import Factors, decompose, evidence_precision
+
+from .cases import covariance
 
 PRECISION, TEMPERATURE, ROWS = 0.7, 0.3, 20
 
@@ -32,14 +32,6 @@ def dense(found: Factors, precision: float) -> np.ndarray:
     return np.linalg.inv(product + precision * np.eye(len(product)))
 
 
-def covariance(layer: LayerPosterior, precision: float, temperature: float) -> np.ndarray:
-    """BBᵀ of the linear map z ↦ W − M, its columns found by unit vectors."""
-    size = layer.mean.numel()
-    units = torch.eye(size, dtype=torch.float64).reshape(size, *layer.mean.shape)
-    b = torch.stack([(layer.draw(z, precision, temperature) - layer.mean).flatten() for z in units], 1).numpy()
-    return b @ b.T
-
-
 @pytest.mark.parametrize(("fan_out", "fan_in"), [(3, 4), (1, 5), (4, 1)])
 def test_the_covariance_is_the_dense_inverse(fan_out: int, fan_in: int) -> None:
     found = factors(fan_out, fan_in)
@@ -49,30 +41,6 @@ def test_the_covariance_is_the_dense_inverse(fan_out: int, fan_in: int) -> None:
     # a prior counted once a row, and a deviation in the place of a variance, are noticed
     assert not np.allclose(covariance(layer, PRECISION * ROWS, TEMPERATURE), right, rtol=0.05)
     assert not np.allclose(covariance(layer, PRECISION, TEMPERATURE**2), right, rtol=0.05)
-
-
-def rejected(draws: Tensor, center: Tensor, covariance: np.ndarray) -> bool:
-    """χ² tests of the variances along 20 fixed directions; of the right law one in 10⁵ is rejected (union bound)."""
-    directions = np.random.default_rng(3).normal(size=(20, len(covariance)))
-    along = (draws - center).flatten(1).numpy() @ directions.T  # [draw, direction]
-    statistic = (along**2).sum(0) / np.einsum("ki,ij,kj->k", directions, covariance, directions)
-    tail = scipy.stats.chi2(len(draws))
-    return bool((2 * np.minimum(tail.cdf(statistic), tail.sf(statistic)) < 1e-5 / 20).any())
-
-
-def test_draws_have_the_covariance() -> None:
-    found = factors(3, 4)
-    layer, random = decompose(mean(3, 4), found), torch.Generator().manual_seed(1)
-
-    def drawn(of: LayerPosterior, precision: float) -> Tensor:
-        z = torch.randn(2000, 3, 4, dtype=torch.float64, generator=random)
-        return torch.stack([of.draw(each, precision, TEMPERATURE) for each in z])
-
-    right = TEMPERATURE * dense(found, PRECISION)
-    assert not rejected(drawn(layer, PRECISION), layer.mean, right)
-    assert rejected(drawn(layer, PRECISION * ROWS), layer.mean, right)
-    unturned = dataclasses.replace(layer, input_vectors=torch.eye(4, dtype=torch.float64))
-    assert rejected(drawn(unturned, PRECISION), layer.mean, right)
 
 
 def dense_evidence(layers: list[tuple[Tensor, Factors]], log_precision: float) -> float:

@@ -22,6 +22,8 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
 from bdl_pipe.trajectory.laplace import KFAC_LAPLACE, KfacLaplaceConfig, posterior
 
+from .cases import covariance
+
 NOISE, PRECISION = 0.3, 2.0
 TABLE = NetworkSpec(MlpConfig("mlp", (5,)), (4,), 1, "gaussian", NOISE)
 IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
@@ -87,13 +89,6 @@ def layers(
     return posterior(network, spec, data, dataclasses.replace(CONFIG, **changes), Seed(3))
 
 
-def covariance(layer: LayerPosterior, precision: float) -> np.ndarray:
-    size = layer.mean.numel()
-    units = torch.eye(size, dtype=torch.float64).reshape(size, *layer.mean.shape)
-    b = torch.stack([(layer.draw(z, precision, 1.0) - layer.mean).flatten() for z in units], 1).numpy()
-    return b @ b.T
-
-
 def test_the_head_of_a_regression_has_the_exact_posterior(tiny_table: FitData) -> None:
     weights = at_mode(tiny_table, PRECISION)
     mean, right = exact(*features_of(tiny_table, weights), PRECISION)
@@ -123,22 +118,6 @@ def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> No
     assert not rejected(drawn(temperature=0.25), mean, right / 4)
     assert rejected(drawn(prior_precision=80 * PRECISION), mean, right)  # the prior counted once a row
     assert rejected(drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right)  # a part not scaled up to all
-
-
-def test_the_evidence_is_largest_where_the_exact_one_is(tiny_table: FitData) -> None:
-    """At the mode for the best τ of the exact evidence that τ is a fixed point: the mode's own change adds no slope."""
-    phi, targets = features_of(tiny_table, weights_of(TABLE))
-
-    def minus_evidence(log_precision: float) -> float:
-        covariance = phi @ phi.T / np.exp(log_precision) + NOISE * np.eye(len(phi))
-        return -float(scipy.stats.multivariate_normal(np.zeros(len(phi)), covariance).logpdf(targets[:, 0]))
-
-    best = scipy.optimize.minimize_scalar(minus_evidence, bounds=(-5, 8), method="bounded", options={"xatol": 1e-9})
-    precision = float(np.exp(best.x))
-    found = layers(tiny_table, TABLE, at_mode(tiny_table, precision))
-    assert evidence_precision(list(found.values())) == pytest.approx(precision, rel=1e-5)
-    other = layers(tiny_table, TABLE, at_mode(tiny_table, 30 * precision))
-    assert evidence_precision(list(other.values())) != pytest.approx(precision, rel=0.01)
 
 
 def test_the_curvature_of_some_rows_is_scaled_up_to_all(tiny_table: FitData) -> None:

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from bdl_pipe import plugins
 from bdl_pipe.artifacts import State, read_state, write_state
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import Predictor
-from bdl_pipe.progress import Silent
-from bdl_pipe.registry import METHODS, posterior_of
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS
+from tests.cases import CONFIGS, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.networks.test_python_file import TEXT
 
@@ -85,26 +83,18 @@ def theirs(made: str, shape: tuple[int, ...], weights: dict[str, Tensor], **opti
 
 def fitted(data: FitData, **section: Any) -> State:
     """Return the trajectory of weights, as a stored one."""
-    method = METHODS["pretrained"]
-    config = read(method.config, section, "methods.pretrained")
-    return method.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("t"), report=Silent())
+    return fit("pretrained", "trajectory", data, rng=Seed(0).fold("t"), **section)
 
 
-def student(method: str, section: dict[str, Any], data: FitData, trajectory: State) -> State:
-    entry = METHODS[method]
-    config = read(entry.config, section, f"methods.{method}")
-    inputs = {"trajectory": [trajectory]}
-    return entry.stages["student"].fit_one(data, inputs, config, rng=Seed(0).fold(method), report=Silent())
+def student(method: str, data: FitData, trajectory: State, **changes: Any) -> State:
+    return fit(method, "student", data, {"trajectory": [trajectory]}, rng=Seed(0).fold(method), **changes)
 
 
 def gone_on(data: FitData, network: dict[str, Any], trajectory: State) -> State:
     """Return a trajectory that goes on from another one."""
-    section = CONFIGS["sgd", data.task] | {"network": network, "epochs": 4, "snapshots": 4, "variance_floor": None}
-    section["optimiser"] = {"name": "sgd", "lr": 1e-3, "schedule": "constant"}
-    entry = METHODS["sgd"]
-    config = read(entry.config, section, "methods.sgd")
-    inputs = {"trajectory": [trajectory]}
-    return entry.stages["trajectory"].fit_one(data, inputs, config, rng=Seed(0).fold("sgd"), report=Silent())
+    how = {"network": network, "epochs": 4, "snapshots": 4, "variance_floor": None}
+    how["optimiser"] = {"name": "sgd", "lr": 1e-3, "schedule": "constant"}
+    return fit("sgd", "trajectory", data, {"trajectory": [trajectory]}, rng=Seed(0).fold("sgd"), **how)
 
 
 def nll(state: State, data: FitData) -> float:
@@ -118,7 +108,7 @@ def nll(state: State, data: FitData) -> float:
 @pytest.mark.parametrize("file", ["resnet.safetensors", "resnet.pt"])
 def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
     data = make_tiny_images()
-    state = student("deterministic", {}, data, fitted(data, network=RESNET, weights=file))
+    state = student("deterministic", data, fitted(data, network=RESNET, weights=file))
     inputs, _ = data.tensors("validation")
     module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
     with torch.no_grad():
@@ -128,7 +118,7 @@ def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
 
 def test_a_mean_in_own_units_gets_the_variance_of_its_errors() -> None:
     data = make_table()
-    state = student("deterministic", {}, data, fitted(data, network=MLP, weights="mlp.pt"))
+    state = student("deterministic", data, fitted(data, network=MLP, weights="mlp.pt"))
     module = theirs("perceptron", (4,), torch.load("mlp.pt"), width=16)
     (train, _), (inputs, _) = data.tensors("train"), data.tensors("validation")
     with torch.no_grad():
@@ -138,7 +128,7 @@ def test_a_mean_in_own_units_gets_the_variance_of_its_errors() -> None:
     np.testing.assert_allclose(predictive.mean, meant.mean(), rtol=1e-5)
     found = predictive.log_prob(torch.tensor(data.validation.targets))
     np.testing.assert_allclose(found, meant.logpdf(data.validation.targets)[:, 0], rtol=1e-4, atol=1e-4)
-    wrong = student("deterministic", {}, data, fitted(data, network=MLP, weights="mlp.pt", targets="transformed"))
+    wrong = student("deterministic", data, fitted(data, network=MLP, weights="mlp.pt", targets="transformed"))
     assert nll(wrong, data) > nll(state, data) + 1, "the control: units matter"
 
 
@@ -148,7 +138,7 @@ def test_a_head_of_means_and_log_variances_is_taken_as_it_is() -> None:
     weights["3.weight"] = torch.cat([weights["3.weight"], 0.01 * torch.ones(1, 16)])
     weights["3.bias"] = torch.cat([weights["3.bias"], torch.tensor([1.5])])
     save_file(weights, "two.safetensors")
-    state = student("deterministic", {}, data, fitted(data, network=MLP, weights="two.safetensors"))
+    state = student("deterministic", data, fitted(data, network=MLP, weights="two.safetensors"))
     inputs, _ = data.tensors("validation")
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
     body.load_state_dict(weights)
@@ -180,11 +170,11 @@ def test_a_trained_network_becomes_a_posterior(task: str, method: str, tmp_path:
     data = make_tiny_images() if task == "classification" else make_table()
     network, file = (RESNET, "resnet.pt") if task == "classification" else (MLP, "mlp.pt")
     trajectory = fitted(data, network=network, weights=file)
-    section = dict(CONFIGS[method, task])
+    section, changes = CONFIGS[method, task], {}
     if "network" in section:
-        section |= {"network": network, "training": {**section["training"], **SHORT}}
+        changes = {"network": network, "training": {**section["training"], **SHORT}}
     source = gone_on(data, network, trajectory) if method == "swag" else trajectory
-    state = student(method, section, data, source)
+    state = student(method, data, source, **changes)
     share = np.bincount(data.train.targets) / len(data.train) if task == "classification" else None
     constant = -math.log(1 / 3) if share is not None else spread(data)
     assert nll(state, data) < constant - 0.2, f"no better than the constant predictor ({constant})"
@@ -241,9 +231,7 @@ def test_weights_under_this_packages_names_and_a_hash() -> None:
     """A network of the library's, saved by its own ``state_dict``; the head has no bias."""
     data = make_tiny_images()
     network = {"name": "convnet", "width": 4, "blocks": 2}
-    entry = METHODS["sgd"]
-    config = read(entry.config, CONFIGS["sgd", "classification"] | {"network": network}, "methods.sgd")
-    first = entry.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("t"), report=Silent())
+    first = fit("sgd", "trajectory", data, rng=Seed(0).fold("t"), network=network)
     last = {name: value[-1].clone() for name, value in first.tensors.items()}
     last["head.bias"] = torch.zeros_like(last["head.bias"])
     save_file({name: value for name, value in last.items() if name != "head.bias"}, "ours.safetensors")

@@ -8,8 +8,6 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from bdl_pipe.artifacts import State, stack
-from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.networks.normalisation import evaluation, refresh_batch_norm
@@ -18,7 +16,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.subspace import SubspaceConfig, Target, principal
 
-from .cases import flat, linear_trajectory, plane
+from .cases import flat, linear_trajectory, walk
 
 CONFIG = SubspaceConfig(
     dimension=2, temperature=4.0, prior_variance=1.0, rows=None, draws=2, batch_norm_rows=None, batch_norm_batch=1000
@@ -26,18 +24,6 @@ CONFIG = SubspaceConfig(
 HEADS = NetworkSpec(MlpConfig("mlp", (5,), dropout=0.3), (4,), 1, "gaussian_head")
 IMAGES = NetworkSpec(ConvNetConfig("convnet", 4, 2), (1, 8, 8), 3, "categorical")
 Z = torch.tensor([0.7, -1.2], dtype=torch.float64)
-
-
-def trajectory(spec: NetworkSpec, epochs: int = 4) -> State:
-    """Snapshots around one network."""
-    base, past = spec.build(Seed(1)).state_dict(), []
-    for epoch in range(epochs):
-        generator = Seed(2).fold(epoch).generator()
-        noisy = {
-            k: v + 0.2 * torch.rand(v.shape, generator=generator) for k, v in base.items() if v.is_floating_point()
-        }
-        past.append(base | noisy)
-    return State(stack(past), {"spec": to_mapping(spec)})
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])
@@ -53,24 +39,9 @@ def test_components_are_those_of_scikit_learn(dimension: int, offset: float) -> 
     assert not np.allclose(found.components.numpy(), signs * theirs.components_, atol=1e-2)  # without the scale
 
 
-def test_components_are_numpys_on_the_stored_trajectory() -> None:
-    past = linear_trajectory()
-    mean, expected = plane(past, 3)
-    found = principal(torch.tensor(flat(past.tensors)), 3)
-    turn = found.components.numpy() @ np.linalg.pinv(expected)
-    np.testing.assert_allclose(np.abs(turn), np.eye(3), atol=1e-9)
-    np.testing.assert_allclose(found.mean.numpy(), mean, rtol=1e-12)
-
-
-def test_all_components_have_the_sample_covariance() -> None:
-    w = flat(linear_trajectory().tensors)
-    components = principal(torch.tensor(w), 5).components.numpy()
-    np.testing.assert_allclose(components.T @ components, np.cov(w.T), atol=1e-12)
-
-
 def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
     """Predicted log-variances move, too; dropout is off."""
-    past = trajectory(HEADS)
+    past = walk(HEADS, spread=0.2)
     target = Target(tiny_table, {"trajectory": [past]}, CONFIG, "pca_ess", Seed(0))
     state = target.networks(Z[None], Silent()).state()
     network = HEADS.build(Seed(0)).eval()
@@ -107,7 +78,7 @@ def test_some_rows_stand_for_all(tiny_table: FitData) -> None:
 
 def test_images_are_put_in_order_once(tiny_images: FitData) -> None:
     """Each batch comes to the network in its fastest order, though one channel makes the orders the same."""
-    target, strides = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_ess", Seed(0)), []
+    target, strides = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_ess", Seed(0)), []
     target._snapshots.network.register_forward_pre_hook(lambda _, given: strides.append(given[0].stride(1)))
     target.total(Z, 50)
     assert strides == [1] * 4
@@ -115,7 +86,7 @@ def test_images_are_put_in_order_once(tiny_images: FitData) -> None:
 
 def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
     """Through batch statistics; central differences of float32 outputs, good to some 1 %."""
-    target = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_vi", Seed(0))
+    target = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_vi", Seed(0))
     rows, z = torch.arange(160), Z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(target.tempered(z, rows), z)
     for axis in range(2):
@@ -127,7 +98,7 @@ def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
 
 def test_batches_are_normalised_by_their_own_statistics(tiny_images: FitData) -> None:
     """Of all rows in one batch a drawn network has the same ones, but for the variance's n − 1."""
-    target = Target(tiny_images, {"trajectory": [trajectory(IMAGES)]}, CONFIG, "pca_ess", Seed(0))
+    target = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_ess", Seed(0))
     before = target.total(Z, 160)
     state = target.networks(torch.stack([Z, -Z]), Silent()).state()
     assert target.total(Z, 160) == before  # whatever statistics the network had

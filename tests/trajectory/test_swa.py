@@ -11,13 +11,13 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
-from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import snapshots
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from bdl_pipe.trajectory.swa import SWA, SwaConfig
-from tests.trajectory.test_swag import IMAGES
-from tests.trajectory.test_swag import trajectory as walk
+
+from .cases import walk
+from .test_swag import IMAGES
 
 ALL = SwaConfig(batch_norm_rows=None, batch_norm_batch=1000)
 
@@ -90,26 +90,6 @@ def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: Fit
     inputs, other = {"trajectory": [past]}, Seed(0).fold("another member")
     again = SWA.stages["student"].fit_one(tiny_images, inputs, some, rng=other, report=Silent())
     assert torch.equal(again.tensors["trunk.1.running_mean"], means[0])
-
-
-def test_stale_statistics_are_noticed_in_the_predictive(tiny_images: FitData) -> None:
-    """A trained network of a mean of unlike weights: by torch's own running statistics, then with old ones."""
-    past, (rows, _) = trained(tiny_images), tiny_images.tensors("train")
-    made = average(tiny_images, past)
-    network = read(NetworkSpec, past.config["spec"], "spec").build(Seed(0))
-    mean = {name: torch.tensor(v.mean(0), dtype=torch.float32) for name, v in weights(past).items()}
-    network.load_state_dict({name: v[-1] for name, v in past.tensors.items()} | mean)
-    with torch.no_grad():
-        stale = network.eval()(rows).log_softmax(-1)
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.reset_running_stats()
-                module.momentum = None  # torch's cumulative average
-        network.train()(rows)
-        expected = network.eval()(rows).log_softmax(-1)
-    found = posterior_of(made).predict(rows, rng=Seed(0)).log_probs
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(found, stale, atol=1e-2)
 
 
 def test_one_snapshot_has_no_mean(tiny_table: FitData) -> None:

@@ -1,0 +1,54 @@
+"""Data sets prepared as the stage does it: what a test says of one, and where its rows lie."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bdl_pipe import artifacts
+from bdl_pipe.config import read
+from bdl_pipe.data import prepare, prepared
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.seeds import Seed
+
+SECTION: Final[dict[str, Any]] = {  # what a row of ``datasets`` says beside its source
+    "normalise": "train",
+    "whiten": False,
+    "validation": 0.2,
+    "fit_rows": "train_and_validation",
+    "splits": 1,
+    "ood": [],
+    "corrupted_images": 0,
+    "corruptions": "made",
+}
+
+
+def dataset_of(source: Any, name: str = "d", **changes: Any) -> DatasetConfig:
+    """Read :data:`SECTION` with a source and changes, as params do."""
+    return read(DatasetConfig, SECTION | {"source": source} | changes, f"datasets.{name}")
+
+
+def prepare_at(
+    root: Path, config: DatasetConfig, *, seed: int = 0, fan_out: prepare.FanOut = map, **others: DatasetConfig
+) -> tuple[Path, Path]:
+    """Prepare the data set ``d``, and return the folders of its fit and of its holdout."""
+    fit, holdout = root / "prepare", root / "holdout"
+    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
+        prepare.prepare("d", {"d": config, **others}, a, b, rng=Seed(seed).fold("d"), fan_out=fan_out)
+    return fit, holdout
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def table_of(values: np.ndarray, targets: Any, folder: Path) -> FitData:
+    """The last column is the target; rows of the first standard split, a fifth of them for validation."""
+    folder.mkdir()
+    names = ",".join([*"abcdefgh"[: values.shape[1] - 1], "y"])
+    np.savetxt(folder / "rows.csv", values, delimiter=",", header=names, comments="")
+    source = {"name": "table", "path": str(folder / "rows.csv"), "target": ["y"], "task": "regression"}
+    data = prepared.load_fit(prepare_at(folder, dataset_of(source, targets=targets))[0], 0, final=True)
+    assert data.search is not None and len(data.search.validation) > 0
+    return data
