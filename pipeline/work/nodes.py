@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from ..core.machine import Needs, in_words
-from ..core.settings import Settings
+from ..core.settings import Needs, Settings, in_words
 from .faults import HeadWatch
 
 _LOOK_SECONDS: Final = 1.0
