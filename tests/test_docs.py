@@ -26,8 +26,8 @@ from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from pipeline.core import machine
 from pipeline.core.load import typed
+from pipeline.core.settings import read_machine
 from tests import commands
 
 from .cases import fit
@@ -138,7 +138,7 @@ def test_params_are_read(page: Path, language: str, text: str, tmp_path: Path) -
     shown = yaml.safe_load(text.split("  photos:")[0].replace("…", ""))
     if "resources" in shown:
         (tmp_path / "machine.yaml").write_text(text)
-        machine.read(tmp_path / "machine.yaml").check_methods(registry.METHODS)
+        read_machine(tmp_path / "machine.yaml").check_methods(registry.METHODS)
         return
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     for section, entries in shown.items():

@@ -22,8 +22,7 @@ from benchmarks.simulation.model import Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
 from benchmarks.simulation.workloads import ROOT
 from pipeline.core.load import read_yaml, typed
-from pipeline.core.machine import Needs
-from pipeline.core.settings import Settings
+from pipeline.core.settings import Needs, Settings
 from pipeline.plan.plan import plan
 from pipeline.work.cluster import Cluster as Executor
 from pipeline.work.cluster import connected

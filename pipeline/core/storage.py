@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,6 @@ _LOCATION: Final = re.compile("(_file|_path|path)$", re.IGNORECASE)  # the varia
 _KEY_ID: Final = re.compile(r"\bA(?:KI|SI)A[A-Z0-9]{12,}\b")  # an identifier of a pair of AWS keys
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s'\"]*@")
 _SHORTEST: Final = 8  # characters of a secret in a variable; a shorter value, such as "false", occurs in any text
-_SHORTEST_KNOWN: Final = 4
 _REFUSED: Final = re.compile(
     "AccessDenied|AllAccessDisabled|ExpiredToken|Forbidden|InvalidAccessKeyId|InvalidToken|SignatureDoesNotMatch"
     "|Unauthorized|401|403"
@@ -162,17 +161,16 @@ def has_userinfo(url: str) -> bool:
     return bool(_USERINFO.search(url))
 
 
-def hide(text: str, known: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> str:
-    """Remove credentials from a text: secrets of the environment, ``known`` ones, key identifiers, users in URLs."""
+def hide(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Remove credentials from a text: secrets of the environment, key identifiers, users in URLs."""
     env = os.environ if environment is None else environment
     secrets = {value for name, value in env.items() if is_secret(name) and len(value) >= _SHORTEST}
-    secrets |= {value for value in known if len(value) >= _SHORTEST_KNOWN}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return _KEY_ID.sub("***", _USERINFO.sub("", text))
 
 
-def reason(error: BaseException, known: Iterable[str] = ()) -> str:
+def reason(error: BaseException) -> str:
     """Word a fault of a store as one line, with the cure where there is one, and without credentials."""
     chain = list(_chain(error))
     names, code = {type(link).__name__ for link in chain}, next(filter(None, map(_code, chain)), "")
@@ -181,14 +179,14 @@ def reason(error: BaseException, known: Iterable[str] = ()) -> str:
     if any(map(_SILENT.fullmatch, {*names, code})):
         return "nothing answers there; correct its endpoint, or repair the network"
     if _REFUSED.fullmatch(code) or any(isinstance(link, PermissionError) for link in chain):
-        what = hide(code, known) or "permission denied"
+        what = hide(code) or "permission denied"
         return f"it refuses these credentials ({what}); give them the right to list, read, write and delete there"
     if any(isinstance(link, OSError) and link.errno == errno.EROFS for link in chain):
         return "its file system is mounted read-only; mount it for writing"
     if code in ("NoSuchBucket", "NoSuchKey", "404") or any(isinstance(link, FileNotFoundError) for link in chain):
         return "there is no such bucket or folder; create it, or correct the address"
     text = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {brief(hide(text, known))}"
+    return f"{type(error).__name__}: {brief(hide(text))}"
 
 
 def _endpoint(address: str) -> str:

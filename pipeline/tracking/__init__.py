@@ -3,10 +3,9 @@
 Nothing here changes a result: a store that fails costs one warning. MLflow is imported when it is first needed.
 """
 
-from .comparison import Compared, Comparison, compare
+from .comparison import Compared, Comparison, View, compare, link
 from .store import NEST, STAGES, end_parent, initialise, quieten, start_parent, store_uri, tolerate
 from .tracker import Tracker, opened
-from .view import View, link
 
 __all__ = [
     "NEST",

@@ -2,8 +2,13 @@
 
 A run is replaced when what it says has changed, and removed when params.yaml no longer has it. Where several projects
 share a store, each changes its own runs only, which have its tag ``project``.
+
+MLflow has no public interface for what its page shows first: a view is the JSON that its *Share* button stores as a tag
+of the experiment, and that a link names. Where a version of MLflow does not know the tag, the link opens the plain list
+of runs.
 """
 
+import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..core import provenance
-from . import store, view
-from .view import View
+from . import store
 
 _CONTENT: Final = "content"  # the tag with the hash of all that a run says
 
@@ -41,6 +45,24 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class View:
+    """A view of the comparison: the runs of one data set, or of all.
+
+    Attributes:
+        filter: which runs, in MLflow's words; empty: all.
+        order: by what the runs are sorted, smallest first: a param, metric or attribute, such as ``metrics.nll``.
+        columns: params and metrics.
+        charts: title of a section -> (metric, title) of each of its bar charts.
+    """
+
+    key: str
+    filter: str
+    order: str
+    columns: Sequence[str]
+    charts: Mapping[str, Sequence[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All runs of a project side by side.
 
@@ -61,7 +83,7 @@ def compare(build: Callable[[], Comparison]) -> str | None:
 def publish(client: Any, wanted: Comparison) -> str:
     """Bring the comparison in a store up to date, and return the experiment's id."""
     experiment = store.experiment(client, store.COMPARISON)
-    tags = {**store.KIND, store.NOTE: wanted.about(experiment), **view.tags(wanted.views)}
+    tags = {**store.KIND, store.NOTE: wanted.about(experiment), **_tags(wanted.views)}
     project = provenance.digest([socket.gethostname(), str(Path.cwd())])
     with store.lock():
         before = client.get_experiment(experiment).tags
@@ -81,3 +103,49 @@ def publish(client: Any, wanted: Comparison) -> str:
             store.log(client, run_id, metrics, params=run.params)
             client.set_terminated(run_id)
     return experiment
+
+
+def link(experiment: str, view: str) -> str:
+    """Return the part of the address after the server's: the experiment's runs in a view."""
+    return f"#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={view}"
+
+
+def _tags(views: Sequence[View]) -> dict[str, str]:
+    """Return the experiment's tags that hold the views."""
+    return {f"mlflow.sharedViewState.{view.key}": json.dumps(_state(view), sort_keys=True) for view in views}
+
+
+def _state(view: View) -> dict[str, Any]:
+    sections = [
+        {"uuid": f"section-{i}", "name": title, "display": True, "isReordered": True}
+        for i, title in enumerate(view.charts)
+    ]
+    bars = [
+        {
+            "type": "BAR",
+            "uuid": f"bar-{i}-{j}",
+            "metricSectionId": f"section-{i}",
+            "metricKey": metric,
+            "displayName": title,
+            "runsCountToCompare": 100,
+            "isGenerated": False,
+            "deleted": False,
+        }
+        for i, section in enumerate(view.charts.values())
+        for j, (metric, title) in enumerate(section)
+    ]
+    return {
+        "searchFilter": view.filter,
+        "selectedColumns": [_column(column) for column in view.columns],
+        "compareRunCharts": bars,
+        "compareRunSections": sections,
+        "runsHiddenMode": "SHOW_ALL",
+        "orderByKey": _column(view.order),
+        "orderByAsc": True,
+        "isAccordionReordered": True,  # otherwise the sections are sorted by name
+    }
+
+
+def _column(name: str) -> str:
+    kind, _, rest = name.partition(".")
+    return f"{kind}.`{rest}`"

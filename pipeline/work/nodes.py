@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from bdl_pipe.errors import UserError
 
-from ..core.machine import Needs, in_words
-from ..core.settings import Settings
+from ..core.settings import Needs, Settings, in_words
 from .hub import RETRIES, first_line
 
 CONTINUE: Final = "the same command continues from the last checkpoints"

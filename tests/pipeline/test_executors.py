@@ -172,8 +172,7 @@ from contextlib import nullcontext
 from pipeline.work.executor import Task
 from pipeline.work.cluster import Cluster, head
 from pipeline.work.display import Display
-from pipeline.core.machine import Needs
-from pipeline.core.settings import Settings
+from pipeline.core.settings import Needs, Settings
 from tests.pipeline import fake_work
 
 with {way} as address, Display("listen") as display:

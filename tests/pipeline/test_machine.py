@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from bdl_pipe.errors import ConfigError, UserError
-from pipeline.core import machine
-from pipeline.core.machine import Machine, Needs
-from pipeline.core.settings import Settings
+from pipeline.core.settings import Machine, Needs, Settings, read_machine
 from pipeline.work import choose
 from pipeline.work.cluster import prepare_environment
 from pipeline.work.display import Display
@@ -73,7 +71,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.Monk
 def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
     (tmp_path / "machine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rule):
-        machine.read(tmp_path / "machine.yaml")
+        read_machine(tmp_path / "machine.yaml")
 
 
 def test_an_unknown_method_and_a_missing_file_are_named(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 import ray
 
 from bdl_pipe.errors import UserError
-from pipeline.core.machine import Needs
-from pipeline.core.settings import Settings
+from pipeline.core.settings import Needs, Settings
 from pipeline.work import nodes
 from pipeline.work.nodes import capacity, ensure
 

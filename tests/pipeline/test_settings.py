@@ -3,8 +3,7 @@
 import pytest
 
 from bdl_pipe.errors import UserError
-from pipeline.core.machine import Needs
-from pipeline.core.settings import Settings, require_device
+from pipeline.core.settings import Needs, Settings, require_device
 
 
 def test_defaults_and_gpu_share() -> None:

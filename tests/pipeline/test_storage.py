@@ -106,11 +106,11 @@ def test_a_client_that_never_returns_is_one_line() -> None:
 
 
 def test_credentials_are_removed_from_a_text_and_nothing_else_is() -> None:
-    text = f"false: {SECRET} and correct horse of /home/me/.aws/credentials at https://me:pass@host/x, not of option-1"
-    hidden = hide(text, ("option-1", "odd", "y"), ENVIRONMENT)
-    assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x, not of ***"
-    assert hide("of AKIAOFATESTMACHINE99/x", (), {}) == "of ***/x", "also a key that the environment lacks"
-    assert hide(text, (), {}) == text.replace("me:pass@", ""), "the environment tells what is secret"
+    text = f"false: {SECRET} and correct horse of /home/me/.aws/credentials at https://me:pass@host/x"
+    hidden = hide(text, ENVIRONMENT)
+    assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x"
+    assert hide("of AKIAOFATESTMACHINE99/x", {}) == "of ***/x", "also a key that the environment lacks"
+    assert hide(text, {}) == text.replace("me:pass@", ""), "the environment tells what is secret"
 
 
 def answered(code: str) -> Exception:
@@ -131,11 +131,12 @@ def answered(code: str) -> Exception:
         (ValueError(f"odd: {SECRET}\nand more"), "ValueError: odd: ***"),
     ],
 )
-def test_each_fault_has_its_line(error: Exception, said: str) -> None:
+def test_each_fault_has_its_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     try:
         raise OSError("of another library") from error
     except OSError as outer:
-        found, wrapped = reason(error, (SECRET,)), reason(outer, (SECRET,))
+        found, wrapped = reason(error), reason(outer)
     assert found.startswith(said) and "\n" not in found and SECRET not in found
     assert wrapped == found or isinstance(error, ValueError), "also behind the error of another library"
 

@@ -26,7 +26,7 @@ from pipeline.core.settings import Settings
 from pipeline.plan import fresh
 from pipeline.plan.plan import Plan, Stage
 from pipeline.tracking import store, tracker
-from pipeline.tracking.stage_runs import final_scores
+from pipeline.tracking.tracker import final_scores
 from tests.pipeline.tracking_cases import client, project, tables
 
 __all__ = ["client", "project", "tables"]
