@@ -31,7 +31,7 @@ def record(kind: str, key: str) -> Path:
 
 
 def identity(kind: str, key: str) -> Path:
-    """Return the file that says what an artifact was made from, see ``plan.fresh``."""
+    """Return the file that says what an artifact was made from, see ``plan.plan``."""
     return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
 
 

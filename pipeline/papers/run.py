@@ -2,7 +2,7 @@
 
 ``params/paper/<paper>-<table>.yaml`` is a whole params file of its own, and the artifacts lie in a tree of their own,
 ``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC has no
-part in it. A stage that is up to date is not run again (see :mod:`pipeline.plan.fresh`), so an interrupted run goes on
+part in it. A stage that is up to date is not run again (see :mod:`pipeline.plan.plan`), so an interrupted run goes on
 from where it stopped. A benchmark or a study makes the tables of costs and of settings (``commands.yaml``).
 """
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from ..core import places
 from ..core.model import Params
 from ..core.settings import Settings
-from ..plan import fresh
+from ..plan import plan
 from ..plan.code import BODIES, shipped
 from ..plan.plan import Stage
 from ..work import choose
@@ -42,15 +42,15 @@ def ensure(
         UserError: the stage cannot run, and says why.
     """
     with alone(stage):
-        if not force and fresh.reason(stage) is None:
+        if not force and plan.reason(stage) is None:
             print(f"{stage.name}: is up to date", flush=True)
             return False
-        made_from = fresh.made_from(stage)
+        made_from = plan.made_from(stage)
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
         with closing(choose(settings, head, shipped())) as executor:
             # The module of a stage kind is imported only here: preparing a data set needs no network.
             import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
-        fresh.record(stage, made_from)
+        plan.record(stage, made_from)
     return True
 
 

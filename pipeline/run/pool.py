@@ -22,7 +22,7 @@ from ..core import places, signals
 from ..core.load import typed
 from ..core.model import Params
 from ..core.settings import Settings
-from ..plan import fresh
+from ..plan import plan as plans
 from ..plan.plan import Plan, Stage, descendants
 from . import body, head
 from .children import SAME, Child, stop
@@ -65,7 +65,7 @@ def stale(stages: Plan) -> dict[str, str]:
     """Return the stages that must run, with the reason: its own result is out of date, or something that it needs."""
     why: dict[str, str] = {}
     for name, stage in stages.items():
-        reason = fresh.reason(stage)
+        reason = plans.reason(stage)
         above = next((need for need in sorted(stage.needs) if need in why), None)
         if reason is not None:
             why[name] = reason

@@ -23,7 +23,7 @@ from ..core import curves, places, provenance
 from ..core.model import FIT_KINDS, Params
 from ..core.settings import Settings
 from ..core.storage import hide
-from ..plan import fresh
+from ..plan import plan as plans
 from ..plan.plan import Plan, Stage
 from . import comparison, store
 from .comparison import Comparison
@@ -206,7 +206,7 @@ class Tracker:
     def _project(self, runs: Sequence[StageRun]) -> None:
         known = self._known()
         for run in runs:
-            if fresh.reason(run.stage) is None and run.digest() not in known:
+            if plans.reason(run.stage) is None and run.digest() not in known:
                 ended, begun = run.identity.stat().st_mtime, curves.begun(run.curve)
                 self._begin(run, begun.get("started", ended), begun.get("commit", ""))
                 run.end(self._client, "FINISHED", ended)

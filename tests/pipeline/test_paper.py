@@ -20,8 +20,7 @@ from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.papers import run
-from pipeline.plan import fresh
-from pipeline.plan.plan import one
+from pipeline.plan.plan import one, reason
 from pipeline.run import body
 from pipeline.stages import fit
 
@@ -144,7 +143,7 @@ def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: py
         asked = run.read(papers.load("vbll:table2"), None, None, None)
         with places.rooted(TREE):
             stages = run._stages(asked.params, asked.runs)
-            found = [key.replace("@", " ") for key, stage in stages.items() if fresh.reason(stage) is not None]
+            found = [key.replace("@", " ") for key, stage in stages.items() if reason(stage) is not None]
         assert found == stale, name
 
 

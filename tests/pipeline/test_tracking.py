@@ -23,7 +23,7 @@ from pipeline import tracking
 from pipeline.core import places, provenance
 from pipeline.core.curves import Curve
 from pipeline.core.settings import Settings
-from pipeline.plan import fresh
+from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan, Stage
 from pipeline.tracking import store, tracker
 from pipeline.tracking.tracker import final_scores
@@ -80,7 +80,7 @@ def work(of: Stage) -> None:
             pq.write_table(TABLE, folder / "scores.parquet")
     if of.kind != "evaluate":
         of.makes[1].write_text(json.dumps({**RECORD, "commit": "abc-dirty", "device": "a processor"}))
-    fresh.record(of, fresh.made_from(of))
+    plans.record(of, plans.made_from(of))
 
 
 def runs(client: MlflowClient) -> dict[str, Any]:
