@@ -4,21 +4,18 @@ Every command reads the file first, so a wrong value anywhere stops everything i
 itself, to know what has changed.
 """
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from bdl_pipe import config, plugins
 from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
-from bdl_pipe.errors import ConfigError, DataError, brief, require
+from bdl_pipe.errors import ConfigError, require
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.files import read_text
 from bdl_pipe.method import Kind, Method, StageSpec
+from bdl_pipe.yaml_files import read_yaml
 
 from .model import FIT_KINDS, SECTIONS, Params, ReportConfig, Run, RunSpec, files_of
 
@@ -75,24 +72,6 @@ def _library() -> Mapping[str, Method]:
     from bdl_pipe.registry import METHODS
 
     return METHODS
-
-
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Read a YAML mapping. A key that stands twice is an error, and 1e-3 is a number (as in YAML 1.2)."""
-    if not os.path.lexists(path):
-        raise DataError(f"{path}: there is no such file in {Path.cwd()}")
-    text = read_text(path)
-    try:
-        loaded = yaml.load(text, _Loader)
-    except RecursionError:
-        raise DataError(f"{path}: is nested too deep") from None
-    except Exception as error:  # The constructor of an explicit tag may raise anything.
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
-    if not isinstance(loaded, dict):
-        raise DataError(f"{path}: must be sections (key: value)")
-    return loaded
 
 
 def _keys(raw: Mapping[str, Any], known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
@@ -252,33 +231,3 @@ def unwatched(params: Params) -> list[str]:
                 if name in params.datasets
             ]
     return lines
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen = set()
-    for key_node, _ in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key_node.start_mark)
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key {key} stands twice", problem_mark=key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node)
-
-
-def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    value = loader.construct_yaml_int(node)
-    if abs(value) >= 2**63:
-        raise yaml.MarkedYAMLError(problem="a whole number must be below 2^63", problem_mark=node.start_mark)
-    return value
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+0123456789.")
-)

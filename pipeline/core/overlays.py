@@ -13,8 +13,9 @@ from typing import Any, Final
 from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.files import write_bytes
+from bdl_pipe.yaml_files import read_yaml
 
-from .load import load, read_yaml
+from .load import load
 from .model import SECTIONS
 
 PARAMS: Final = Path("params.yaml")

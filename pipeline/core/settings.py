@@ -43,6 +43,7 @@ from typing import Any, Final
 
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.yaml_files import read_yaml
 
 from .storage import has_userinfo, hide
 
@@ -211,8 +212,6 @@ def read_machine(path: Path) -> Machine:
     """
     if not path.exists():
         return Machine()
-    from .load import read_yaml
-
     raw = read_yaml(path)
     for key in raw:
         if key != "resources":

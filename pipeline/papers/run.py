@@ -18,10 +18,11 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.papers import PaperTable
+from bdl_pipe.yaml_files import read_yaml
 
 from .. import tracking
 from ..core import places, provenance, records
-from ..core.load import load, read_yaml, typed
+from ..core.load import load, typed
 from ..core.model import FIT_KINDS, Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan

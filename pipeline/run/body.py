@@ -49,8 +49,10 @@ def ensure(
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
         with closing(choose(settings, head, shipped())) as executor:
             # The module of a stage kind is imported only here: preparing a data set needs no network.
-            import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
+            store = import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
         plan.record(stage, made_from)
+        if store is not None:  # Until the result is recorded, a kill would cost all the work without its checkpoints.
+            store.clear()
     return True
 
 

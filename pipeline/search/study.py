@@ -28,9 +28,10 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.scores import Estimate, estimate
+from bdl_pipe.yaml_files import read_yaml
 
 from ..core import places, provenance, records
-from ..core.load import load, read_yaml, typed
+from ..core.load import load, typed
 from ..core.model import Params
 from ..core.settings import Settings
 from . import METRICS, branch_of, data_hash, opened

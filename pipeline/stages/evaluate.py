@@ -53,8 +53,12 @@ class EvalTask:
         return scores.table(*self.run, (Score(self.split, self.seed, of, *figure) for of, figure in figures.items()))
 
 
-def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet."""
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> Store:
+    """Make ``work/evaluate/<key>``: scores.parquet, predictions.parquet, calibration.parquet.
+
+    Returns:
+        The checkpoints, which the caller clears once the result is recorded.
+    """
     key = stage.key
     run = params.run("student", key)
     place = places.artifact("evaluate", key)
@@ -76,7 +80,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     with artifacts.publish(place, "evaluate", about=about) as folder:
         for name, parts in tables.items():
             pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
-    store.clear()
+    return store
 
 
 def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:

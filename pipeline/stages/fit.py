@@ -58,8 +58,11 @@ class GroupTask:
     fit_many: FitMany
 
 
-def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> Store:
     """Fit the artifact of one run.
+
+    Returns:
+        The checkpoints, which the caller clears once the result is recorded.
 
     Raises:
         UserError: an input is missing or damaged, or the executor cannot run the work.
@@ -81,9 +84,9 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     _publish(places.artifact(kind, key), run, about, params.seed, named, data)
     metrics, warnings = _summarise(run, named, shared)
     records.write(run, named, settings, metrics, warnings, above)
-    store.clear()
     for text in warnings:
         print(f"warning: {kind} {key}: {text}", file=sys.stderr)
+    return store
 
 
 def make(payload: SeedTask | GroupTask, shared: Mapping[str, Any], report: Report) -> State:

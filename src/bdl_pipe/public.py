@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     )
     from .training.posterior import LearnerPosterior as LearnerPosterior, LearnerSpec as LearnerSpec
     from .training.snapshots import snapshots as snapshots
+    from .yaml_files import read_yaml as read_yaml
 
     __version__: str
     build_network = _networks.build
@@ -130,6 +131,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "load_predictor": "registry",
     "posterior_of": "registry",
     "read_config": "config:read",
+    "read_yaml": "yaml_files",
     "register_method": "registry",
     "register_metric": "metrics",
     "register_network": "networks",

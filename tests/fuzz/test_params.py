@@ -13,8 +13,9 @@ import yaml
 from bdl_pipe import config
 from bdl_pipe.errors import brief
 from bdl_pipe.registry import METHODS
-from pipeline.core.load import read_yaml, unwatched
+from bdl_pipe.yaml_files import read_yaml
 from pipeline.core.load import typed as typed_params
+from pipeline.core.load import unwatched
 from pipeline.core.model import SECTIONS as SECTIONS_params
 
 from .judge import Case, cases, judge

@@ -13,9 +13,10 @@ from bdl_pipe import plugins
 from bdl_pipe.data.size import Size
 from bdl_pipe.offers import offered
 from bdl_pipe.registry import METHODS
+from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
 from pipeline.add import overlay_of
-from pipeline.core.load import load, read_yaml, typed
+from pipeline.core.load import load, typed
 from tests.tables import houses
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

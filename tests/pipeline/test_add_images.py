@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from bdl_pipe.data import sources
+from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
-from pipeline.core.load import load, read_yaml
+from pipeline.core.load import load
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 

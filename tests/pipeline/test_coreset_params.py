@@ -7,7 +7,7 @@ import pytest
 
 from bdl_pipe.errors import UserError
 from pipeline.core.load import typed
-from tests.coresets.test_bpc_methods import COMMON, EXPERTS, INNER
+from tests.coresets.test_bpc_methods import EXPERTS, SECTIONS
 from tests.coresets.test_protocols import CHAINS
 
 DATA = {
@@ -21,11 +21,10 @@ DATA = {
     "corrupted_images": 0,
     "corruptions": "made",
 }
-FKL = COMMON | {"inner": INNER, "draws": 3, "sd": 0.01, "shared_noise": True}
 GOOD: dict[str, Any] = {
     "seed": 0,
     "datasets": {"digits": DATA, "other": DATA, "boston": {**DATA, "source": {"name": "boston"}, "validation": 0.2}},
-    "methods": {"sgd": EXPERTS, "bpc_fkl": FKL, "coreset_sgmcmc": CHAINS},
+    "methods": {"sgd": EXPERTS, "bpc_fkl": SECTIONS["bpc_fkl"], "coreset_sgmcmc": CHAINS},
     "trajectories": {"experts": {"dataset": "digits", "method": "sgd", "seeds": 2, "input": "prepare/digits"}},
     "teachers": {},
     "coresets": {"fkl": {"dataset": "digits", "method": "bpc_fkl", "seeds": 1, "input": "trajectory/experts"}},

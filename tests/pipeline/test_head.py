@@ -74,10 +74,12 @@ def test_a_process_that_no_stage_asks_ends_with_the_block(monkeypatch: pytest.Mo
 @pytest.mark.ray
 def test_the_shared_head_is_real_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "PRELOAD", ())
+    before = psutil.Process().children(recursive=True)  # among them the head of other tests of this process
     with head.shared(Settings()) as place:
         found = head.address(place)
         assert head.address(place) == found and connect_error(found) is None
-        started = [p for p in psutil.Process().children(recursive=True) if "ray" in " ".join(p.cmdline())]
+        children_now = [p for p in psutil.Process().children(recursive=True) if p not in before]
+        started = [p for p in children_now if "ray" in " ".join(p.cmdline())]
     assert connect_error(found) is not None
     _, there = psutil.wait_procs(started, timeout=30)
     assert started and [p for p in there if p.status() != psutil.STATUS_ZOMBIE] == []

@@ -17,7 +17,7 @@ from bdl_pipe.metrics import DETECTION
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
-from pipeline.core.load import read_yaml
+from bdl_pipe.yaml_files import read_yaml
 
 
 class Answering:

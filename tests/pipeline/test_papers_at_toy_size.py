@@ -19,8 +19,8 @@ from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
+from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
-from pipeline.core.load import read_yaml
 from pipeline.papers.run import FOLDERS
 from tests.data import archives as made
 

@@ -1,8 +1,6 @@
 """params.yaml: one clear line for whatever is wrong in it."""
 
 import copy
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,14 @@ import yaml
 
 from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
+from bdl_pipe.yaml_files import read_yaml
 from pipeline.core import overlays
-from pipeline.core.load import load, read_yaml, unwatched
+from pipeline.core.load import load, unwatched
 from pipeline.core.load import typed as typed_params
 from pipeline.core.model import Params
 from pipeline.plan.sources import data_digest
 from tests.pipeline.fake_work import REGISTRY
+from tests.test_yaml_files import UNREADABLE, damaged
 
 GOOD: dict[str, Any] = {
     "seed": 0,
@@ -263,55 +263,6 @@ def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
         load(tmp_path / "absent.yaml", REGISTRY)
 
 
-def damaged(path: Path, blob: bytes) -> Path:
-    path.write_bytes(blob)
-    return path
-
-
-def looped(path: Path) -> Path:
-    path.symlink_to(path)
-    return path
-
-
-UNREADABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "a folder": (lambda path: (path.mkdir(), path)[1], "is a folder, must be a file"),
-    "below a file": (lambda path: damaged(path, b"") / "params.yaml", "there is no such file"),
-    "a link to itself": (looped, "cannot be read"),
-    "empty": (lambda path: damaged(path, b""), "must be sections (key: value)"),
-    "a comment alone": (lambda path: damaged(path, b"# nothing\n"), "must be sections (key: value)"),
-    "UTF-16": (lambda path: damaged(path, "seed: 0".encode("utf-16")), "must be UTF-8 text, got UTF-16; save it"),
-    "Latin-1": (lambda path: damaged(path, "seed: 0 # é".encode("latin-1")), "must be UTF-8 text, got byte 0xE9 in"),
-    "a zero byte": (lambda path: damaged(path, b"seed: 0\0"), "must be UTF-8 text, got byte 0x00 in line 1"),
-    "a control character": (lambda path: damaged(path, b"seed: \x1b0"), "is not YAML: "),
-    "a thousand levels": (lambda path: damaged(path, b"seed: " + b"[" * 5000 + b"]" * 5000), "is nested too deep"),
-    "sections a thousand levels": (lambda path: damaged(path, b"{a: " * 5000 + b"}" * 5000), "is nested too deep"),
-    "a list as a key": (lambda path: damaged(path, b"seed: 0\n? [a]\n: 1\n"), "a key must be a text or a number"),
-    "no day": (lambda path: damaged(path, b"seed: 2024-13-45\n"), "is not YAML: "),
-    "no number of a tag": (lambda path: damaged(path, b"seed: !!int many\n"), "is not YAML: "),
-    "no truth of a tag": (lambda path: damaged(path, b"seed: !!bool many\n"), "is not YAML: "),
-    "no time of a tag": (lambda path: damaged(path, b"seed: !!timestamp many\n"), "is not YAML: "),
-    "a number without end": (lambda path: damaged(path, b"seed: " + b"9" * 6000), "is not YAML: "),
-    "a hexadecimal without end": (lambda path: damaged(path, b"seed: 0x" + b"9" * 6000), "must be below 2^63"),
-}
-
-
-@pytest.mark.parametrize("case", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
-    make, message = UNREADABLE[case]
-    path = make(tmp_path / "params.yaml")
-    with pytest.raises(UserError) as caught:
-        load(path, REGISTRY)
-    said = str(caught.value)
-    assert said.startswith(str(path)) and message in said and "\n" not in said
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
-    damaged(tmp_path / "params.yaml", b"seed: 0").chmod(0)
-    with pytest.raises(UserError, match=r"params\.yaml: cannot be read \(Permission denied\)"):
-        load(tmp_path / "params.yaml", REGISTRY)
-
-
 @pytest.mark.parametrize("section", [name for name in GOOD if name != "seed"])
 @pytest.mark.parametrize("value", [None, 1, True, "none", [1], [], 0.5], ids=repr)
 def test_a_section_that_is_none_is_named(tmp_path: Path, section: str, value: Any) -> None:
@@ -360,12 +311,6 @@ def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             overlays.apply(make(overlay), target)
         assert message in str(caught.value) and "overlay.yaml" in str(caught.value)
     assert target.read_text() == yaml.safe_dump(GOOD)
-
-
-def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
-    """As DVC reads them: 1e-3 is a number."""
-    found = read(tmp_path, yaml.safe_dump(GOOD).replace("steps: 5", "steps: 5\n    scale: 1e-3"))
-    assert found.run("trajectory", "b-walk").config.scale == 1e-3
 
 
 def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:

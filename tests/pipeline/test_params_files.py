@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from bdl_pipe import config
+from bdl_pipe import config, papers
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
-from pipeline import papers
 from pipeline.core import load as loading
 from pipeline.core.model import Params
 

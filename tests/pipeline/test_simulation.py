@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from bdl_pipe.yaml_files import read_yaml
 from benchmarks.simulation import page, workloads
 from benchmarks.simulation.bounds import bounds
 from benchmarks.simulation.model import HOUR, NETWORK, STORE, Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
-from pipeline.core.load import read_yaml, typed
+from pipeline.core.load import typed
 from pipeline.plan.plan import plan
 
 FREE = Driver(task=0, message=0, checkpoint=0, byte=0, warm=0, cold=0, stage=0, record=0)

@@ -72,7 +72,7 @@ def load() -> Params:
 
 def fit(kind: str, key: str) -> None:
     loaded = load()
-    fit_stage.run(one(kind, key, loaded), loaded, Inline(SETTINGS), SETTINGS)
+    fit_stage.run(one(kind, key, loaded), loaded, Inline(SETTINGS), SETTINGS).clear()
 
 
 def bring_up_to_date(kind: str, key: str) -> None:
@@ -235,7 +235,7 @@ POINTS = {  # what is about to be written when the process is killed, and for wh
     "a seed's result": ("checkpoints/trajectory/b-walk/.*/0-1.done", 1, STEPS),
     "the artifact": ("work/trajectory/b-walk", 1, STEPS),
     "between artifact and record": ("work/trajectory/b-walk.run.json", 1, STEPS),
-    "between record and identity": ("work/identity/trajectory/b-walk.json", 1, 2 * STEPS),
+    "between record and identity": ("work/identity/trajectory/b-walk.json", 1, STEPS),
 }
 
 

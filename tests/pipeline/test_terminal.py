@@ -15,9 +15,10 @@ from report_cases import ROWS, row_scores
 from rich.console import Console
 
 from bdl_pipe import artifacts, scores
+from bdl_pipe.yaml_files import read_yaml
 from pipeline import report
 from pipeline.core import places
-from pipeline.core.load import read_yaml, typed
+from pipeline.core.load import typed
 from pipeline.core.model import Params
 from pipeline.report.columns import Cell, Grid
 from pipeline.stages.report import run_info

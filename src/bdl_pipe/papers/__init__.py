@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from .. import config
 from ..config import nearest
 from ..data import corrupt
 from ..data.corrupted import SEVERITIES
 from ..errors import UserError, require
-from ..files import read_text
 from ..scores import DEFAULT_SCORE, Estimate, Quantity
+from ..yaml_files import read_yaml
 
 HERE: Final = Path(__file__).parent
 FAR: Final = 3.0  # A difference of more combined standard errors than this is marked.
@@ -217,7 +215,7 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if paper not in known:
         raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
-    names = config.read(Names, yaml.safe_load(read_text(folder / f"{paper}.yaml")), f"{paper}.yaml")
+    names = config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
     with open(folder / f"{paper}.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     tables = sorted({row["table"] for row in rows})

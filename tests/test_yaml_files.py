@@ -1,0 +1,66 @@
+"""YAML files: one clear line for each file that cannot be read, and the numbers of YAML 1.2."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe.errors import DataError
+from bdl_pipe.yaml_files import read_yaml
+
+
+def damaged(path: Path, blob: bytes) -> Path:
+    path.write_bytes(blob)
+    return path
+
+
+def looped(path: Path) -> Path:
+    path.symlink_to(path)
+    return path
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a folder": (lambda path: (path.mkdir(), path)[1], "is a folder, must be a file"),
+    "below a file": (lambda path: damaged(path, b"") / "config.yaml", "there is no such file"),
+    "a link to itself": (looped, "cannot be read"),
+    "empty": (lambda path: damaged(path, b""), "must be sections (key: value)"),
+    "a comment alone": (lambda path: damaged(path, b"# nothing\n"), "must be sections (key: value)"),
+    "UTF-16": (lambda path: damaged(path, "seed: 0".encode("utf-16")), "must be UTF-8 text, got UTF-16; save it"),
+    "Latin-1": (lambda path: damaged(path, "seed: 0 # é".encode("latin-1")), "must be UTF-8 text, got byte 0xE9 in"),
+    "a zero byte": (lambda path: damaged(path, b"seed: 0\0"), "must be UTF-8 text, got byte 0x00 in line 1"),
+    "a control character": (lambda path: damaged(path, b"seed: \x1b0"), "is not YAML: "),
+    "a thousand levels": (lambda path: damaged(path, b"seed: " + b"[" * 5000 + b"]" * 5000), "is nested too deep"),
+    "sections a thousand levels": (lambda path: damaged(path, b"{a: " * 5000 + b"}" * 5000), "is nested too deep"),
+    "a list as a key": (lambda path: damaged(path, b"seed: 0\n? [a]\n: 1\n"), "a key must be a text or a number"),
+    "no day": (lambda path: damaged(path, b"seed: 2024-13-45\n"), "is not YAML: "),
+    "no number of a tag": (lambda path: damaged(path, b"seed: !!int many\n"), "is not YAML: "),
+    "no truth of a tag": (lambda path: damaged(path, b"seed: !!bool many\n"), "is not YAML: "),
+    "no time of a tag": (lambda path: damaged(path, b"seed: !!timestamp many\n"), "is not YAML: "),
+    "a number without end": (lambda path: damaged(path, b"seed: " + b"9" * 6000), "is not YAML: "),
+    "a hexadecimal without end": (lambda path: damaged(path, b"seed: 0x" + b"9" * 6000), "must be below 2^63"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
+    make, message = UNREADABLE[case]
+    path = make(tmp_path / "config.yaml")
+    with pytest.raises(DataError) as caught:
+        read_yaml(path)
+    said = str(caught.value)
+    assert said.startswith(str(path)) and message in said and "\n" not in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "config.yaml", b"seed: 0")
+    path.chmod(0)
+    with pytest.raises(DataError, match=r"config\.yaml: cannot be read \(Permission denied\)"):
+        read_yaml(path)
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """As DVC reads them: 1e-3 is a number."""
+    path = damaged(tmp_path / "config.yaml", b"a: 1e-3\nb: 9223372036854775807\n")
+    assert read_yaml(path) == {"a": 1e-3, "b": 2**63 - 1}
