@@ -30,7 +30,7 @@ from .children import SAME, Child, stop
 JOBS: Final = 3  # stages at once: two cores are busy while one stage waits for its data
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
 _LOOK_SECONDS: Final = 0.5
-_HISTORY: Final = places.STATE / "seconds.json"  # what each stage took last time
+_HISTORY: Final = places.STATE / "seconds.json"  # the seconds of the last run of each stage
 
 
 @dataclass

@@ -17,7 +17,7 @@ FEWEST_OF_CLASS: Final = 5  # Training, validation and test rows would not all h
 
 @dataclass(frozen=True)
 class Profile:
-    """What a user's table or images are like.
+    """The description of a user's table or images.
 
     Attributes:
         source: reads the rows as they were inspected.
