@@ -217,13 +217,14 @@ def test_a_file_that_cannot_be_imported_is_one_line(
 
 def test_a_file_of_another_hash_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("pinned.py").write_text("import pathlib; pathlib.Path('ran').touch()\ndef f(shape): pass\n")
+    ran = tmp_path / "ran"  # by its whole path: a later test's worker is sent this file, too, and is elsewhere
+    Path("pinned.py").write_text(f"import pathlib; pathlib.Path({str(ran)!r}).touch()\ndef f(shape): pass\n")
     with pytest.raises(ConfigError, match=r"must have the SHA-256 0000.*it has changed"):
         config("pinned.py", "f", sha256="0" * 64)
-    assert not Path("ran").exists()
+    assert not ran.exists()
     digest = hashlib.sha256(Path("pinned.py").read_bytes()).hexdigest()
     assert config("pinned.py", "f", sha256=digest).sha256 == digest
-    assert Path("ran").exists()
+    assert ran.exists()
 
 
 def test_a_stored_posterior_names_the_file_and_its_hash(file: str) -> None:
