@@ -38,11 +38,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
+from bdl_pipe import config
 from bdl_pipe.config import nearest
-from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.yaml_files import read_yaml
 
 from .storage import has_userinfo, hide
@@ -50,7 +50,6 @@ from .storage import has_userinfo, hide
 _FILE: Final = Path("machine.yaml")
 _KINDS: Final = ("trajectory", "teacher", "coreset", "student", "evaluate", "prepare", "tune", "study")
 _DEFAULT: Final = "default"
-_AMOUNTS: Final = ("cpus", "gpus", "memory_gb")
 _GB: Final = 10**9
 
 
@@ -92,24 +91,48 @@ def in_words(amounts: Mapping[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The entries of ``machine.yaml``; without a file there are none.
+class Amounts:
+    """An entry of ``machine.yaml``; it decides what is not None.
 
     Attributes:
-        entries: name -> amounts by key.
+        resources: amounts of resources with names that the cluster defines.
     """
 
-    entries: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    cpus: float | None = None
+    gpus: float | None = None
+    memory_gb: float | None = None
+    resources: dict[str, float] | None = None
 
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
-        return type(self), ({name: dict(numbers) for name, numbers in self.entries.items()},)
+    def __post_init__(self) -> None:
+        named = {f"resources.{name}": amount for name, amount in (self.resources or {}).items()}
+        for key, amount in {"cpus": self.cpus, "gpus": self.gpus, "memory_gb": self.memory_gb, **named}.items():
+            value = amount or 0.0
+            require(value >= 0, key, "must be >= 0", value)
+            whole = value <= 1 or value.is_integer() or key == "memory_gb"  # Ray's rule
+            require(whole, key, "must be a whole number if it is more than 1", value)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``machine.yaml``; without a file it has no entries.
+
+    Attributes:
+        resources: name of an entry -> its amounts.
+    """
+
+    resources: dict[str, Amounts] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.resources or ():
+            kind = name.partition(".")[0]
+            known = kind in _KINDS or name == _DEFAULT
+            require(known, f"resources.{name}", f"is no stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
 
     def amounts(self, kind: str, method: str) -> dict[str, Any]:
         """Return the amounts for the tasks of a method in a stage kind, by key."""
-        amounts: dict[str, Any] = {}
-        for name in (_DEFAULT, kind, f"{kind}.{method}"):
-            amounts |= self.entries.get(name, {})
-        return amounts
+        names, entries = (_DEFAULT, kind, f"{kind}.{method}"), self.resources or {}
+        said = [vars(entries[name]).items() for name in names if name in entries]
+        return {key: amount for items in said for key, amount in items if amount is not None}
 
     def needs(self, kind: str, method: str, usual: Needs) -> Needs:
         """Return the resources of such a task: ``usual``, with the amounts of the file in place of its own."""
@@ -124,10 +147,10 @@ class Machine:
             ConfigError: naming the entry.
         """
         known = sorted(known)
-        for name in self.entries:
+        for name in self.resources or ():
             _, dot, method = name.partition(".")
-            if dot and method not in known:
-                raise ConfigError(f"machine.yaml: resources.{name}", f"names no method{nearest(method, known)}")
+            good = not dot or method in known
+            require(good, f"machine.yaml: resources.{name}", f"names no method{nearest(method, known)}")
 
 
 @dataclass(frozen=True)
@@ -210,44 +233,7 @@ def read_machine(path: Path) -> Machine:
     Raises:
         ConfigError: a key is unknown, or a number breaks its rule.
     """
-    if not path.exists():
-        return Machine()
-    raw = read_yaml(path)
-    for key in raw:
-        if key != "resources":
-            raise ConfigError(f"{path}: {key}", f"is not a key{nearest(key, ['resources'])}")
-    entries = raw.get("resources") or {}
-    if not isinstance(entries, Mapping):
-        raise ConfigError(f"{path}: resources", "must be a mapping", entries)
-    return Machine({str(name): _entry(f"{path}: resources.{name}", str(name), said) for name, said in entries.items()})
-
-
-def _entry(where: str, name: str, said: Any) -> dict[str, Any]:
-    kind = name.partition(".")[0]
-    if kind not in (*_KINDS, _DEFAULT) or name.startswith(f"{_DEFAULT}."):
-        raise ConfigError(where, f"is no stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
-    if not isinstance(said, Mapping):
-        raise ConfigError(where, "must be a mapping", said)
-    found: dict[str, Any] = {}
-    for key, value in said.items():
-        if key == "resources":
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}.{key}", "must be a mapping of names to amounts", value)
-            found[key] = {str(k): _amount(f"{where}.{key}.{k}", v) for k, v in value.items()}
-        elif key in _AMOUNTS:
-            found[key] = _amount(f"{where}.{key}", value)
-        else:
-            raise ConfigError(f"{where}.{key}", f"is not a key{nearest(key, (*_AMOUNTS, 'resources'))}")
-    return found
-
-
-def _amount(where: str, value: Any) -> float:
-    """Read an amount by Ray's rule: more than one must be a whole number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-        raise ConfigError(where, "must be a number >= 0", value)
-    if value > 1 and not float(value).is_integer() and not where.endswith("memory_gb"):
-        raise ConfigError(where, "must be a whole number if it is more than 1", value)
-    return float(value)
+    return config.read(Machine, read_yaml(path), str(path)) if path.exists() else Machine()
 
 
 def require_device(device: str) -> None:

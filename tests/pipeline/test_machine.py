@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bdl_pipe.errors import ConfigError, UserError
-from pipeline.core.settings import Machine, Needs, Settings, read_machine
+from pipeline.core.settings import Amounts, Machine, Needs, Settings, read_machine
 from pipeline.work import choose
 from pipeline.work.cluster import prepare_environment
 from pipeline.work.display import Display
@@ -51,21 +51,19 @@ def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("resource: {}", r"machine\.yaml: resource is not a key \(did you mean resources\?\)"),
-        ("resources: [1]", r"machine\.yaml: resources must be a mapping, got \[1\]"),
+        ("resource: {}", r"machine\.yaml\.resource is not a known key \(did you mean resources\?\)"),
+        ("resources: [1]", r"machine\.yaml\.resources must be a section \(key: value\), got \[1\]"),
         ("resources: {studnt: {gpus: 1}}", r"resources\.studnt is no stage kind \(did you mean student\?\)"),
         ("resources: {default.swag: {gpus: 1}}", r"resources\.default\.swag is no stage kind"),
-        ("resources: {student: 1}", r"resources\.student must be a mapping, got 1"),
-        ("resources: {student: {gpu: 1}}", r"resources\.student\.gpu is not a key \(did you mean gpus\?\)"),
-        ("resources: {student: {gpus: -1}}", r"resources\.student\.gpus must be a number >= 0, got -1"),
-        ("resources: {student: {gpus: true}}", r"resources\.student\.gpus must be a number >= 0, got True"),
-        ("resources: {student: {gpus: .nan}}", r"resources\.student\.gpus must be a number >= 0, got nan"),
+        ("resources: {student: 1}", r"resources\.student must be a section \(key: value\), got 1"),
+        ("resources: {student: {gpu: 1}}", r"resources\.student\.gpu is not a known key \(did you mean gpus\?\)"),
+        ("resources: {student: {gpus: -1}}", r"resources\.student\.gpus must be >= 0, got -1"),
+        ("resources: {student: {gpus: true}}", r"resources\.student\.gpus must be a number, got True"),
+        ("resources: {student: {gpus: .nan}}", r"resources\.student\.gpus must be finite, got nan"),
         ("resources: {student: {gpus: 1.5}}", r"gpus must be a whole number if it is more than 1, got 1\.5"),
-        (
-            "resources: {student: {resources: 3}}",
-            r"resources\.student\.resources must be a mapping of names to amounts",
-        ),
-        ("resources: {student: {resources: {A100: x}}}", r"resources\.A100 must be a number >= 0, got 'x'"),
+        ("resources: {student: {resources: 3}}", r"resources\.student\.resources must be a section \(key: value\)"),
+        ("resources: {student: {resources: {A100: x}}}", r"resources\.A100 must be a number .*got 'x'"),
+        ("resources: {student: {resources: {A100: -1}}}", r"student\.resources\.A100 must be >= 0, got -1"),
     ],
 )
 def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
@@ -76,7 +74,7 @@ def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
 
 def test_an_unknown_method_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resources\.student\.swga names no method \(did you mean swag\?\)"):
-        Machine({"student.swga": {}}).check_methods(["swag", "sgd"])
+        Machine({"student.swga": Amounts()}).check_methods(["swag", "sgd"])
     with pytest.raises(ConfigError, match="BDL_MACHINE must be a file, got"):
         Settings.read({"BDL_MACHINE": str(tmp_path / "none.yaml")})
 
