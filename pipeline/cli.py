@@ -15,10 +15,8 @@ import click
 from bdl_pipe.errors import UserError
 
 PROGRAM: Final = "python -m pipeline"
-STAGES: Final = ("prepare", "trajectory", "teacher", "coreset", "student", "evaluate", "report")
 COUNT: Final = click.IntRange(min=1)
 PATH: Final = click.Path(path_type=Path)
-EXECUTOR: Final = click.option("--executor", type=click.Choice(("inline", "ray")), help="Default: BDL_EXECUTOR or ray.")
 TRIALS: Final = click.option("--max-concurrent", type=COUNT, metavar="N", help="Trials at once.")
 RESUME: Final = click.option("--resume", is_flag=True, help="Go on with what was stopped.")
 TO: Final = click.option("--to", required=True, type=PATH, metavar="DIR", help="New or empty.")
@@ -133,20 +131,6 @@ def status(all_stages: bool) -> None:
     status(all_stages)
 
 
-@verbs.command
-@click.argument("stage", type=click.Choice((*STAGES, "all")), metavar="STAGE")
-@click.argument("key", required=False)
-@EXECUTOR
-def run(stage: str, key: str | None, executor: str | None) -> int:
-    """Run one stage (or all) here, without DVC.
-
-    STAGE: prepare, trajectory, teacher, coreset, student, evaluate, report or all. KEY: a run or a data set.
-    """
-    from .verbs import run_stage
-
-    return run_stage(stage, key, executor)
-
-
 @verbs.command(cls=ListsCommand)
 @click.argument("path", type=PATH, metavar="FILE")
 @click.option("--target", multiple=True, metavar="COLUMN...", help="Columns of a table that are predicted.")
@@ -201,15 +185,14 @@ def remove(name: str) -> None:
 @click.option("--dataset", metavar="A,B", help="Only these; default: all that the params file has.")
 @click.option("--method", metavar="X,Y", help="Run only these (the paper's names or ours).")
 @click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
-@EXECUTOR
-def paper(table: str, dataset: str | None, method: str | None, splits: int | None, executor: str | None) -> int:
+def paper(table: str, dataset: str | None, method: str | None, splits: int | None) -> int:
     """Run a paper's table under its protocol, and print ours beside the paper's.
 
     PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/.
     """
     from .papers.run import paper
 
-    return paper(table, dataset, method, splits, executor)
+    return paper(table, dataset, method, splits)
 
 
 @verbs.command

@@ -22,7 +22,7 @@ from .core.settings import Settings
 from .core.storage import hide
 from .plan import plan, sources
 from .plan.plan import Plan, Stage
-from .run import body, dvc, pool
+from .run import dvc, pool
 from .run.pool import Outcome
 from .stages import comparison
 from .work import preflight
@@ -100,32 +100,6 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     _show(outcome, everything, left, params)
     _share(everything, left, settings)
     _point(left)
-    return 1 if outcome.failed else 0
-
-
-def run_stage(kind: str, key: str | None = None, executor: str | None = None) -> int:
-    """Run one stage, or all stages, in this process, for a debugger; return 1 if a stage of ``all`` failed.
-
-    Raises:
-        UserError: the key is missing, unknown or too much, or the stage fails.
-    """
-    if kind in ("all", "report") and key:
-        raise UserError(f"run {kind} takes no key, got {key}")
-    if kind not in ("all", "report") and not key:
-        raise UserError(f"`run {kind}` needs the name of a run or data set (see: python -m pipeline status --all)")
-    params, settings = load(), Settings.read(executor=executor)
-    settings.machine.check_methods(params.method_names)
-    if kind != "all":
-        stage = plan.one(kind, key or "", params)
-        body.ensure(stage, params, settings, force=True)
-        print(f"{stage.name}: done", flush=True)
-        return 0
-    stages = plan.plan(params)
-    with tracking.opened(settings, params, "run all") as tracker:
-        outcome = pool.in_process(stages, pool.stale(stages), params, settings, tracker)
-        tracker.compare(lambda: comparison.of(params))
-    for name, lines in outcome.failed.items():
-        print(f"FAILED {name}: {lines[-1]}", flush=True)
     return 1 if outcome.failed else 0
 
 

@@ -95,8 +95,8 @@ def prepared(folder: Path, epochs: int) -> Path:
     (folder / "dvc.lock").unlink(missing_ok=True)
     raw = {**PARAMS, "methods": {**PARAMS["methods"], "sgd": {**PARAMS["methods"]["sgd"], "epochs": epochs}}}
     (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    command = [sys.executable, "-m", "pipeline", "run", "prepare", "digits", "--executor", "inline"]
-    subprocess.run(command, cwd=folder, env=environment(folder), check=True, capture_output=True)
+    command, settings = [sys.executable, "-m", "stages", "prepare", "digits"], environment(folder)
+    subprocess.run(command, cwd=folder, env=settings | {"BDL_EXECUTOR": "inline"}, check=True, capture_output=True)
     return folder
 
 

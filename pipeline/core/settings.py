@@ -191,7 +191,7 @@ class Settings:
         return replace(self, needs=needs, device="cpu" if on_cpu else self.device)
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None, executor: str | None = None) -> "Settings":
+    def read(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Read the environment.
 
         Raises:
@@ -202,7 +202,7 @@ class Settings:
         address = env.get("RAY_ADDRESS", "").strip()
         is_dashboard = address.startswith(("http://", "https://"))
         return cls(
-            executor=executor or _choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
+            executor=_choice(env, "BDL_EXECUTOR", "ray", ("inline", "ray")),
             address="" if is_dashboard else address,
             jobs=address.rstrip("/") if is_dashboard else "",
             device=device,

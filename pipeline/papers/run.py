@@ -67,7 +67,7 @@ class Request:
         return places.WORK / "paper" / (self.table.source + self.suffix)
 
 
-def paper(table: str, datasets: str | None, methods: str | None, splits: int | None, executor: str | None) -> int:
+def paper(table: str, datasets: str | None, methods: str | None, splits: int | None) -> int:
     """Bring a table's runs up to date, print ours beside the paper's, write it to ``results``, and return 0.
 
     A benchmark or a study that makes the table is run instead, and its exit code is returned.
@@ -78,13 +78,13 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
     from rich.console import Console
 
     if command := read_yaml(COMMANDS).get(table):
-        options = {"dataset": datasets, "method": methods, "splits": splits, "executor": executor}
+        options = {"dataset": datasets, "method": methods, "splits": splits}
         if given := [f"--{name}" for name, value in options.items() if value is not None]:
             raise UserError(f"{table}: takes no {', '.join(given)}: it is made by python {command}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
     known = papers.load(table)
-    request, settings = read(known, datasets, methods, splits), Settings.read(executor=executor)
+    request, settings = read(known, datasets, methods, splits), Settings.read()
     with places.rooted(request.root):
         _update(request, settings)
         why = pool.stale(plan(request.params))
@@ -174,10 +174,7 @@ def _update(request: Request, settings: Settings) -> None:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
     with tracking.opened(settings, params, f"paper {root.name}", {"paper": str(request.table)}) as tracker:
-        if settings.executor == "inline":
-            outcome = pool.in_process(stages, todo, params, settings, tracker)
-        else:
-            outcome = pool.run(stages, todo, params, settings, jobs=pool.JOBS, root=root, watcher=tracker)
+        outcome = pool.run(stages, todo, params, settings, jobs=pool.JOBS, root=root, watcher=tracker)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)

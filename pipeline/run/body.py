@@ -27,7 +27,6 @@ def ensure(
     settings: Settings,
     *,
     head: Callable[[], str] | None = None,
-    force: bool = False,
 ) -> bool:
     """Run a stage unless its result is up to date, and return True if it ran.
 
@@ -36,13 +35,12 @@ def ensure(
     Args:
         settings: those of the command; the stage's own follow from its kind and method.
         head: returns the address of a Ray head that stages share.
-        force: run the stage though its result is up to date.
 
     Raises:
         UserError: the stage cannot run, and says why.
     """
     with alone(stage):
-        if not force and plan.reason(stage) is None:
+        if plan.reason(stage) is None:
             print(f"{stage.name}: is up to date", flush=True)
             return False
         made_from = plan.made_from(stage)

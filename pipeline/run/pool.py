@@ -156,35 +156,6 @@ def schedule(
     return outcome
 
 
-def in_process(
-    stages: Plan, todo: Mapping[str, str], params: Params, settings: Settings, watcher: Watcher | None = None
-) -> Outcome:
-    """Run the stages of ``todo`` one after the other in this process: no Ray, no DVC, no other process."""
-    outcome, began = Outcome(), time.monotonic()
-    for name in todo:
-        stage = stages[name]
-        if any(need in outcome.failed or need in outcome.skipped for need in stage.needs):
-            outcome.skipped.add(name)
-            continue
-        if watcher is not None:
-            watcher.started(stage)
-        status = "FINISHED"
-        try:
-            ran = body.ensure(stage, params, settings)
-            (outcome.done if ran else outcome.same).append(name)
-            print(f"{name}: {'done' if ran else 'is up to date'}", flush=True)
-        except UserError as error:
-            outcome.failed[name], status = [str(error)], "FAILED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            if watcher is not None:
-                watcher.ended(stage, status, outcome.failed.get(name, []))
-    outcome.seconds = time.monotonic() - began
-    return outcome
-
-
 def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path | None, place: str) -> int:
     """Run one stage in its own process, and return the exit code.
 

@@ -98,7 +98,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     Raises:
         UserError: there are no validation rows, or the data set cannot be prepared.
     """
-    body.ensure(one("prepare", branch.dataset, params), params, Settings.read(executor="inline"))
+    body.ensure(one("prepare", branch.dataset, params), params, replace(Settings.read(), executor="inline"))
     data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")

@@ -119,7 +119,7 @@ def prepared(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     (folder / "plugins/waits.py").write_text(PLUGIN)
     (folder / "params/study").mkdir(parents=True, exist_ok=True)
     (folder / "params/study/tiny-rates.yaml").write_text(yaml.safe_dump(STUDY))
-    project.pipeline("run", "prepare", "digits", "--executor", "inline")
+    project.pipeline("repro", "prepare@digits", env={"BDL_EXECUTOR": "inline"})
     return project
 
 

@@ -82,14 +82,16 @@ def test_fits_do_not_need_the_holdout(project: Project) -> None:
         digest(project.folder / "work/trajectory/digits-sgd"),
         digest(project.folder / "work/student/digits-ensemble"),
     )
-    project.pipeline("run", "trajectory", "digits-sgd")
-    project.pipeline("run", "student", "digits-ensemble")
+    shutil.rmtree(project.folder / "work/identity")
+    stage = sys.executable, "-m", "stages"
+    project.run(*stage, "trajectory", "digits-sgd")
+    project.run(*stage, "student", "digits-ensemble")
     after = (
         digest(project.folder / "work/trajectory/digits-sgd"),
         digest(project.folder / "work/student/digits-ensemble"),
     )
     assert after == before
-    error = project.pipeline("run", "evaluate", "digits-ensemble", code=2).stderr
+    error = project.run(*stage, "evaluate", "digits-ensemble", code=2).stderr
     assert "work/holdout/digits" in error and "Traceback" not in error
 
 
@@ -107,7 +109,7 @@ from pipeline.work import choose
 student = "boston-deterministic"
 for kind, key in (("trajectory", "boston-sgd"), ("student", student), ("evaluate", student), ("report", "")):
     opened.clear()
-    params, settings = load(), Settings.read(executor="inline")
+    params, settings = load(), Settings.read()
     import_module(BODIES[kind]).run(plan.one(kind, key, params), params, choose(settings), settings)
     print("READ", kind, any("holdout" in path for path in opened), any("work/" in path for path in opened))
 """
@@ -151,19 +153,10 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
+        no_gpu = {"BDL_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
         cases = [
-            (
-                ("run", "trajectory", "digits-sgd"),
-                {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": dead},
-                "no Ray cluster answers there",
-            ),
-            (
-                ("run", "trajectory", "digits-sgd"),
-                {"BDL_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""},
-                "there is no GPU",
-            ),
-            (("run", "trajectory", "digits-sdg"), {}, "is not a run (did you mean digits-sgd?)"),
-            (("run", "trajectory"), {}, "needs the name of a run or data set"),
+            (("repro",), {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": dead}, "no Ray cluster answers there"),
+            (("predict", "digits-ensemble", "--input", "x", "--output", "y"), no_gpu, "there is no GPU"),
             (("repro", "studant"), {}, "studant is not a stage"),
         ]
         before = digest(project.folder / "work")
@@ -172,7 +165,7 @@ def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
             assert message in error and len(error.strip().splitlines()) == 1, error
         assert digest(project.folder / "work") == before
     project.edit("params.yaml", "epochs: 2", "epochs: -2")
-    for verb in (["check"], ["repro"], ["run", "report"], ["run", "all"]):
+    for verb in (["check"], ["repro"]):
         error = project.pipeline(*verb, code=2).stderr
         assert error.strip().endswith("methods.sgd.epochs must be > 0, got -2") and error.count("\n") == 1
     assert digest(project.folder / "work") == before

@@ -17,6 +17,7 @@ from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
 from pipeline.add import overlay_of
 from pipeline.core.load import load, typed
+from tests.pipeline import walk
 from tests.tables import houses
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -167,9 +168,8 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_from_a_file_to_predictions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_file_to_predictions(project: Path) -> None:
     """Missing cells, dates, categories and skewed targets through four methods, and new rows of unheard categories."""
-    monkeypatch.setenv("BDL_EXECUTOR", "inline")
     methods = ["deterministic", "sgld", "vbll", "gp"]
     assert (
         add("--target", "price", "--leave-out", "kind", "--splits", "1", "--calibration", "0.1", "--methods", *methods)
@@ -177,7 +177,7 @@ def test_from_a_file_to_predictions(project: Path, monkeypatch: pytest.MonkeyPat
     )
     for name in ("fashion_mnist", "boston"):
         assert cli.main(["remove", name]) == 0
-    assert cli.main(["run", "all"]) == 0
+    walk.walk()
     new = houses(20).assign(made_of="straw").drop(columns="price")
     new.to_csv("new.csv", index=False)
     comparison = pd.read_csv("report/comparison.csv")

@@ -12,6 +12,7 @@ from bdl_pipe.data import sources
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
 from pipeline.core.load import load
+from tests.pipeline import walk
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -158,13 +159,12 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
 
 
-def test_from_a_folder_to_predictions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BDL_EXECUTOR", "inline")
+def test_from_a_folder_to_predictions(project: Path) -> None:
     methods = ["d_vbll", "vbpc"]
     assert cli.main(["add", "data/photos", "--size", "8", "--splits", "1", "--methods", *methods]) == 0
     for name in ("fashion_mnist", "boston"):
         assert cli.main(["remove", name]) == 0
-    assert cli.main(["run", "all"]) == 0
+    walk.walk()
     comparison = pd.read_csv("report/comparison.csv")
     scores = comparison[(comparison["set"] == "test") & (comparison["metric"] == "nll") & (comparison["split"] == 0)]
     nll = scores.set_index("method")["value"]

@@ -25,7 +25,10 @@ WRONG = {
     "zero": (["add", "a.csv", "--splits", "0"], "add: Invalid value for '--splits': 0 is not in the range x>=1."),
     "a share of one": (["add", "a.csv", "--calibration", "1"], "add: Invalid value for '--calibration': 1.0 is not in"),
     "no share": (["add", "a.csv", "--calibration", "nan"], "add: Invalid value for '--calibration': nan is not in"),
-    "no choice": (["run", "studnet"], "run: Invalid value for 'STAGE': 'studnet' is not one of 'prepare',"),
+    "no choice": (
+        ["tune", "gp", "--scheduler", "bo"],
+        "tune: Invalid value for '--scheduler': 'bo' is not one of 'asha', 'pbt'.",
+    ),
     "an option without a value": (["add", "a.csv", "--target"], "add: Option '--target' requires an argument."),
     "an unknown export": (["export", "figure"], "export: No such command 'figure'."),
 }

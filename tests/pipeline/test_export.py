@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from bdl_pipe import artifacts
 from bdl_pipe.data.prepared import load_fit
 from pipeline import cli
+from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 KEY = "digits-vbpc"
@@ -68,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("evaluate", f"{KEY}-student"),
         )
         for stage, key in stages:
-            assert cli.main(["run", stage, key, "--executor", "inline"]) == 0
+            walk.stage(stage, key)
     return folder
 
 
@@ -184,7 +185,7 @@ def test_a_coreset_of_other_data_than_there_are_now_is_refused(
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")
-    assert cli.main(["run", "prepare", "digits", "--executor", "inline"]) == 0
+    walk.stage("prepare", "digits")
     assert cli.main(["export", "coreset", KEY, "--to", "out"]) == 2
     assert "whose images went through the transform of the data at hand); make repro" in capsys.readouterr().err
     assert not Path("out").exists()

@@ -11,10 +11,10 @@ import yaml
 from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
-from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load
 from tests.data import archives as made
+from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
@@ -88,7 +88,7 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     load()
     stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
     for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
-        assert cli.main(["run", *stage.split(), "--executor", "inline"]) in (0, None), stage
+        walk.stage(*stage.split())
     expected = {("test", None, None), ("cost", None, None)}
     if shifted:
         expected |= {("ood", "digits", None), *(("corrupted", kind, s) for kind in KINDS for s in range(1, 6))}

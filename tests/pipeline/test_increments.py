@@ -33,6 +33,7 @@ from pipeline.search import branch_of
 from pipeline.stages import inputs, report
 from pipeline.work.executor import Inline
 from tests.data.test_increment import rows
+from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance", "pool": "average"}
@@ -86,10 +87,6 @@ def with_experts(made: dict[str, Any], **bundle: str) -> dict[str, Any]:
     return made
 
 
-def go(*stage: str) -> None:
-    assert cli.main(["run", *stage, "--executor", "inline"]) in (0, None), stage
-
-
 def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +96,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     np.savez("d.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     Path("params.yaml").write_text(yaml.safe_dump(with_experts(raw()), sort_keys=False))
     for stage in ("prepare d0", "prepare d1", "coreset c0", "coreset c1", "student r0", "student r1"):
-        go(*stage.split())
+        walk.stage(*stage.split())
     data = [prepared.load_fit(Path(f"work/prepare/d{step}"), 0, final=True) for step in range(2)]
     states = [{k: v.tolist() for k, v in d.transform.state().tensors.items()} for d in data]
     assert states[0] == states[1], "their names have not the same address"
@@ -112,7 +109,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         assert cli.main(["export", "coreset", key, "--to", key]) == 0
         assert said in (Path(key) / "README.md").read_text()
     for step, seen in ((0, order[:3]), (1, order)):
-        go("evaluate", f"r{step}")
+        walk.stage("evaluate", f"r{step}")
         found = {r["metric"]: r for r in pq.read_table(f"work/evaluate/r{step}/scores.parquet").to_pylist()}
         student = artifacts.load(Path(f"work/student/r{step}"), "student")
         state = student.state("0-0")
@@ -125,10 +122,10 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         assert (found["accuracy"]["value"], found["accuracy"]["n"]) == (pytest.approx(right.mean()), tested.sum())
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
         assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
-    go("trajectory", "e1")
+    walk.stage("trajectory", "e1")
     loaded = load()
     inputs.run(one("inputs", "both", loaded), loaded, Inline(Settings()), Settings())
-    go("coreset", "b1")
+    walk.stage("coreset", "b1")
     from_experts = artifacts.load(Path("work/coreset/b1"), "coreset").state("0-0")
     assert torch.equal(from_experts.tensors["images"][:6], first.tensors["images"])
     numbers = load()

@@ -21,8 +21,9 @@ from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.papers import run
 from pipeline.plan.plan import one, reason
-from pipeline.run import body
+from pipeline.run import body, pool
 from pipeline.stages import fit
+from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 TREE = Path("work/paper/vbll-table2")
@@ -79,6 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project with the tiny params file, without tracking."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")
+    monkeypatch.setattr(pool, "run", walk.run)
     write(TINY)
     return tmp_path
 
@@ -97,7 +99,7 @@ def with_override(section: str, key: str, override: dict[str, Any]) -> dict[str,
 def go(capsys: pytest.CaptureFixture[str], *words: str, rc: int = 0) -> tuple[list[str], str]:
     """The stages that ran, and all that was printed on stdout (on stderr where it fails)."""
     capsys.readouterr()
-    assert cli.main(["paper", "vbll:table2", "--executor", "inline", *words]) == rc
+    assert cli.main(["paper", "vbll:table2", *words]) == rc
     out, err = capsys.readouterr()
     ran = [line.removesuffix(": done").replace("@", " ") for line in out.splitlines() if line.endswith(": done")]
     return ran, err if rc else out
@@ -159,7 +161,7 @@ def test_an_interrupted_run_goes_on(
         return make(*args)
 
     monkeypatch.setattr(fit, "make", stopped)
-    assert cli.main(["paper", "vbll:table2", "--executor", "inline"]) == 130
+    assert cli.main(["paper", "vbll:table2"]) == 130
     assert not Path("results").exists()
     assert (TREE / "prepare/boston/manifest.json").is_file()
     assert (TREE / "trajectory/boston-other").exists()

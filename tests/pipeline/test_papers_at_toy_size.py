@@ -22,7 +22,9 @@ from bdl_pipe.scores import Quantity
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
 from pipeline.papers.run import FOLDERS
+from pipeline.run import pool
 from tests.data import archives as made
+from tests.pipeline import walk
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -82,6 +84,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, small archives and releases of corrupted images, no tracking."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")
+    monkeypatch.setattr(pool, "run", walk.run)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
     for name in ("cifar10", "cifar100", "svhn", "stl10"):
         monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
@@ -108,7 +111,7 @@ def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
 
 def run(table: str, capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
     """Run a table, and return the stages that were done."""
-    assert cli.main(["paper", table, "--executor", "inline", *words]) == 0, capsys.readouterr().err
+    assert cli.main(["paper", table, *words]) == 0, capsys.readouterr().err
     return {line for line in capsys.readouterr().out.splitlines() if line.endswith(": done")}
 
 
@@ -170,7 +173,7 @@ def test_a_uci_set_runs_as_soon_as_its_file_is_there(
     table, second = papers.load(f"ciber:table{number}"), number + 4  # the table of RMSE
     key = table.names.datasets[dataset]
     monkeypatch.setitem(UCI_SIZES, key, (60, UCI_SIZES[key][1]))
-    assert cli.main(["paper", str(table), "--dataset", dataset, "--executor", "inline"]) == 2
+    assert cli.main(["paper", str(table), "--dataset", dataset]) == 2
     assert "is missing" in capsys.readouterr().err
     made_up(raw["datasets"][key]["source"])
     run(str(table), capsys, "--dataset", dataset)
@@ -179,7 +182,7 @@ def test_a_uci_set_runs_as_soon_as_its_file_is_there(
     more = {"swa", "kfac_laplace"} | ({"dropout"} if number == 2 else set())  # not in the paper's table
     assert {method for method, _ in found} == {*table.figures[dataset]} | more
     assert {method for (method, _), row in found.items() if row["ours"]} == built | more
-    assert cli.main(["paper", f"ciber:table{second}", "--dataset", dataset, "--executor", "inline"]) == 0
+    assert cli.main(["paper", f"ciber:table{second}", "--dataset", dataset]) == 0
     assert "nothing to run" in capsys.readouterr().err
     assert float(shown(project / f"results/collapsed/table{second}-{key}.csv")["SWAG", "rmse"]["ours"]) > 0
     if number == 2:  # log p(z) of z = (y − m)/s is log p(y) + log s, with the s of the training rows

@@ -21,11 +21,11 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
 from bdl_pipe.seeds import Seed
-from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load, typed
 from pipeline.plan.sources import data_digest
 from tests.data import archives as made
+from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 RUNS = ("deterministic", "ciber")
@@ -51,10 +51,6 @@ def small(raw: dict[str, Any]) -> dict[str, Any]:
     runs = {f"mnist5k-{name}": raw["runs"][f"mnist5k-{name}"] for name in RUNS}
     rest = {"teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
     return raw | rest | {"trajectories": {"mnist5k-swa": trajectory}, "runs": runs}
-
-
-def go(*stage: str) -> None:
-    assert cli.main(["run", *stage, "--executor", "inline"]) in (0, None), stage
 
 
 def expected(run: str, split: int, shape: tuple[int, ...]) -> dict[str, float]:
@@ -84,16 +80,16 @@ def test_the_overlays_transfer_rows_are_scored_and_read_by_evaluate_alone(
     overlays.apply(ROOT / "params/transfer.yaml")
     Path("params.yaml").write_text(yaml.safe_dump(small(yaml.safe_load(Path("params.yaml").read_text()))))
     assert load().datasets["mnist5k"].transfer == ("digits",)
-    go("prepare", "mnist5k")
+    walk.stage("prepare", "mnist5k")
     assert [p.name for p in Path("work").rglob("digits.arrow")] == ["digits.arrow"]
     assert Path("work/holdout/mnist5k/transfer/digits.arrow").is_file()
     os.rename("work/holdout", "hidden")
-    go("trajectory", "mnist5k-swa")
+    walk.stage("trajectory", "mnist5k-swa")
     for name in RUNS:
-        go("student", f"mnist5k-{name}")
+        walk.stage("student", f"mnist5k-{name}")
     os.rename("hidden", "work/holdout")
     for name in RUNS:
-        go("evaluate", f"mnist5k-{name}")
+        walk.stage("evaluate", f"mnist5k-{name}")
         rows = pq.read_table(f"work/evaluate/mnist5k-{name}/scores.parquet").to_pylist()
         assert {(row["set"], row["name"]) for row in rows} == {("test", None), ("transfer", "digits"), ("cost", None)}
         for split in (0, 1):

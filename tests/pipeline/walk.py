@@ -1,0 +1,50 @@
+"""Stages in the test's own process, one after the other, where a test's fakes and interrupts reach them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bdl_pipe.errors import UserError
+from pipeline.core.load import load
+from pipeline.core.model import Params
+from pipeline.core.settings import Settings
+from pipeline.plan.plan import Plan, one, plan
+from pipeline.run import body
+from pipeline.run.pool import Outcome, Watcher
+
+INLINE = Settings(executor="inline", tracking=False)
+
+
+def stage(kind: str, key: str = "") -> None:
+    """Bring one stage of params.yaml up to date."""
+    params = load()
+    body.ensure(one(kind, key, params), params, INLINE)
+
+
+def walk() -> None:
+    """Bring every stage of params.yaml up to date."""
+    params = load()
+    for each in plan(params).values():
+        body.ensure(each, params, INLINE)
+
+
+def run(
+    stages: Plan,
+    todo: Mapping[str, str],
+    params: Params,
+    settings: Settings,
+    *,
+    jobs: int,
+    root: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Run stages as ``pool.run`` does, but for what comes after a failure; ``root`` is this process's already."""
+    outcome = Outcome()
+    for name in todo:
+        try:
+            if body.ensure(stages[name], params, INLINE):
+                outcome.done.append(name)
+                print(f"{name}: done")
+        except UserError as error:
+            outcome.failed[name] = [str(error)]
+            break
+    return outcome
