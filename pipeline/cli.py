@@ -190,7 +190,7 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
 
     PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/.
     """
-    from .papers.run import paper
+    from .papers import paper
 
     return paper(table, dataset, method, splits)
 

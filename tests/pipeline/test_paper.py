@@ -19,7 +19,7 @@ from bdl_pipe.errors import UserError
 from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
-from pipeline.papers import run
+from pipeline.papers import COMMANDS, _stages, read
 from pipeline.plan.plan import one, reason
 from pipeline.run import body, pool
 from pipeline.stages import fit
@@ -142,9 +142,9 @@ def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: py
     go(capsys)
     for name, (change, stale) in STALE.items():
         write({**TINY, **change})
-        asked = run.read(papers.load("vbll:table2"), None, None, None)
+        asked = read(papers.load("vbll:table2"), None, None, None)
         with places.rooted(TREE):
-            stages = run._stages(asked.params, asked.runs)
+            stages = _stages(asked.params, asked.runs)
             found = [key.replace("@", " ") for key, stage in stages.items() if reason(stage) is not None]
         assert found == stale, name
 
@@ -272,7 +272,7 @@ def test_a_table_of_costs_or_settings_is_its_commands(
 
 def test_commands_of_other_tables_are_there() -> None:
     """Each names a file of the project, and is no table of the printed scores."""
-    for table, command in yaml.safe_load(run.COMMANDS.read_text()).items():
+    for table, command in yaml.safe_load(COMMANDS.read_text()).items():
         named = next(word for word in command.split() if word.endswith((".py", ".yaml")))
         assert (ROOT / named).is_file(), table
         with pytest.raises(UserError, match="has no such table"):
@@ -282,7 +282,7 @@ def test_commands_of_other_tables_are_there() -> None:
 def test_a_wrong_number_names_its_file(project: Path) -> None:
     write({**TINY, "methods": {**TINY["methods"], "sgd": {**SGD, "epochs": 0}}})
     with pytest.raises(UserError, match=r"params/paper/vbll-table2\.yaml: methods\.sgd\.epochs must be > 0, got 0"):
-        run.read(papers.load("vbll:table2"), None, None, None)
+        read(papers.load("vbll:table2"), None, None, None)
 
 
 @pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
@@ -293,7 +293,7 @@ def test_a_users_file_that_changes_is_prepared_again(
     table = {"path": "rows.csv", "target": ["y"]} | more
     write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
     Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
-    given = run.read(papers.load("vbll:table2"), None, None, None).params
+    given = read(papers.load("vbll:table2"), None, None, None).params
 
     def bring() -> bool:
         with places.rooted(TREE):

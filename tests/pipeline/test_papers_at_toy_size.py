@@ -21,7 +21,7 @@ from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
-from pipeline.papers.run import FOLDERS
+from pipeline.papers import FOLDERS
 from pipeline.run import pool
 from tests.data import archives as made
 from tests.pipeline import walk

@@ -1,4 +1,4 @@
-"""The tables of Lee, Lee & Lee 2025: which run stands for which cell, and the notes below a table."""
+"""The tables of Lee, Lee & Lee 2025: which run stands for which cell."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from bdl_pipe import papers
 from pipeline.core.load import load
 from pipeline.core.model import Params
-from pipeline.papers import compare, grid, markdown
+from pipeline.papers import compared
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "params/paper/vbpc-table1.yaml"
@@ -28,7 +28,7 @@ def test_a_cell_of_the_paper_has_one_run(number: int, published: Params) -> None
     shown = [name for name in table.figures if table.names.datasets[name] in found.datasets]
     assert {*table.figures} - {*shown} == ({"Tiny-ImageNet"} if number == 1 else set())
     for dataset in shown:
-        lines = compare(table, dataset, found, evaluated=())
+        lines = compared(table, dataset, found, evaluated=()).lines
         keys = [line.run for line in lines if line.run]
         assert len(keys) == len({*keys})
         of_paper, more = lines[: len(table.figures[dataset])], lines[len(table.figures[dataset]) :]
@@ -65,22 +65,7 @@ def test_every_run_is_a_cell_or_the_second_line_of_avbpc(published: Params) -> N
     for table in (papers.load(f"vbpc:table{number}") for number in (1, 2, 3, 4, 10)):
         for dataset in table.figures:
             if table.names.datasets[dataset] in published.datasets:
-                shown |= {line.run for line in compare(table, dataset, published, ()) if line.run}
+                shown |= {line.run for line in compared(table, dataset, published, ()).lines if line.run}
     assert shown == {row.key for row in published.of("student")}
     used = {row.sources["coreset"] for row in published.of("student")}
     assert used == {row.key for row in published.of("coreset")}
-
-
-def test_notes_are_shown_below_the_table_each_once() -> None:
-    table = papers.load("vbpc:table1")
-    notes = table.notes("FMNIST")
-    family = [f"{method} (ipc {ipc})" for ipc in (1, 10, 50) for method in FAMILY]
-    assert [*notes.values()] == [family, [f"VBPC (ipc {ipc})" for ipc in (1, 10, 50)]]
-    remarks = grid(table, "FMNIST", []).remarks
-    text = markdown(table, "FMNIST", [], {})
-    for note, methods in notes.items():
-        told = f"{', '.join(methods)}: {note}"
-        assert remarks.count(told) == 1 and text.count(f"\n- {told}\n") == 1
-    assert papers.load("vbll:table1").notes("CIFAR10") == {}
-    unlike = {f"{method} (ResNet18-BN)" for method in FAMILY}
-    assert unlike in [{*methods} for methods in papers.load("vbpc:table4").notes("CIFAR10").values()]

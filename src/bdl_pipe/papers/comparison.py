@@ -1,0 +1,217 @@
+"""Our runs beside a paper's figures: a line for each method, with or without a run; as a table, Markdown and CSV.
+
+run = Ours("boston-vbll", "boston", "vbll", scores=RunScores(scores.read(path)))
+print(compare(papers.load("vbll:table2"), "Boston", [run]).markdown({"commit": "1a2b3c"}))
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..metrics.written import seconds
+from ..scores import Quantity, RunScores
+from . import FAR, Pair, PaperTable
+
+_NOTHING: Final = "—"
+_COLUMNS: Final = (
+    *("dataset", "method", "run", "setting", "metric"),
+    *("ours", "error", "n", "paper", "paper_error", "z", "fit_seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A run of ours.
+
+    Attributes:
+        key: the run's name in the results.
+        dataset: our name of the data set.
+        method: our name of the method.
+        setting: tells runs of one method apart.
+        scores: the stored scores; None: the run has none yet.
+    """
+
+    key: str
+    dataset: str
+    method: str
+    setting: str = ""
+    scores: RunScores | None = None
+
+    def stands_for(self, method: str, table: PaperTable) -> bool:
+        """Return True if the run stands for ``method`` of the paper."""
+        counterpart = table.names.methods[method]
+        return self.method == counterpart.method and counterpart.setting in ("", self.setting)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method of a table, or one of our runs that the table does not have.
+
+    Attributes:
+        method: the paper's name, or our name for a run that the paper does not have.
+        run: the run's key; None: no run stands for the method.
+        ran: whether the run has scores.
+        cells: the paper's metric -> the two figures.
+        seconds: mean seconds of one fit, upstream runs included.
+    """
+
+    method: str
+    run: str | None
+    setting: str
+    ran: bool
+    cells: Mapping[str, Pair]
+    seconds: float | None = None
+
+    def ours(self, metric: str) -> str:
+        """Write our figure of a metric, with its error, and a mark if it is far from the paper's."""
+        pair = self.cells[metric]
+        if not self.ran:
+            return "not run" if pair.paper or self.run else _NOTHING
+        if pair.ours is None:
+            return _NOTHING
+        error = "" if pair.ours.error is None else f" ± {pair.ours.error:.{pair.digits}f}"
+        return f"{pair.ours.mean:.{pair.digits}f}{error}" + (" !" if pair.far else "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our runs beside a table's figures for one data set.
+
+    Attributes:
+        dataset: the paper's name.
+        lines: the paper's methods in its order, then our other runs.
+    """
+
+    table: PaperTable
+    dataset: str
+    lines: Sequence[Line]
+
+    @property
+    def head(self) -> list[str]:
+        """Return the titles of the columns: the method, two for each metric, and the seconds of a fit."""
+        titles = map(self.table.title, self.table.metrics(self.dataset))
+        return ["method", *(f"{title} {whose}" for title in titles for whose in ("ours", "paper")), "seconds"]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Return the texts of each line, as many as there are columns."""
+        rows = []
+        for line in self.lines:
+            texts = [line.method]
+            for metric in self.table.metrics(self.dataset):
+                paper = line.cells[metric].paper
+                texts += [line.ours(metric), paper.text if paper else _NOTHING]
+            rows.append([*texts, _NOTHING if line.seconds is None else seconds(line.seconds)])
+        return rows
+
+    @property
+    def counts(self) -> str:
+        """Write how many independent values are behind our means."""
+        counts = sorted({pair.ours.n for line in self.lines for pair in line.cells.values() if pair.ours})
+        return f"n = {' or '.join(map(str, counts))}" if counts else "none run"
+
+    def agreement(self) -> list[str]:
+        """Write ours − paper, also in combined standard errors: a line for each method with errors on both sides."""
+        title, verdicts = self.table.title, list[str]()
+        for line in self.lines:
+            parts = [
+                f"{title(metric)} {pair.difference:+.{pair.digits}f} ({pair.z:+.1f}{' !' if pair.far else ''})"
+                for metric, pair in line.cells.items()
+                if pair.z is not None
+            ]
+            verdict = "disagrees" if any(pair.far for pair in line.cells.values()) else "agrees"
+            verdicts += [f"{line.method} {verdict}: {', '.join(parts)}"] if parts else []
+        if not verdicts:
+            return ["agreement: no method has figures with a standard error on both sides"]
+        pairs = [pair for line in self.lines for pair in line.cells.values() if pair.z is not None]
+        marked = f"! beyond {FAR:g}: {sum(pair.far for pair in pairs)} of {len(pairs)}"
+        return [f"ours − paper (in combined standard errors; {marked})", *verdicts]
+
+    def remarks(self) -> list[str]:
+        """List the lines below the table: the agreement, and in which way methods of ours differ from the paper's."""
+        notes = self.table.notes(self.dataset).items()
+        return [*self.agreement(), *(f"{', '.join(methods)}: {note}" for note, methods in notes)]
+
+    def markdown(self, facts: Mapping[str, Any]) -> str:
+        """Return the comparison as Markdown, with ``facts`` below it: name -> where the figures come from."""
+        rows = [self.head, [":---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return "\n".join(
+            [
+                f"# {self.table.names.title}: {self.table.table}, {self.dataset}",
+                "",
+                f"Ours: mean ± standard error ({self.counts}); seconds to fit one seed with all that it is made from. "
+                "The paper's ± is as printed there and is taken as a standard error. "
+                f"A mark (!) says: further apart than {FAR:g} combined standard errors.",
+                "",
+                *(f"| {' | '.join(row)} |" for row in rows),
+                "",
+                *(f"- {remark}" for remark in self.remarks()),
+                "",
+                "| | |",
+                "|---|---|",
+                *(f"| {key} | {value} |" for key, value in facts.items()),
+                "",
+            ]
+        )
+
+    def comma_separated(self) -> str:
+        """Return the comparison as CSV: one row a figure, in full precision and in the paper's unit."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for line in self.lines:
+            for metric, pair in line.cells.items():
+                ours = (pair.ours.mean, pair.ours.error, pair.ours.n) if pair.ours else (None, None, None)
+                paper = (pair.paper.value, pair.paper.error) if pair.paper else (None, None)
+                about = (self.dataset, line.method, line.run, line.setting, metric)
+                writer.writerow([*about, *ours, *paper, pair.z, line.seconds])
+        return text.getvalue()
+
+
+def compare(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> Comparison:
+    """Compare the runs that :func:`runs_of` picks with the figures of a table.
+
+    Args:
+        dataset: the paper's name.
+    """
+    own, lines = runs_of(table, dataset, runs), list[Line]()
+    for method in table.figures[dataset]:
+        matching: list[Ours | None] = [run for run in own if run.stands_for(method, table)]
+        lines += [_line(table, dataset, method, run, len(matching) > 1) for run in matching or [None]]
+    used = {line.run for line in lines}
+    for run in (run for run in own if run.key not in used):
+        several = sum(other.method == run.method for other in own) > 1
+        lines.append(_line(table, dataset, None, run, several))
+    return Comparison(table, dataset, lines)
+
+
+def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:
+    """List the runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
+    own, others, ours = table.figures[dataset], table.others, table.names.datasets[dataset]
+
+    def belongs(run: Ours) -> bool:
+        is_own = any(run.stands_for(method, table) for method in own)
+        return is_own or not any(run.stands_for(method, table) for method in others)
+
+    return [run for run in runs if run.dataset == ours and belongs(run)]
+
+
+def _line(table: PaperTable, dataset: str, method: str | None, run: Ours | None, several: bool) -> Line:
+    """Return a line with our figures where the paper prints one; a run that it does not have has all its figures.
+
+    Args:
+        several: other runs have a line of the same name, so that the setting tells them apart.
+    """
+    printed, pairs = table.figures[dataset][method] if method else {}, dict[str, Pair]()
+    stored = run.scores if run is not None else None
+    for metric in table.metrics(dataset):
+        ours = None
+        if stored is not None and (method is None or metric in printed):
+            ours = stored.estimate(table.quantity(metric, method), table.scale(metric))
+        pairs[metric] = Pair(ours, printed.get(metric))
+    cost = stored.estimate(Quantity("fit_seconds", "cost")) if stored is not None else None
+    key, name, setting = (run.key, run.method, run.setting) if run is not None else (None, "", "")
+    title = f"{method or name} ({setting})" if several else method or name
+    return Line(title, key, setting, stored is not None, pairs, cost.mean if cost else None)
