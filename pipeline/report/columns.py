@@ -7,10 +7,10 @@ from itertools import product
 from typing import Final
 
 from bdl_pipe.metrics import COSTS, METRICS, Metric, metric_of
+from bdl_pipe.metrics.standings import sentences, standings
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
-from . import which
 from .tables import Table, paper_figures
 
 NOTHING: Final = "—"
@@ -165,7 +165,7 @@ def headline(table: Table) -> Grid:
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
         remarks=[f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()],
-        verdict=which.sentences(table, which.standings(table)),
+        verdict=sentences(standings(table.candidates())),
     )
 
 

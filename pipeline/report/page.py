@@ -8,16 +8,16 @@ its section out.
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 
 from bdl_pipe.metrics import DETECTION, metric_of
+from bdl_pipe.metrics import standings as which
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
-from . import columns, cross, plots, which
+from . import columns, cross, plots
 from .columns import SHIFTED, Cell, Column, Grid
 from .plots import Drawing
 from .tables import RunInfo, Table
@@ -43,9 +43,9 @@ def headline(table: Table) -> Data:
 
 def which_one(table: Table) -> Data:
     """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
-    standings = which.standings(table)
-    sentences = which.sentences(table, standings)
-    return {"standings": standings, "sentences": sentences, "name": partial(_name, table)} if standings else None
+    standings = which.standings(table.candidates())
+    names = {run.key: _name(table, run) for run in table.runs}
+    return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
 
 
 def recalibration(table: Table) -> Data:
@@ -158,7 +158,8 @@ def over_orders(table: Table, runs: Sequence[RunInfo], metric: str) -> list[tupl
 
 def ranks(table: Table) -> Data:
     """Return the methods' mean ranks over data sets."""
-    found = which.ranks(table)
+    nll = [part.finite(Quantity("nll")) for part in table.by_dataset().values()]
+    found = which.ranks([(run.method, of[run.key].mean) for run in table.runs if run.key in of] for of in nll)
     if found is None:
         return None
     first, *rest = found.means

@@ -14,10 +14,12 @@ import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 COLOURS: Final = 10  # Methods have so many colours; further methods have the same ones with other shapes.
 ABSENT: Final = "no result: its evaluation is absent"
+BASELINE: Final = "deterministic"
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,16 @@ class Table:
         """Return the estimates of a quantity that are finite, by run."""
         known = {run.key: self.estimate(run.key, wanted) for run in self.runs}
         return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
+
+    def candidates(self) -> list[Candidate]:
+        """Return the runs with a finite NLL, for :func:`bdl_pipe.metrics.standings.standings`."""
+        finite = self.finite(Quantity("nll"))
+        runs = [run for run in self.runs if run.key in finite]
+        names = labels(runs)
+        return [
+            Candidate(run.key, names[run.key], self.scores[run.key], run.evaluate, run.network, run.method == BASELINE)
+            for run in runs
+        ]
 
 
 def gather(runs: Sequence[RunInfo]) -> Table:

@@ -278,3 +278,16 @@ def test_the_metric_of_a_plugin_is_a_column(tmp_path, monkeypatch):
     assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Worst %"]
     assert columns.headline(table).rows[0][4].text == "25.00"
     assert columns.metrics(table) == {"d-m-s": {"accuracy": 0.25, "worst": 0.25}}
+
+
+def test_the_page_concludes_which_method_to_take(built):
+    """The runs on boston have five splits; two data sets have four methods in common."""
+    table = tables.gather(built[1])
+    text = (built[0] / "report/index.html").read_text()
+    for part in table.by_dataset().values():
+        said = " ".join(columns.headline(part).verdict)
+        assert said and said.replace("'", "&#39;") in text
+    assert text.count("<h3>Which one?</h3>") == 2
+    ranked = page.ranks(table)
+    assert ranked["ranks"].datasets == 2 and {cell.text for cell, _ in ranked["grid"].rows} == {r[0] for r in ROWS}
+    assert f"{ranked['first']} ranks first; not told apart from it: " in text

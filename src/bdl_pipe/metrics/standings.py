@@ -1,0 +1,157 @@
+"""Which method is best? What stored scores allow to conclude about fitted methods, by NLL on test rows.
+
+    folders = {name: Path(f"work/evaluate/houses-{name}") for name in ("gp", "vbll")}
+    stored = {name: RunScores(scores.read(folder / "scores.parquet")) for name, folder in folders.items()}
+    candidates = [Candidate(name, name, stored[name], folder) for name, folder in folders.items()]
+    print(" ".join(sentences(standings(candidates))))
+
+The best candidate is compared with each other one in pairs, over splits or, on one split, over test rows; see
+:mod:`bdl_pipe.metrics.comparison`. Over data sets, the methods that all sets have are compared by their mean ranks.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ..scores import Quantity, RunScores, log_likelihoods
+from . import comparison
+from .comparison import Difference, Ranks
+
+METRIC: Final = Quantity("nll")
+COST: Final = Quantity("seconds_per_1000", "cost")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fitted method with its stored evaluation.
+
+    Attributes:
+        key: tells the candidates apart.
+        name: stands for the candidate in sentences.
+        scores: its scores on the data set that all candidates have in common.
+        folder: holds ``predictions.parquet``, if its predictions are stored.
+        network: the architecture that predicts; empty if it has no name.
+        is_baseline: whether it is the deterministic network of its architecture.
+    """
+
+    key: str
+    name: str
+    scores: RunScores
+    folder: Path
+    network: str = ""
+    is_baseline: bool = False
+
+    @property
+    def nll(self) -> float:
+        """Return the mean NLL; NaN without one."""
+        known = self.scores.estimate(METRIC)
+        return known.mean if known else math.nan
+
+    @property
+    def cost(self) -> float:
+        """Return the seconds to predict 1,000 rows; infinite if they are not recorded."""
+        known = self.scores.estimate(COST)
+        return known.mean if known else math.inf
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate beside the others.
+
+    Attributes:
+        to_best, to_baseline: differences of NLL; None for the candidate itself, or if no baseline has its network.
+        efficient: no other candidate has a lower NLL and predicts as fast.
+    """
+
+    candidate: Candidate
+    nll: float
+    to_best: Difference | None
+    to_baseline: Difference | None
+    efficient: bool
+
+
+def standings(candidates: Sequence[Candidate]) -> list[Standing]:
+    """Compare candidates, from the best one to the worst; nothing if fewer than two have a finite NLL."""
+    nll = {one.key: one.nll for one in candidates}
+    ordered = sorted((one for one in candidates if math.isfinite(nll[one.key])), key=lambda one: nll[one.key])
+    if len(ordered) < 2:
+        return []
+    best, comparisons, cost = ordered[0], len(ordered) - 1, {one.key: one.cost for one in ordered}
+    compared = []
+    for one in ordered:
+        baseline = next((other for other in ordered if other.is_baseline and other.network == one.network), None)
+        to_best = None if one is best else difference(one, best, comparisons)
+        to_baseline = None if baseline is None or baseline is one else difference(one, baseline, comparisons)
+        others = (other.key for other in ordered if other is not one)
+        beaten = any(nll[key] <= nll[one.key] and cost[key] <= cost[one.key] for key in others)
+        compared.append(Standing(one, nll[one.key], to_best, to_baseline, not beaten))
+    return compared
+
+
+def difference(one: Candidate, other: Candidate, comparisons: int = 1) -> Difference | None:
+    """Return the NLL of one candidate minus another's; None if they have different numbers of splits.
+
+    Args:
+        comparisons: how many intervals hold together.
+    """
+    if one.scores.splits != other.scores.splits:
+        return None
+    nll, others_nll = one.scores.values(METRIC), other.scores.values(METRIC)
+    if one.scores.splits > 1:
+        return comparison.over_splits(np.subtract(nll, others_nll), comparisons=comparisons)
+    rows, others_rows = (log_likelihoods(each.folder / "predictions.parquet") for each in (one, other))
+    if rows is None or others_rows is None or len(rows) != len(others_rows):
+        return Difference(float(np.mean(nll) - np.mean(others_nll)), math.inf)
+    return comparison.over_rows(others_rows - rows, comparisons=comparisons)  # NLL is minus log-likelihood.
+
+
+def sentences(standings: Sequence[Standing]) -> list[str]:
+    """Conclude from the standings on a data set."""
+    if not standings:
+        return []
+    best, *others = standings
+    splits = best.candidate.scores.splits
+    over = f"over {splits} splits" if splits > 1 else "over the test rows of one split"
+    tied = [one.candidate.name for one in others if one.to_best is None or not one.to_best.apart]
+    said = [f"{best.candidate.name} has the lowest NLL."]
+    if not tied:
+        said.append(f"It is better than all others: {over} every 95 % interval of a difference to it leaves out 0.")
+    else:
+        worse = f"{len(others) - len(tied)} of {len(others)} are worse"
+        said.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
+    if splits == 1:
+        said.append("Another draw of training rows could order them otherwise: one split does not show it.")
+    networks = {one.candidate.network for one in standings if one.candidate.network}
+    if len(networks) > 1:
+        said.append(f"There are {len(networks)} networks: runs of different ones differ by more than their method.")
+    to_baseline = [one.to_baseline for one in standings if one.to_baseline is not None]
+    if to_baseline:
+        better = sum(one.apart and one.mean < 0 for one in to_baseline)
+        said.append(
+            f"{better} of {len(to_baseline)} are better than the deterministic network of their own architecture."
+        )
+    front = ", ".join(one.candidate.name for one in standings if one.efficient)
+    return [*said, f"Nothing is both better and faster to predict than {front}."]
+
+
+def ranks(datasets: Iterable[Iterable[tuple[str, float]]]) -> Ranks | None:
+    """Rank the methods that every data set has; None for fewer than two data sets or two such methods.
+
+    Args:
+        datasets: of each data set, methods with the finite NLL of a run; a method with several runs on a data set is
+            ranked by its best run.
+    """
+    by_set: list[dict[str, float]] = []
+    for scored in datasets:
+        best = dict[str, float]()
+        for method, nll in scored:
+            best[method] = min(nll, best.get(method, math.inf))
+        by_set.append(best)
+    methods = sorted(set.intersection(*map(set, by_set))) if by_set else []
+    if len(by_set) < 2 or len(methods) < 2:
+        return None
+    return comparison.mean_ranks(methods, np.array([[best[method] for method in methods] for best in by_set]))
