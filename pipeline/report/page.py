@@ -13,17 +13,22 @@ from typing import Any, Final
 
 import jinja2
 
+from bdl_pipe import figures
+from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced
 from bdl_pipe.metrics import DETECTION, metric_of
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
-from . import columns, cross, plots
+from . import columns, cross
 from .columns import SHIFTED, Cell, Column, Grid
-from .plots import Drawing
 from .tables import RunInfo, Table
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
+COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
+    colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
+}
+"""Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
 Data = Mapping[str, Any] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -67,21 +72,29 @@ def coresets_by_protocol(table: Table) -> Data:
 
 def reliability(table: Table) -> Data:
     """Return the reliability diagrams."""
-    drawn = [plots.reliability(table, run.key) for run in table.runs if run.key in table.bins]
+    drawn = [
+        _inline(figures.reliability(bins, table.names[run.key], table.marks[run.key]), f"rel-{run.key}")
+        for run in table.runs
+        if (bins := table.bins.get(run.key)) is not None
+    ]
     return {"figures": drawn} if drawn else None
 
 
 def severity(table: Table) -> Data:
     """Return the figures of scores, means over corruptions, against severity 0 (clean) to 5."""
-    levels, drawn = sorted({of.severity for of in table.quantities() if of.severity is not None}), list[Drawing]()
+    levels, drawn = (
+        sorted({of.severity for of in table.quantities() if of.severity is not None}),
+        list[Mapping[str, Any]](),
+    )
     for metric in SHIFTED if levels else ():
         at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
-        curves = {
-            run.key: [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
-            for run in table.done.runs
-        }
-        alt, name = f"{metric} at severity {levels[-1]} of corruption", f"sev-{table.dataset}-{metric}"
-        drawn.append(plots.draw_curves(table, curves, metric, name, alt, "severity (0: clean test set)"))
+        curves = []
+        for run in table.done.runs:
+            points = [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
+            curves.append(Curve(table.names[run.key], table.marks[run.key], points))
+        alt = f"{metric} at severity {levels[-1]} of corruption"
+        drawing = figures.curves(curves, metric, "severity (0: clean test set)", alt)
+        drawn.append(_inline(drawing, f"sev-{table.dataset}-{metric}"))
     return {"figures": drawn} if drawn else None
 
 
@@ -94,9 +107,13 @@ def corruptions(table: Table) -> Data:
 
 def cost(table: Table) -> Data:
     """Return the figure of NLL against each cost."""
-    shown = columns.columns(table)
-    drawn = plots.costs(table, [column for column in shown if column.of.metric in DRAWN_COSTS])
-    return {"figures": [drawn]} if drawn else None
+    priced = []
+    for key, nll in table.finite(Quantity("nll")).items():
+        known = {name: table.estimate(key, Quantity(name, "cost")) for name in DRAWN_COSTS}
+        paid = {name: estimate.mean for name, estimate in known.items() if estimate}
+        priced.append(Priced(table.names[key], table.marks[key], nll, paid))
+    drawing = figures.against_costs(priced, DRAWN_COSTS)
+    return {"figures": [_inline(drawing, f"cost-{table.dataset}")]} if drawing else None
 
 
 def ood(table: Table) -> Data:
@@ -129,7 +146,7 @@ def steps(table: Table) -> Data:
             groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
     made = []
     for number, lines in enumerate(groups.values()):
-        figures, grids, first = list[Drawing](), list[Grid](), table.only(runs[0] for runs in lines.values())
+        drawn, grids, first = list[Mapping[str, Any]](), list[Grid](), table.only(runs[0] for runs in lines.values())
         for metric in SHIFTED:
             scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
             counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
@@ -139,9 +156,10 @@ def steps(table: Table) -> Data:
                 rows.append([Cell(first.names[runs[0].key]), Cell(str(orders)), *cells])
             head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
             grids.append(Grid(head, rows, metric_of(metric).label))
-            name, alt = f"increments-{number}-{metric}", f"{metric} after the last step"
-            figures.append(plots.draw_curves(first, scores, metric, name, alt, "classes so far"))
-        made.append({"step": first.runs[0].step, "figures": figures, "grids": grids})
+            curves = [Curve(first.names[key], first.marks[key], points) for key, points in scores.items()]
+            drawing = figures.curves(curves, metric, "classes so far", f"{metric} after the last step")
+            drawn.append(_inline(drawing, f"increments-{number}-{metric}"))
+        made.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
     return {"groups": made} if made else None
 
 
@@ -172,6 +190,11 @@ def _name(table: Table, run: RunInfo) -> Cell:
     """Return the cell that names a run, with its colour in the figures."""
     colour = f"var(--m{table.marks[run.key].colour})"
     return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
+
+
+def _inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
+    """Return a figure as an element of the page, in the page's colours, and its width."""
+    return {"inline": drawing.svg(name, COLOURS), "inches": drawing.inches}
 
 
 def _by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:

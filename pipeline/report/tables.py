@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pandas as pd
 import pyarrow
@@ -14,10 +14,10 @@ import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.figures import COLOURS, Mark
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
-COLOURS: Final = 10  # Methods have so many colours; further methods have the same ones with other shapes.
 ABSENT: Final = "no result: its evaluation is absent"
 BASELINE: Final = "deterministic"
 
@@ -75,13 +75,6 @@ class RunInfo:
     step: Step | None = None
     coreset: CoresetInfo | None = None
     network: str = ""
-
-
-class Mark(NamedTuple):
-    """How figures draw a run: the numbers of its method's colour and of its setting's shape."""
-
-    colour: int
-    shape: int
 
 
 @dataclass(frozen=True)
@@ -176,10 +169,10 @@ def gather(runs: Sequence[RunInfo]) -> Table:
 
 
 def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
-    """Give each method a colour, and each of its settings on a data set a shape."""
+    """Give each method a colour, and each of its settings on a data set a shape; colours return with other shapes."""
     methods, marks = list(dict.fromkeys(run.method for run in runs)), {}
     for run in runs:
-        more, colour = divmod(methods.index(run.method), COLOURS)
+        more, colour = divmod(methods.index(run.method), len(COLOURS))
         alike = (r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
         marks[run.key] = Mark(colour, list(dict.fromkeys(alike)).index(run.setting) + more)
     return marks

@@ -18,7 +18,7 @@ from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, wri
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.scores import COLUMNS, Quantity, Score
 from pipeline import report
-from pipeline.report import columns, page, plots, tables
+from pipeline.report import columns, page, tables
 
 FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
 
@@ -145,13 +145,12 @@ def test_methods_keep_their_colour_and_settings_differ_in_shape(built):
     assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
 
 
-def test_a_figure_repeats_its_bytes_and_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
+def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     table = tables.gather(built[1][8:])
-    drawing = plots.costs(table, [columns.Column("Size", Quantity("bytes", "cost"))])
-    assert drawing.inline.startswith("<svg") and "var(--ink)" in drawing.inline
-    assert drawing == plots.costs(table, [columns.Column("Size", Quantity("bytes", "cost"))])
-    assert "deterministic 2.86" in drawing.inline and "Size: deterministic 6 kB, ensemble 6 kB" in drawing.inline
-    more = page.Section("reliability", "Another <section>", lambda table: {"figures": [drawing]})
+    (drawn,) = page.cost(table)["figures"]
+    assert drawn["inline"].startswith("<svg") and "var(--ink)" in drawn["inline"]
+    assert "deterministic 2.86" in drawn["inline"] and "Size: deterministic 6 kB, ensemble 6 kB" in drawn["inline"]
+    more = page.Section("reliability", "Another <section>", lambda table: {"figures": [drawn]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
     text = page.render(table, {}, 80)["index.html"]

@@ -1,0 +1,238 @@
+"""Figures of stored scores: reliability, a score against severity or classes so far, NLL against cost.
+
+    bins = scores.merged_bins(Path("work/evaluate/houses-gp/calibration.parquet"))
+    drawing = reliability(bins, "gp")
+    drawing.figure.savefig("reliability.pdf")
+    Path("part.html").write_text(drawing.svg("gp"))
+
+Each figure comes with a text for readers who do not see it. Text stays text, and equal input gives equal bytes.
+"""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import matplotlib
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from .metrics import metric_of
+from .metrics.written import percent, writer
+from .scores import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INK, MUTED, LINE = "#1c1d1f", "#6a6c70", "#e3e2dd"
+COLOURS: Final = tuple(map(to_hex, matplotlib.color_sequences["tab10"]))
+MARKERS: Final = ("o", "s", "^", "D", "v", "P")
+DASHES: Final = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (2, 2)))
+STYLE: Final[dict[str, Any]] = {
+    "text.color": INK,
+    "axes.titlecolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "grid.color": LINE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "bdl-pipe",
+    "font.family": "sans-serif",
+    "font.sans-serif": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "auto",
+    "figure.constrained_layout.use": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 1.5,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "legend.labelspacing": 0.25,
+    "legend.title_fontsize": 7.5,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "lines.solid_capstyle": "round",
+}
+_styled: Final = matplotlib.rc_context(STYLE)  # As a decorator it holds for one call.
+
+
+class Mark(NamedTuple):
+    """The numbers of a method's colour and of its marker and dashes, which are the same in all figures."""
+
+    colour: int = 0
+    shape: int = 0
+
+    def look(self) -> dict[str, Any]:
+        """Return the colour, the marker and the dashes as matplotlib's ``errorbar`` takes them."""
+        return {
+            "color": COLOURS[self.colour % len(COLOURS)],
+            "marker": MARKERS[self.shape % len(MARKERS)],
+            "linestyle": DASHES[self.shape % len(DASHES)],
+            "elinewidth": 0.9,
+        }
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure.
+
+    Attributes:
+        alt: says what the figure shows, for readers who do not see it.
+    """
+
+    figure: Figure
+    alt: str
+
+    @property
+    def inches(self) -> float:
+        """Return the figure's width."""
+        return float(self.figure.get_size_inches()[0])
+
+    @_styled
+    def svg(self, name: str, colours: Mapping[str, str] | None = None) -> str:
+        """Write the figure as an SVG element for a page.
+
+        Args:
+            name: begins the ids of the element's parts, so that those of two figures of one page differ.
+            colours: colour -> what replaces it, such as a variable of the page's style sheet.
+        """
+        buffer, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        self.figure.savefig(buffer, format="svg", metadata=nothing)
+        slug, text = "".join(c if c.isalnum() else "-" for c in name), buffer.getvalue()
+        changes = {'id="': f'id="{slug}-', "url(#": f"url(#{slug}-", 'xlink:href="#': f'href="#{slug}-'}
+        for old, new in {**changes, **(colours or {})}.items():
+            text = text.replace(old, new)
+        label = f'<svg role="img" aria-label="{escape(self.alt, quote=True)}" '
+        text = text[text.index("<svg") :].replace("<svg ", label, 1)
+        return "\n".join(line.strip() for line in text.splitlines())
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's scores, as a line.
+
+    Attributes:
+        name: names the method in the legend.
+        mark: how the line is drawn.
+        points: places and scores, from left to right.
+    """
+
+    name: str
+    mark: Mark
+    points: Sequence[tuple[int, Estimate]]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A method's NLL beside its costs.
+
+    Attributes:
+        name: names the method in the legend.
+        mark: how the method is drawn.
+        costs: a cost's name, see :data:`bdl_pipe.metrics.COSTS`, -> its mean.
+    """
+
+    name: str
+    mark: Mark
+    nll: Estimate
+    costs: Mapping[str, float]
+
+
+@_styled
+def reliability(bins: "pd.DataFrame", name: str, mark: Mark = Mark()) -> Drawing:
+    """Draw accuracy against confidence by bin, above the share of predictions in each bin.
+
+    Args:
+        bins: as :func:`bdl_pipe.scores.merged_bins` returns them.
+        name: names the method in the title.
+    """
+    share, colour = bins["count"] / bins["count"].sum(), mark.look()["color"]
+    figure = Figure(figsize=(2.49, 2.8))
+    top, low = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
+    top.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
+    top.plot(bins.confidence, bins.accuracy, color=colour, marker="o", markersize=4, linewidth=1.4)
+    low.bar(bins.lower, 100 * share, bins.upper - bins.lower, align="edge", color=colour, alpha=0.55)
+    top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], title=name)
+    low.set(xlabel="confidence", ylabel="%", ylim=(0, 100), yticks=[0, 100])
+    gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
+    alt = f"Reliability of {name}: mean gap between confidence and accuracy {percent(gap)} percentage points"
+    return Drawing(figure, alt)
+
+
+@_styled
+def curves(given: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawing:
+    """Draw the metric of each method as a line with standard errors.
+
+    Args:
+        given: points that are not finite are left out.
+        alt: says what the last points are, such as ``accuracy at severity 5``.
+    """
+    known = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in given]
+    lines = [(curve, points) for curve, points in known if points]
+    scale = 100 if metric_of(metric).percent else 1
+    figure = Figure(figsize=(5.4, max(3.2, 0.4 + 0.14 * len(lines))))
+    axes = figure.subplots()
+    for curve, points in sorted(lines, key=lambda line: -line[1][-1][1].mean):
+        means, errors = [scale * e.mean for _, e in points], [scale * (e.error or 0.0) for _, e in points]
+        axes.errorbar([x for x, _ in points], means, errors, label=curve.name, **curve.mark.look())
+    axes.set(xticks=sorted({x for _, points in lines for x, _ in points}), xlabel=xlabel)
+    axes.set_title(metric_of(metric).label)
+    if lines:
+        figure.legend(loc="outside right center")
+    ends = [(curve.name, scale * points[-1][1].mean) for curve, points in lines]
+    return Drawing(figure, f"{alt}: {_listed(ends)}")
+
+
+@_styled
+def against_costs(given: Sequence[Priced], costs: Iterable[str]) -> Drawing | None:
+    """Draw NLL against each cost, side by side on logarithmic axes; None if no method has one of the costs.
+
+    Args:
+        given: a cost that is not above 0 and finite is left out.
+        costs: the costs' names, from left to right.
+    """
+    paid = {cost: [one for one in given if 0 < one.costs.get(cost, 0) < math.inf] for cost in costs}
+    drawn = {metric_of(cost): some for cost, some in paid.items() if some}
+    if not drawn:
+        return None
+    figure = Figure(figsize=(1.7 + 2.6 * len(drawn), max(2.9, 0.4 + 0.14 * len(given))))
+    plots, texts = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0], list[str]()
+    for axes, (cost, some) in zip(plots, drawn.items(), strict=True):
+        for one in some:
+            look = {**one.mark.look(), "linestyle": "", "markersize": 6}
+            label = one.name if axes is plots[0] else None
+            axes.errorbar(one.costs[cost.name], one.nll.mean, one.nll.error or 0.0, label=label, **look)
+        axes.set(xscale="log", xlabel=cost.label)
+        axes.margins(0.14)
+        low, high = axes.get_xlim()
+        if high < 10 * low:  # A logarithmic axis of less than a decade could have no tick with a number.
+            axes.set_xlim(math.sqrt(low * high) / 3.3, math.sqrt(low * high) * 3.3)
+        axes.xaxis.set_major_formatter(lambda value, _, write=writer(cost): write(value))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        texts.append(f"{cost.label}: {_listed([(one.name, one.costs[cost.name]) for one in some], writer(cost))}")
+    plots[0].set_ylabel("NLL")
+    figure.legend(loc="outside right center")
+    means = _listed([(one.name, one.nll.mean) for one in given])
+    return Drawing(figure, f"NLL against cost: {means}; {'; '.join(texts)}")
+
+
+def _listed(values: Iterable[tuple[str, float]], write: Callable[[float], str] = "{:.3g}".format) -> str:
+    return ", ".join(f"{name} {write(value)}" for name, value in values)

@@ -1,0 +1,84 @@
+"""Figures of scores: what is drawn, what is left out, and their form inside a page."""
+
+import math
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bdl_pipe import figures
+from bdl_pipe.figures import Curve, Drawing, Mark, Priced
+from bdl_pipe.scores import Estimate
+
+BINS = pd.DataFrame(
+    {
+        "lower": [0.0, 0.5],
+        "upper": [0.5, 1.0],
+        "count": [25, 75],
+        "confidence": [0.4, 0.9],
+        "accuracy": [0.2, 0.8],
+    }
+)
+
+
+def priced(name: str, nll: float, **costs: float) -> Priced:
+    return Priced(name, Mark(), Estimate(nll, 0.1, 3), costs)
+
+
+def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
+    drawing = figures.reliability(BINS, "gp", Mark(1))
+    top, low = drawing.figure.axes
+    assert top.get_title() == "" and top.get_title("left") == "gp"
+    assert [list(map(float, line.get_ydata())) for line in top.lines] == [[0, 1], [0.2, 0.8]]
+    assert [bar.get_height() for bar in low.patches] == [25, 75]
+    assert top.lines[1].get_color() == figures.COLOURS[1]
+    assert drawing.alt == "Reliability of gp: mean gap between confidence and accuracy 12.50 percentage points"
+
+
+def test_curves_are_in_per_cent_from_the_highest_and_without_what_is_not_finite() -> None:
+    def curve(name: str, *means: float) -> Curve:
+        return Curve(name, Mark(), [(x, Estimate(mean, None, 1)) for x, mean in enumerate(means)])
+
+    given = [curve("low", 0.5, 0.25), curve("high", 0.75, math.nan), curve("none", math.nan)]
+    drawing = figures.curves(given, "accuracy", "severity", "accuracy at the end")
+    (axes,) = drawing.figure.axes
+    assert list(axes.lines[0].get_ydata()) == [75.0] and [50.0, 25.0] in [list(line.get_ydata()) for line in axes.lines]
+    assert axes.get_legend_handles_labels()[1] == ["high", "low"] and axes.get_xlabel() == "severity"
+    assert drawing.alt == "accuracy at the end: low 25, high 75"
+    assert figures.curves([], "nll", "severity", "nothing").alt == "nothing: "
+
+
+def test_nll_against_costs_leaves_out_costs_without_a_value_and_has_a_decade_of_each() -> None:
+    assert figures.against_costs([priced("a", 1.0, bytes=0.0, fit_seconds=math.inf)], ["bytes", "fit_seconds"]) is None
+    some = [priced("a", 1.0, bytes=2000.0), priced("b", 1.5, bytes=3000.0)]
+    drawing = figures.against_costs(some, ["fit_seconds", "bytes"])
+    assert drawing is not None
+    (axes,) = drawing.figure.axes
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == "log" and high >= 10 * low and axes.get_ylabel() == "NLL"
+    assert drawing.alt == "NLL against cost: a 1, b 1.5; Size: a 2 kB, b 3 kB"
+    assert drawing.inches == pytest.approx(1.7 + 2.6)
+
+
+def test_marks_repeat_after_the_last_colour_and_the_last_shape() -> None:
+    assert Mark(0, 0).look() == Mark(len(figures.COLOURS), len(figures.MARKERS)).look()
+    looks = {str(Mark(colour, shape).look()) for colour in range(10) for shape in range(6)}
+    assert len(looks) == 60
+
+
+def test_an_svg_is_one_element_with_its_own_ids_and_the_colours_of_the_page() -> None:
+    drawing = Drawing(figures.reliability(BINS, "gp").figure, "less < more")
+    svg = drawing.svg("of a/b", {figures.INK: "var(--ink)"})
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img" and root.get("aria-label") == "less < more"
+    ids = {element.get("id") for element in root.iter()} - {None}
+    assert ids and all(str(name).startswith("of-a-b-") for name in ids)
+    assert "var(--ink)" in svg and figures.INK not in svg and figures.INK in drawing.svg("other")
+    assert ">confidence</text>" in svg, "text is text"
+
+
+def test_equal_input_gives_equal_bytes_and_other_input_others() -> None:
+    first, again = (figures.reliability(BINS, "gp").svg("x") for _ in range(2))
+    assert first == again
+    assert figures.reliability(BINS.assign(accuracy=np.array([0.3, 0.8])), "gp").svg("x") != first
