@@ -73,7 +73,7 @@ def add(request: Request, dry_run: bool) -> str:
     chosen = _chosen(request.methods, size, params.method_names)
     seconds = offers.seconds(chosen, size)
     pace = min(1.0, 60 * request.minutes / seconds)
-    dataset = _dataset(profile, request.log)
+    dataset = profile.dataset(request.log)
     overlay = overlay_of(name, dataset, dataclasses.replace(size, pace=pace), chosen, request.splits)
     for line in [*profile.describe(), *_plans(name, dataset, size, chosen, seconds * pace)]:
         print(line)
@@ -137,27 +137,6 @@ def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Me
             rule = f"is not among the methods for {size.task} of {rows} ({', '.join(offered)})"
             raise UserError(f"--methods: {short(name)} {rule}")
     return [method for name, method in offered.items() if not names or name in names]
-
-
-def _dataset(profile: Profile, log: bool | None) -> dict[str, Any]:
-    """Return the keys of the data set's entry that depend on the data; ``log=None``: by the targets' skewness."""
-    source = {"name": profile.source.name, **_section(profile.source)}
-    if profile.source.kind == "image":
-        return {"source": source, "normalise": "train", "targets": "none"}
-    is_log = profile.is_skewed if log is None else log
-    targets = "log" if is_log else "standardise" if profile.source.task == "regression" else "none"
-    return {"source": source, "normalise": "robust", "targets": targets}
-
-
-def _section(config: Any) -> dict[str, Any]:
-    """Return a source's keys that differ from their defaults, and ``categories``, on which a table's width depends."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    changed = {key: value for key, value in values.items() if value != defaults[key] or key == "categories"}
-    return {
-        key: _section(value) if dataclasses.is_dataclass(value) else [*value] if isinstance(value, tuple) else value
-        for key, value in changed.items()
-    }
 
 
 def _plans(name: str, dataset: Mapping[str, Any], size: Size, chosen: Sequence[Method], seconds: float) -> list[str]:

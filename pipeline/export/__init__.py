@@ -1,11 +1,10 @@
 """Take results away: predictions, models and coresets. An export's folder is there whole, or not at all."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bdl_pipe import artifacts
 from bdl_pipe.errors import UserError
 
 
@@ -18,14 +17,8 @@ def whole(target: Path) -> Iterator[Path]:
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: exists already; --to must be a new or an empty folder")
-    temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if target.exists():
-            target.rmdir()
-        os.replace(temporary, target)
+        with artifacts.replacing(target.absolute()) as folder:
+            yield folder
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -14,8 +14,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import artifacts
-from bdl_pipe.coresets.shared.pictures import sheet
 from bdl_pipe.metrics import written
 from bdl_pipe.registry import METHODS
 from bdl_pipe.scores import Estimate, Quantity
@@ -27,7 +25,6 @@ from .tables import CoresetInfo, RunInfo, Table
 START: Final = "random_coreset"  # All other methods' coresets start from the images of this one.
 MARK: Final = "†"  # It marks a figure that is no better than the floor's.
 SCORES: Final = tuple(Column(columns.short(name), Quantity(name)) for name in ("accuracy", "nll", "batch_nll"))
-SHOWN: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
 ABOUT: Final = ("dataset", "coreset", "method", "ipc", "seconds", "protocol", "run")
 CSV: Final = (*ABOUT, "metric", "mean", "error", "n", "floor")
 
@@ -162,19 +159,3 @@ def _remarks(table: Table, rows: Sequence[Row], shown: Sequence[tuple[str, Colum
     if alone:
         remarks.append(f"no {START} of the same size is under the same protocol, to be beaten: {', '.join(alone)}")
     return remarks
-
-
-def picture(coreset: CoresetInfo) -> bytes | None:
-    """Draw the first images of each learned label as one PNG, of the first seed; None without images.
-
-    Raises:
-        ArtifactError: the coreset is altered or truncated.
-    """
-    if not (coreset.path / artifacts.MANIFEST).is_file():
-        return None
-    folder = artifacts.load(coreset.path, "coreset")
-    tensors = folder.state("0-0").tensors if "0-0" in folder.names() else {}
-    if "labels" not in tensors or "raw" not in tensors or tensors["raw"].ndim != 4:
-        return None
-    labels = tensors["labels"].float()
-    return sheet(tensors["raw"].float().numpy(), labels.argmax(1).numpy(), labels.shape[1], SHOWN)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jinja2
 
 from bdl_pipe import figures
+from bdl_pipe.coresets.shared.pictures import of_artifact
 from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced
 from bdl_pipe.metrics import DETECTION, metric_of
 from bdl_pipe.metrics import standings as which
@@ -24,6 +25,7 @@ from .columns import SHIFTED, Cell, Column, Grid
 from .tables import RunInfo, Table
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
+IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
 COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
     colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
@@ -133,7 +135,7 @@ def ood(table: Table) -> Data:
 
 def coreset_images(table: Table) -> Data:
     """Return a picture of each coreset of the data set, as a data URI."""
-    drawn = {key: cross.picture(coreset) for key, coreset in table.coresets().items()}
+    drawn = {key: of_artifact(coreset.path, IMAGES) for key, coreset in table.coresets().items()}
     shown = {key: f"data:image/png;base64,{b64encode(image).decode()}" for key, image in drawn.items() if image}
     return {"pictures": shown} if shown else None
 

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from bdl_pipe.config import read
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect import table
 from bdl_pipe.data.inspect.images import inspect_images
 from bdl_pipe.data.inspect.table import inspect_table
@@ -54,6 +56,12 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert len(raw.train) == 290 and raw.features == tuple(profile.columns)
     size = profile.size(calibration=0.1)
     assert (size.task, size.rows, size.width, size.calibration, size.image) == ("regression", 290, 13, 0.1, None)
+    own = profile.dataset()
+    assert (own["normalise"], own["targets"], profile.dataset(log=False)["targets"]) == ("robust", "log", "standardise")
+    assert own["source"]["name"] == "table" and "csv" not in own["source"], "keys with their defaults are left out"
+    whole = {**own, "whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": []}
+    config = read(DatasetConfig, {**whole, "corrupted_images": 0, "corruptions": "made"}, "d")
+    assert config.source == profile.source
 
 
 def test_features_that_tell_the_target_are_named(file: Path) -> None:

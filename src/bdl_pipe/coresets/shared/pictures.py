@@ -1,10 +1,31 @@
 """Images of a coreset as PNG files."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
+
+from ...artifacts import MANIFEST, load
+
+
+def of_artifact(folder: Path, most: int | None = None) -> bytes | None:
+    """Draw the first images of each learned label of a stored coreset as one PNG, of its first seed.
+
+    None if the folder holds no artifact, or no coreset of images.
+
+    Raises:
+        ArtifactError: the coreset is altered or truncated.
+    """
+    if not (folder / MANIFEST).is_file():
+        return None
+    artifact = load(folder, "coreset")
+    tensors = artifact.state("0-0").tensors if "0-0" in artifact.names() else {}
+    if "labels" not in tensors or "raw" not in tensors or tensors["raw"].ndim != 4:
+        return None
+    labels = tensors["labels"].float()
+    return sheet(tensors["raw"].float().numpy(), labels.argmax(1).numpy(), labels.shape[1], most)
 
 
 def sheet(

@@ -1,5 +1,6 @@
 """The result of an inspection, of a table or of images."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,19 @@ class Profile:
             has_test=self.test_rows > 0,
         )
 
+    def dataset(self, log: bool | None = None) -> dict[str, Any]:
+        """Return the keys of a :class:`~bdl_pipe.DatasetConfig` that depend on the data, as ``read_config`` takes them.
+
+        Args:
+            log: whether the logarithms of a table's targets are fitted; None: if the targets are skewed.
+        """
+        source = {"name": self.source.name, **_changed(self.source)}
+        if not isinstance(self.source, Table):
+            return {"source": source, "normalise": "train", "targets": "none"}
+        is_log = self.is_skewed if log is None else log
+        targets = "log" if is_log else "standardise" if self.source.task == "regression" else "none"
+        return {"source": source, "normalise": "robust", "targets": targets}
+
     def describe(self) -> list[str]:
         """Describe the data, a line for each finding."""
         lines = [f"{self.source.path}: {self._kind()}"]
@@ -79,6 +93,17 @@ class Profile:
         channels, height, width = self.shape
         tests = f" and {self.test_rows:,} test images" if self.test_rows else ""
         return f"{self.rows:,} {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels{tests}"
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    """Return a source's keys that differ from their defaults, and ``categories``, on which a table's width depends."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {key: value for key, value in values.items() if value != defaults[key] or key == "categories"}
+    return {
+        key: _changed(value) if dataclasses.is_dataclass(value) else [*value] if isinstance(value, tuple) else value
+        for key, value in changed.items()
+    }
 
 
 def listed(names: Sequence[str] | Mapping[str, Any], shown: int = 8) -> str:
