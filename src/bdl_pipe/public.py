@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .data.inspect.table import inspect_table as inspect_table
     from .data.raw import Raw as Raw
     from .data.size import Size as Size
+    from .display import Display as Display
     from .errors import (
         ArtifactError as ArtifactError,
         ConfigError as ConfigError,
@@ -95,6 +96,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "DataError": "errors",
     "DatasetConfig": "data.config",
     "Default": "method",
+    "Display": "display",
     "Diverged": "errors",
     "EvaluateConfig": "evaluation",
     "Examples": "data.examples",
