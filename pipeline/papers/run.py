@@ -177,7 +177,7 @@ def _update(request: Request, settings: Settings) -> None:
         if settings.executor == "inline":
             outcome = pool.in_process(stages, todo, params, settings, tracker)
         else:
-            outcome = pool.run(stages, todo, params, settings, jobs=pool.JOBS, root=root, watcher=tracker)
+            outcome = pool.run(stages, todo, params, settings, tracker, jobs=pool.JOBS, root=root)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)
