@@ -94,7 +94,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
         return 0
     print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
     with tracking.opened(settings, params, "repro") as tracker:
-        outcome = pool.run(everything, todo, params, settings, jobs=jobs, watcher=tracker)
+        outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
         tracker.compare(lambda: comparison.of(params))
     left = outcome.left(why)
     _show(outcome, everything, left, params)

@@ -8,7 +8,8 @@ import pytest
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, to_bytes
-from bdl_pipe.checkpoints import Checkpointed, CheckpointFiles, HandedOver, Keeper, facts_of
+from bdl_pipe.checkpoint_files import CheckpointFiles
+from bdl_pipe.checkpoints import Checkpointed, HandedOver, Keeper, facts_of
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS

@@ -199,7 +199,7 @@ def _update(request: Request, settings: Settings) -> None:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
         return
     with tracking.opened(settings, params, f"paper {root.name}", {"paper": str(request.table)}) as tracker:
-        outcome = pool.run(stages, todo, params, settings, jobs=pool.JOBS, root=root, watcher=tracker)
+        outcome = pool.run(stages, todo, params, settings, tracker, jobs=pool.JOBS, root=root)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)

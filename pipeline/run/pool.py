@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
@@ -24,6 +24,7 @@ from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan as plans
 from ..plan.plan import Plan, Stage, descendants
+from ..tracking import Tracker
 from . import body, head
 from .children import SAME, Child, stop
 
@@ -54,13 +55,6 @@ class Outcome:
         return {name: why for name, why in todo.items() if name not in self.done and name not in self.same}
 
 
-class Watcher(Protocol):
-    """An observer of a run of stages, such as ``tracking.Tracker``."""
-
-    def started(self, stage: Stage) -> None: ...
-    def ended(self, stage: Stage, status: str, lines: list[str]) -> None: ...
-
-
 def stale(stages: Plan) -> dict[str, str]:
     """Return the stages that must run, with the reason: its own result is out of date, or something that it needs."""
     why: dict[str, str] = {}
@@ -88,16 +82,17 @@ def run(
     todo: Mapping[str, str],
     params: Params,
     settings: Settings,
+    tracker: Tracker,
     *,
     jobs: int,
     root: Path | None = None,
-    watcher: Watcher | None = None,
 ) -> Outcome:
     """Run the stages of ``todo``. A stage that fails stops what needs it, and nothing else.
 
     Args:
         stages: the plan, with all that ``todo`` needs.
         todo: the stages that must run, see :func:`stale`.
+        tracker: shows the stages while they run.
         jobs: how many run at once.
         root: in place of ``work``.
 
@@ -110,11 +105,11 @@ def run(
         def start(name: str) -> Child:
             return Child(name, _stage, (stages[name], params.raw, settings, root, place))
 
-        return schedule(stages, todo, start, jobs=jobs, watcher=watcher)
+        return schedule(stages, todo, start, tracker, jobs=jobs)
 
 
 def schedule(
-    stages: Plan, todo: Collection[str], start: Callable[[str], Child], *, jobs: int, watcher: Watcher | None = None
+    stages: Plan, todo: Collection[str], start: Callable[[str], Child], tracker: Tracker, *, jobs: int
 ) -> Outcome:
     """Run the stages of ``todo`` in the order of their needs; :func:`run` says more.
 
@@ -135,19 +130,17 @@ def schedule(
                     waiting.discard(name)
                     children[name] = start(name)
                     lines.started(name)
-                    if watcher is not None:
-                        watcher.started(stages[name])
+                    tracker.started(stages[name])
                 for child in _look(children, lines):
                     del children[child.name]
-                    how = _ended(child, stages, waiting, outcome, watcher)
+                    how = _ended(child, stages, waiting, outcome, tracker)
                     lines.say(f"[{len(todo) - len(waiting) - len(children)}/{len(todo)}] {child.name}: {how}")
                     if child.exit_code() == 0:
                         seconds[child.name] = child.seconds
                 lines.show(children.values())
         finally:
             for child in children.values():
-                if watcher is not None:
-                    watcher.ended(stages[child.name], "KILLED", [])
+                tracker.ended(stages[child.name], "KILLED")
             stop([*children.values()])
             with contextlib.suppress(OSError, UserError):  # A full disk must not hide what the stages said.
                 places.STATE.mkdir(parents=True, exist_ok=True)
@@ -179,7 +172,7 @@ def _look(children: Mapping[str, Child], lines: "_Lines") -> Iterator[Child]:
             yield child
 
 
-def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, watcher: Watcher | None) -> str:
+def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, tracker: Tracker) -> str:
     """Note how a stage ended, and say so in words."""
     name, code = child.name, child.exit_code()
     if code == SAME:
@@ -191,8 +184,7 @@ def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, watc
         skipped = descendants(stages, {name}) & waiting
         outcome.skipped |= skipped
         waiting -= skipped
-    if watcher is not None:
-        watcher.ended(stages[name], "FAILED" if name in outcome.failed else "FINISHED", outcome.failed.get(name, []))
+    tracker.ended(stages[name], "FAILED" if name in outcome.failed else "FINISHED", outcome.failed.get(name, []))
     return {0: f"done, {child.seconds:.0f} s", SAME: "is up to date"}.get(code or 0, f"FAILED, {child.seconds:.0f} s")
 
 

@@ -233,26 +233,23 @@ def opened(
         tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
         with cluster.connected(settings, ships=shipped()):
             require_shared(settings)
-            run_id, status = tracking.start_parent(f"{verb} {name}", {**tags, "stage": verb}, parent), "FAILED"
-            try:
-                folder.write(**record, parent=run_id)
-                # Tune's handler of Ctrl-C keeps the trials, while Ray's of SIGTERM ends the process at once.
-                signals.interruptible()
-                signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-                upstream = make_upstream(branch, data, params, settings)
-                parts = {"branch": branch, "data": data, "upstream": upstream}
-                metrics = METRICS[params.datasets[branch.dataset].task] if branch.evaluate else (METRIC,)
-                tags |= {"stage": "trial", tracking.NEST: run_id}
-                yield Session(name, folder, settings, parts, tags, metrics)
-                folder.write(**record, parent=run_id, finished=True)
-                status = "FINISHED"
-            except KeyboardInterrupt:
-                print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)
-                status = "KILLED"
-                raise
-            finally:
-                signals.interruptible()
-                tracking.end_parent(run_id, status)
+            with tracking.parent(f"{verb} {name}", {**tags, "stage": verb}, parent) as run_id:
+                try:
+                    folder.write(**record, parent=run_id)
+                    # Tune's handler of Ctrl-C keeps the trials, while Ray's of SIGTERM ends the process at once.
+                    signals.interruptible()
+                    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+                    upstream = make_upstream(branch, data, params, settings)
+                    parts = {"branch": branch, "data": data, "upstream": upstream}
+                    metrics = METRICS[params.datasets[branch.dataset].task] if branch.evaluate else (METRIC,)
+                    tags |= {"stage": "trial", tracking.NEST: run_id}
+                    yield Session(name, folder, settings, parts, tags, metrics)
+                    folder.write(**record, parent=run_id, finished=True)
+                except KeyboardInterrupt:
+                    print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)
+                    raise
+                finally:
+                    signals.interruptible()
 
 
 def begin(folder: Folder, identity: str, resume: bool) -> str | None:

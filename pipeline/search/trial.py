@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from bdl_pipe import config, evaluation
+from bdl_pipe import config, evaluation, search
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
@@ -23,6 +23,7 @@ from bdl_pipe.method import Method, fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
+from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
 
 from ..core.model import Run
@@ -32,9 +33,7 @@ MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
 SEED: Final = "seed"
-DIVERGED: Final = 1e9  # A diverged trial's score is finite, because the scheduler compares scores.
 _CHECKPOINT: Final = "state"
-Sampled = Mapping[str, Any]  # dotted key of the method's config -> value; a study adds the seed
 Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> the states of its seeds
 
 
@@ -43,7 +42,7 @@ class Ended:
     """A trial that has ended.
 
     Attributes:
-        sampled: what it tried.
+        sampled: the hyperparameters; a study adds the seed.
         scores: its last scores; a trial of a study that diverged has none.
         milestone: its last milestone.
         seconds: its time, in earlier attempts up to their last checkpoint, too.
@@ -106,9 +105,8 @@ class Branch:
         """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
         configs = list[Any]()
         for run in self.runs:
-            overlay = nested(sampled) if run.method.name == self.method.name else {}
-            merged = config.merge(config.to_mapping(run.config), overlay)
-            configs.append(config.read(run.method.config, merged, f"methods.{run.method.name}"))
+            values = sampled if run.method.name == self.method.name else {}
+            configs.append(search.sampled_config(run.method, run.config, values))
         return configs
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
@@ -197,7 +195,7 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
     def score(made: State) -> dict[str, float]:
         fitted = branch.finish(made, data, configs, upstream)
         if evaluate is None:
-            return {METRIC: validation_nll(fitted, data, branch.predictions)}
+            return {METRIC: search.validation_nll(fitted, data, branch.predictions)}
         predictor = Predictor(posterior_of(fitted, data.device), data.transform, data.classes)
         without_joints = replace(evaluate, joint_pairs=0)
         scored = evaluation.score_clean(predictor, data.validation, without_joints, branch.predictions, data.device)
@@ -216,40 +214,3 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
         print(error)
         scores = {METRIC: DIVERGED} if evaluate is None else {}
     tune.report({**scores, TIME: MILESTONES})
-
-
-def validation_nll(state: State, data: FitData, rng: Seed) -> float:
-    """Compute the mean of −log p(y | x) over the validation rows, in nats, in the targets' own units.
-
-    Raises:
-        Diverged: a prediction is not finite.
-    """
-    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
-    total, validation = 0.0, data.validation
-    for rows, predictive in fitted.batches(validation.inputs, rng=rng, device=data.device):
-        targets = torch.tensor(validation.targets[rows], device=data.device)
-        total -= float(predictive.log_prob(targets).double().sum())
-    nll = total / len(validation)
-    return min(nll, DIVERGED) if nll == nll else DIVERGED
-
-
-def rounded(value: float) -> float:
-    """Round to four significant digits, so that the overlay holds exactly what was tried; integers are kept."""
-    return value if isinstance(value, int) else float(f"{value:.4g}")
-
-
-def same(sampled: Sampled, present: Sampled) -> bool:
-    """Return whether a sample has the hyperparameters ``present``, up to rounding."""
-    return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
-
-
-def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest dotted keys: ``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
-    tree: dict[str, Any] = {}
-    for key, value in dotted.items():
-        *sections, name = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
-    return tree

@@ -11,21 +11,19 @@ a data set that declares a space, one after the other.
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
+from bdl_pipe.search import DIVERGED, hyperparameters, nested, rounded, same
 
 from ..core import overlays, provenance
 from ..core.load import load
 from ..core.model import SECTIONS, Params
 from ..core.settings import Settings
 from . import Session, branch_of, folder_of, opened
-from .trial import DIVERGED, METRIC, MILESTONES, Branch, Ended, nested, rounded, same
+from .trial import METRIC, MILESTONES, Branch, Ended
 
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
@@ -170,10 +168,8 @@ def plan(
         raise UserError(f"{method}: cannot be scored before its end, which pbt needs; use --scheduler asha")
     if scheduler == PBT and samples < LEAST:
         raise UserError(f"--samples: must be >= {LEAST} for pbt, which replaces the worst quarter, got {samples}")
-    present: dict[str, Any] = {key: reduce(getitem, key.split("."), config.to_mapping(first.config)) for key in space}
-    is_inside = all(value is not None and space[key][0] <= value <= space[key][1] for key, value in present.items())
-    typed = {key: value if space[key][2] == "integer" else float(value) for key, value in present.items() if is_inside}
-    return Search(branch, samples, scheduler, [typed] if is_inside else [])
+    present = hyperparameters(branch.method, first.config)
+    return Search(branch, samples, scheduler, [] if present is None else [present])
 
 
 def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path | None:

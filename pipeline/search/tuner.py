@@ -17,12 +17,13 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
 from bdl_pipe.errors import UserError
+from bdl_pipe.search import Sampled, rounded, same
 
 from .. import tracking
 from ..core import provenance
 from ..work.hub import with_plugins
 from . import Session
-from .trial import METRIC, MILESTONES, TIME, Ended, Sampled, rounded, same, trial
+from .trial import METRIC, MILESTONES, TIME, Ended, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
 _RETRIES: Final = 2  # A trial whose worker was lost is retried, from its last milestone.

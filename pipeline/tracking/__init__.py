@@ -4,7 +4,7 @@ Nothing here changes a result: a store that fails costs one warning. MLflow is i
 """
 
 from .comparison import Compared, Comparison, View, compare, link
-from .store import NEST, STAGES, end_parent, initialise, quieten, start_parent, store_uri, tolerate
+from .store import NEST, STAGES, parent, quieten, store_uri, tolerate
 from .tracker import Tracker, opened
 
 __all__ = [
@@ -15,12 +15,10 @@ __all__ = [
     "Tracker",
     "View",
     "compare",
-    "end_parent",
-    "initialise",
     "link",
     "opened",
+    "parent",
     "quieten",
-    "start_parent",
     "store_uri",
     "tolerate",
 ]

@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,36 +40,38 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{FOLDER.absolute()}/mlflow.db"
 
 
-def initialise() -> str | None:
-    """Make the store and the experiment of stages if they do not exist.
+@contextlib.contextmanager
+def ending(end: Callable[[str], object]) -> Iterator[None]:
+    """Call ``end`` after the block, with FINISHED, or with FAILED or KILLED by what the block raises."""
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        end(status)
 
-    Returns:
-        The experiment's id; None where tracking is off or the store fails, which is one warning.
-    """
-    return attempt(lambda client: experiment(client, STAGES))
 
+@contextlib.contextmanager
+def parent(name: str, tags: Mapping[str, Any], resumed: str | None = None) -> Iterator[str | None]:
+    """Hold the run that the trials of a search belong to, a new one or the run ``resumed``, within the block.
 
-def start_parent(name: str, tags: Mapping[str, Any] | None = None, resumed: str | None = None) -> str | None:
-    """Start the run that the runs of one command belong to, or go on with the run ``resumed``.
-
-    Returns:
+    Yields:
         The run's id; None where tracking is off or the store fails, which is one warning.
     """
 
     def start(client: Any) -> str:
         if resumed is None:
-            return create(client, experiment(client, STAGES), name, tags or {})
+            return create(client, experiment(client, STAGES), name, tags)
         client.set_tag(resumed, "process", provenance.process())
         client.update_run(resumed, status="RUNNING")
         return resumed
 
-    return attempt(start)
-
-
-def end_parent(run_id: str | None, status: str = "FINISHED") -> None:
-    """End the run that :func:`start_parent` returned as FINISHED, FAILED or KILLED."""
-    if run_id is not None:
-        attempt(lambda client: client.set_terminated(run_id, status))
+    run_id = attempt(start)
+    with ending(lambda status: run_id and attempt(lambda client: client.set_terminated(run_id, status))):
+        yield run_id
 
 
 def attempt(action: Callable[[Any], T]) -> T | None:

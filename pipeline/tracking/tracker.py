@@ -230,15 +230,8 @@ def opened(
 ) -> Iterator[Tracker]:
     """Open the tracker of a command, which ends as FINISHED, or as FAILED or KILLED by what the block raises."""
     tracker = Tracker(settings, params, command, tags or {})
-    status: str = "FAILED"
-    try:
+    with store.ending(tracker.close):
         yield tracker
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        tracker.close(status)
 
 
 def final_scores(stored: RunScores) -> dict[str, float]:

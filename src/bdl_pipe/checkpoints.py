@@ -1,18 +1,16 @@
 """Checkpoints of long fits: a report that keeps them, so that a fit that was killed continues with the same bits.
 
 ``fit(data, inputs, config, rng=rng, report=Checkpointed("chain", CheckpointFiles(folder)))`` continues from the last
-checkpoint of that name, if there is one. Remove the folder once the result is safe.
+checkpoint of that name, if there is one. Remove the folder once the result is safe, see ``checkpoint_files``.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol, final, runtime_checkable
 
 from .artifacts import State, from_bytes, to_bytes
 from .errors import ArtifactError
-from .files import write_bytes
 from .progress import Report
 
 Send = Callable[[str, int, int, Mapping[str, float]], object]  # receives (name, step, total, metrics)
@@ -30,24 +28,6 @@ class Keeper(Protocol):
     def load(self, name: str) -> bytes | None:
         """Return the last checkpoint of this name; None if there is none."""
         ...
-
-
-@final
-class CheckpointFiles:
-    """A folder that keeps each checkpoint in a file, ``<name>.part``."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def save(self, name: str, blob: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._folder / f"{name}.part", blob)
-
-    def load(self, name: str) -> bytes | None:
-        try:
-            return (self._folder / f"{name}.part").read_bytes()
-        except FileNotFoundError:
-            return None
 
 
 class HandedOver(Exception):

@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from . import networks as _networks
     from . import plugins as _plugins
     from .artifacts import State as State
-    from .checkpoints import CheckpointFiles as CheckpointFiles, Checkpointed as Checkpointed
+    from .checkpoint_files import CheckpointFiles as CheckpointFiles, CheckpointFolder as CheckpointFolder
+    from .checkpoints import Checkpointed as Checkpointed
     from .data.catalog import register_source as register_source
     from .data.config import DatasetConfig as DatasetConfig
     from .data.examples import Examples as Examples
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .data.inspect.table import inspect_table as inspect_table
     from .data.raw import Raw as Raw
     from .data.size import Size as Size
+    from .display import Display as Display
     from .errors import (
         ArtifactError as ArtifactError,
         ConfigError as ConfigError,
@@ -86,13 +88,15 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Architecture": "networks",
     "ArtifactError": "errors",
     "Categorical": "predictive",
-    "CheckpointFiles": "checkpoints",
+    "CheckpointFiles": "checkpoint_files",
+    "CheckpointFolder": "checkpoint_files",
     "Checkpointed": "checkpoints",
     "ConfigError": "errors",
     "Continuous": "predictive",
     "DataError": "errors",
     "DatasetConfig": "data.config",
     "Default": "method",
+    "Display": "display",
     "Diverged": "errors",
     "EvaluateConfig": "evaluation",
     "Examples": "data.examples",

@@ -8,11 +8,17 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from bdl_pipe.errors import UserError
+from pipeline.core.settings import Settings
 from pipeline.plan.plan import Plan, Stage
 from pipeline.run import children, pool
 from pipeline.run.children import SAME, Child
+from pipeline.tracking import Tracker
+
+NO_PARAMS: Final[Any] = None
+UNTRACKED: Final = Tracker(Settings(tracking=False), NO_PARAMS, "test", {})
 
 
 def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:
@@ -58,7 +64,9 @@ def main(folder: str) -> None:
     """A command that runs two stages that hang; it is started with SIGINT ignored, as in the background of a script."""
     os.chdir(folder)
     children.PRELOAD = ("pool_cases",)
-    pool.schedule(plan_of({"a": [], "b": []}), "ab", starter(Path(folder), {"a": "hang", "b": "hang"}), jobs=2)
+    pool.schedule(
+        plan_of({"a": [], "b": []}), "ab", starter(Path(folder), {"a": "hang", "b": "hang"}), UNTRACKED, jobs=2
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -102,54 +101,6 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert [(int(d.result.tensors["sum"]), d.result.config["began_at"]) for d in done] == [(10, 0), (10, 0)]
 
 
-def test_other_identities_are_forgotten(tmp_path: Path) -> None:
-    opened(tmp_path, "a").save("t", b"old")
-    later = opened(tmp_path, "b")
-    assert later.load("t") is None
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "b.lock"]
-    later.clear()
-    assert not tmp_path.exists()
-
-
-def test_work_that_a_process_is_at_is_never_forgotten(tmp_path: Path) -> None:
-    """Another run of the same row with other numbers, and one with the same, begin and end meanwhile."""
-    store = opened(tmp_path, "a")
-    store.save("t", b"kept")
-    for identity in ("b", "a"):
-        other = opened(tmp_path, identity)
-        other.save("u", b"other")
-        other.clear()
-        assert store.load("t") == b"kept"
-        store.save("t", b"kept")
-        store.finish("v", b"done")
-    store.clear()
-    assert not tmp_path.exists()
-
-
-@pytest.mark.process
-def test_work_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from pipeline.work.store import Store;"
-    code += "store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'left'); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=PIPE, stdout=PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        opened(tmp_path, "b")
-        assert (tmp_path / "a/t.part").read_bytes() == b"left"
-        process.kill()
-    opened(tmp_path, "b")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "b.lock"]
-
-
-@pytest.mark.process
-def test_a_folder_that_is_forgotten_while_it_is_opened_is_made_again(tmp_path: Path) -> None:
-    """Two processes that open and clear the same store all the time: neither ever loses its folder."""
-    code = "import sys; from pathlib import Path; from pipeline.work.store import Store\n"
-    code += "for k in range(300):\n    store = Store(Path(sys.argv[1]), 'a'); store.open(); store.save('t', b'x')\n"
-    code += "    store.clear()"
-    command = [sys.executable, "-c", code, str(tmp_path / "s")]
-    ends = [process.wait() for process in [subprocess.Popen(command) for _ in range(3)]]
-    assert ends == [0, 0, 0]
-
-
 @pytest.mark.ray
 def test_checkpoints_lie_in_the_drivers_folder_wherever_ray_was_started(
     ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,25 +184,6 @@ def test_a_task_that_loses_every_worker_ends_with_one_line(
         run()
     assert store.load("a") is not None
     assert run().result.config["step"] == 3
-
-
-def test_a_folder_that_is_removed_while_mkdir_looks_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mkdir, raised = Path.mkdir, []
-
-    def removed(self: Path, **options: bool) -> None:
-        if self.name == "s" and not raised:
-            raised.append(self)
-            raise FileExistsError(self)  # what mkdir raises where the folder is gone when it asks what is there
-        mkdir(self, **options)
-
-    monkeypatch.setattr(Path, "mkdir", removed)
-    opened(tmp_path / "s", "a").save("t", b"x")
-    assert raised and (tmp_path / "s/a/t.part").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        opened(tmp_path / "file", "a")
 
 
 def test_what_ray_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pool_cases import plan_of, starter, waiting
+from pool_cases import UNTRACKED, plan_of, starter, waiting
 
 from pipeline.plan.plan import ancestors, descendants
 from pipeline.run import children, pool
@@ -29,7 +29,7 @@ def _no_preload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 def run(tmp_path: Path, acts: dict[str, str] | None = None, jobs: int = 2, todo: str = "") -> Outcome:
-    return pool.schedule(GRAPH, todo or [*GRAPH], starter(tmp_path, acts or {}), jobs=jobs)
+    return pool.schedule(GRAPH, todo or [*GRAPH], starter(tmp_path, acts or {}), UNTRACKED, jobs=jobs)
 
 
 def order(tmp_path: Path) -> list[str]:
@@ -138,10 +138,11 @@ def test_a_command_that_is_killed_leaves_no_stage(tmp_path: Path) -> None:
 
 def test_the_work_continues_when_the_reader_of_the_output_has_ended(tmp_path: Path) -> None:
     text = (
-        "from pathlib import Path; from pool_cases import plan_of, starter; from pipeline.run import children, pool\n"
+        "from pathlib import Path; from pool_cases import *; from pipeline.run import children, pool\n"
         "children.PRELOAD = ('pool_cases',)\n"
         "if __name__ == '__main__':\n"
-        f"    pool.schedule(plan_of({{'a': [], 'b': ['a']}}), 'ab', starter(Path({str(tmp_path)!r}), {{}}), jobs=1)\n"
+        f"    start = starter(Path({str(tmp_path)!r}), {{}})\n"
+        "    pool.schedule(plan_of({'a': [], 'b': ['a']}), 'ab', start, UNTRACKED, jobs=1)\n"
     )
     (tmp_path / "script.py").write_text(text)
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])

@@ -89,6 +89,11 @@ def runs(client: MlflowClient) -> dict[str, Any]:
     return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
 
 
+def initialised() -> Any:
+    """The experiment of stages, in the store that the environment names; None where the store fails."""
+    return store.attempt(lambda client: store.experiment(client, tracking.STAGES))
+
+
 class Fake:
     """A client in whose store every request is a line; ``before`` may refuse one."""
 
@@ -266,18 +271,23 @@ def test_without_mlflow_everything_works(
     with tracking.opened(Settings.read(), params(), "repro") as opened:
         opened.started(stage())
     said = capsys.readouterr().err
-    assert tracking.start_parent("search") is None and tracking.initialise() is None
+    with tracking.parent("search", {}) as parent:
+        assert parent is None
     assert said.count("no tracking") == (setting == "on")
     assert setting == "on" or not (project / "mlruns").exists()
 
 
 def test_runs_of_a_search_have_a_parent_that_goes_on(client: MlflowClient) -> None:
-    parent = tracking.start_parent("tune toy", {"search": "toy"})
-    tracking.end_parent(parent, "KILLED")
+    with pytest.raises(KeyboardInterrupt), tracking.parent("tune toy", {"search": "toy"}) as first:
+        assert runs(client)["tune toy"].info.status == "RUNNING"
+        raise KeyboardInterrupt
     assert runs(client)["tune toy"].info.status == "KILLED"
-    assert tracking.start_parent("tune toy", resumed=parent) == parent
-    assert runs(client)["tune toy"].info.status == "RUNNING"
-    tracking.end_parent(parent)
+    with pytest.raises(ZeroDivisionError), tracking.parent("tune toy", {}, first) as again:
+        assert again == first and runs(client)["tune toy"].info.status == "RUNNING"
+        raise ZeroDivisionError
+    assert runs(client)["tune toy"].info.status == "FAILED"
+    with tracking.parent("tune toy", {}, first):
+        pass
     assert runs(client)["tune toy"].info.status == "FINISHED"
 
 
@@ -288,8 +298,8 @@ def test_the_runs_of_killed_processes_are_ended(client: MlflowClient) -> None:
     dead.communicate()
     assert provenance.is_dead(name)
     assert not provenance.is_dead("elsewhere/1/0.00")  # a process of another machine, which may live
-    tracking.start_parent("lost", {"process": name})
-    tracking.start_parent("alive")
+    for process, tags in (("lost", {"process": name}), ("alive", dict[str, str]())):
+        store.create(client, initialised(), process, tags)
     with tracking.opened(Settings(), params(), "repro"):
         pass
     found = runs(client)
@@ -321,7 +331,7 @@ def test_store_and_experiment_are_made_under_the_lock(project: Path, monkeypatch
 
     made = list[str]()
     monkeypatch.setattr("mlflow.tracking.MlflowClient", Alone)
-    assert tracking.initialise() == "1"
+    assert initialised() == "1"
     place = f"make {tracking.STAGES} with {(project / 'mlruns/artifacts').as_uri()}"
     uri = f"open sqlite:///{project}/mlruns/mlflow.db"
     assert made == [uri, "make tables", f"look for {tracking.STAGES}", place]
@@ -331,10 +341,10 @@ def test_an_experiment_keeps_its_files_where_it_was_made(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/runs")
-    experiment = tracking.initialise()
+    experiment = initialised()
     assert client.get_experiment(experiment).artifact_location == "s3://bucket/runs/bdl-pipe-stages"
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/others")
-    assert tracking.initialise() is None
+    assert initialised() is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in said
 
@@ -344,6 +354,6 @@ def test_a_warning_of_tracking_holds_no_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:aSecretOfATest@127.0.0.1:9/")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert tracking.initialise() is None
+    assert initialised() is None
     said = capsys.readouterr().err
     assert "no tracking (http://127.0.0.1:9/)" in said and "aSecretOfATest" not in said

@@ -15,6 +15,7 @@ from bdl_pipe.data import prepared
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
+from bdl_pipe.search import DIVERGED, validation_nll
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core import places
@@ -73,15 +74,9 @@ def test_the_score_is_the_validation_nll_in_original_units(toy):
     (config,) = chain.configs({"inner.shift": 1.5})
     fitted = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
-    nll = trial.validation_nll(fitted, data, chain.predictions)
+    nll = validation_nll(fitted, data, chain.predictions)
     assert nll == pytest.approx(gaussian_nll(data.validation.targets, mean), rel=1e-4)
     assert nll != pytest.approx(gaussian_nll(data.train.targets, mean), rel=1e-4)
-
-
-def test_sampled_values_are_nested_and_rounded_as_they_are_written():
-    assert trial.nested({"a.b": 1.0, "a.c": 2.0, "d": 3.0}) == {"a": {"b": 1.0, "c": 2.0}, "d": 3.0}
-    assert trial.rounded(0.00123456) == 0.001235
-    assert trial.rounded(12345) == 12345 and type(trial.rounded(3)) is int
 
 
 def test_an_integer_is_searched_over_integers_up_to_its_ends():
@@ -188,7 +183,7 @@ def ended(shift, nll, milestone=trial.MILESTONES):
 
 def test_the_winner_is_the_best_finished_sample(toy):
     stopped_early = ended(-3.0, 0.5, trial.MILESTONES - 1)
-    trials = [ended(6.0, 9.0), ended(-4.0, 1.25), stopped_early, ended(1.0, trial.DIVERGED)]
+    trials = [ended(6.0, 9.0), ended(-4.0, 1.25), stopped_early, ended(1.0, DIVERGED)]
     text = tune.conclude(search_of(), trials).read_text()
     assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}
     assert "validation nll 1.25 (in force: 9); 2 of 4 samples finished" in text
@@ -196,9 +191,7 @@ def test_the_winner_is_the_best_finished_sample(toy):
 
 def test_a_search_whose_samples_all_diverged_is_one_line(toy, monkeypatch):
     monkeypatch.setattr(tune, "opened", lambda *_: nullcontext())
-    monkeypatch.setattr(
-        tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, trial.DIVERGED)], ())
-    )
+    monkeypatch.setattr(tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, DIVERGED)], ()))
     with pytest.raises(UserError, match="no sample of 4 gave a finite likelihood"):
         tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
 
@@ -211,7 +204,7 @@ def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy
 
     def run(session, space, how, part=""):
         calls.append((part, how.num_samples, how.search_alg._points_to_evaluate))
-        scores = (2.0, 1.0, 3.0, trial.DIVERGED) if len(calls) == 1 else (8.0, 7.0)
+        scores = (2.0, 1.0, 3.0, DIVERGED) if len(calls) == 1 else (8.0, 7.0)
         return [ended(float(at) if len(calls) == 1 else (1.0, 6.0)[at], nll) for at, nll in enumerate(scores)]
 
     monkeypatch.setattr(tuner, "run", run)

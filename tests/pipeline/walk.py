@@ -9,7 +9,8 @@ from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import Plan, one, plan
 from pipeline.run import body
-from pipeline.run.pool import Outcome, Watcher
+from pipeline.run.pool import Outcome
+from pipeline.tracking import Tracker
 
 INLINE = Settings(executor="inline", tracking=False)
 
@@ -32,10 +33,10 @@ def run(
     todo: Mapping[str, str],
     params: Params,
     settings: Settings,
+    tracker: Tracker,
     *,
     jobs: int,
     root: Path | None = None,
-    watcher: Watcher | None = None,
 ) -> Outcome:
     """Run stages as ``pool.run`` does, but for what comes after a failure; ``root`` is this process's already."""
     outcome = Outcome()

@@ -1,0 +1,89 @@
+"""Search a method's hyperparameters by an optimiser of your own: the space, a config for a sample, and its score.
+
+    method = METHODS["deterministic"]
+    sample = {key: draw(*bounds) for key, bounds in method.search.items()}  # (low, high, scale) by dotted key
+    config = sampled_config(method, present, sample)
+    state = method.stages["student"].fit_one(data, {}, config, rng=rng, report=Silent())
+    score = validation_nll(state, data, rng)
+
+``data`` must hold validation rows that no fit has seen. ``python -m pipeline tune`` searches so by Ray Tune.
+"""
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any, Final
+
+import torch
+
+from . import config
+from .artifacts import State
+from .data.fitdata import FitData
+from .method import Method
+from .posterior import Predictor
+from .registry import posterior_of
+from .seeds import Seed
+
+DIVERGED: Final = 1e9  # A sample that diverged has a finite score, because optimisers compare scores.
+Sampled = Mapping[str, Any]  # dotted key of the method's config -> value
+
+
+def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
+    """Read the config ``present`` of a method with sampled hyperparameters in place of its own.
+
+    Raises:
+        ConfigError: the sample breaks a rule of the config: a space has no rules between its keys.
+    """
+    merged = config.merge(config.to_mapping(present), nested(sampled))
+    return config.read(method.config, merged, f"methods.{method.name}")
+
+
+def hyperparameters(method: Method, present: Any) -> dict[str, Any] | None:
+    """Return the values of the searched keys in a config of the method; None if one lies outside of the space."""
+    values, found = config.to_mapping(present), dict[str, Any]()
+    for key, (low, high, scale) in method.search.items():
+        value: Any = reduce(getitem, key.split("."), values)
+        if value is None or not low <= value <= high:
+            return None
+        found[key] = value if scale == "integer" else float(value)
+    return found
+
+
+def validation_nll(state: State, data: FitData, rng: Seed) -> float:
+    """Compute the mean of −log p(y | x) over the validation rows, in nats, in the targets' own units.
+
+    Args:
+        state: of a posterior that was fitted to the training rows.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    fitted = Predictor(posterior_of(state, data.device), data.transform, data.classes)
+    total, validation = 0.0, data.validation
+    for rows, predictive in fitted.batches(validation.inputs, rng=rng, device=data.device):
+        targets = torch.tensor(validation.targets[rows], device=data.device)
+        total -= float(predictive.log_prob(targets).double().sum())
+    nll = total / len(validation)
+    return min(nll, DIVERGED) if nll == nll else DIVERGED
+
+
+def rounded(value: float) -> float:
+    """Round to four significant digits, so that a file holds exactly what was tried; integers are kept."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")
+
+
+def same(sampled: Sampled, present: Sampled) -> bool:
+    """Return whether a sample has the hyperparameters ``present``, up to rounding."""
+    return all(rounded(sampled[key]) == rounded(value) for key, value in present.items())
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest dotted keys: ``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
+    tree: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
