@@ -19,6 +19,7 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.grids import SEED, Result
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
@@ -32,24 +33,19 @@ from ..work.executor import keep_freed_memory
 MILESTONES: Final = 4
 METRIC: Final = "nll"
 TIME: Final = "milestone"
-SEED: Final = "seed"
 _CHECKPOINT: Final = "state"
 Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> the states of its seeds
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A trial that has ended.
+class Ended(Result):
+    """A trial that has ended, with its last scores.
 
     Attributes:
-        sampled: the hyperparameters; a study adds the seed.
-        scores: its last scores; a trial of a study that diverged has none.
         milestone: its last milestone.
         seconds: its time, in earlier attempts up to their last checkpoint, too.
     """
 
-    sampled: Sampled
-    scores: Mapping[str, float]
     milestone: int = MILESTONES
     seconds: float = 0.0
 

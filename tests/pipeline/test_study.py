@@ -4,7 +4,6 @@ import csv
 import re
 import shutil
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ import yaml
 
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.grids import values_of
 from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.search import load_data, make_upstream, study
-from pipeline.search.study import keys_of, mean_of, of, values_of, written
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
 SETTINGS = Settings()
@@ -35,7 +34,6 @@ STUDY = {
     "figure": [{"x": "inner.shift+more", "lines": "log"}, {"x": "log", "at": {"inner.shift+more": 1}}],
 }
 PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of a grid with one axis
-BASE = {"inner.shift+more": -3.0, "log": ""}
 
 
 made, toy = tune_cases.made, tune_cases.toy
@@ -82,37 +80,11 @@ def sample_of(shift, log="", seed=0):
     return {"inner.shift": shift, "inner.more": shift, "log": log, "seed": seed}
 
 
-def test_an_axis_may_set_several_keys():
-    assert keys_of("weights.rows+cols") == ("weights.rows", "weights.cols")
-    assert keys_of("weights.rows + training.batch") == ("weights.rows", "training.batch")
-    assert keys_of("draws+validation_draws") == ("draws", "validation_draws")
-    assert values_of({"a.b+c": 2, "d": None}) == {"a.b": 2, "a.c": 2, "d": None}
-    assert [written(v) for v in (None, True, 0.03, 1e-5, 16, "a")] == ["null", "true", "0.03", "1e-05", "16", "a"]
-
-
-def test_every_point_is_tried_with_every_seed(toy):
-    asked = planned(toy)
-    assert [list(p.values()) for p in asked.config.points()] == [
-        [shift, log] for shift in (-3.0, -2.25, 1.0) for log in ("", "log.txt")
-    ]
-    samples = asked.config.samples()
-    assert samples[:2] == [sample_of(-3.0), sample_of(-3.0, seed=1)] and len(samples) == 12
-    fits = [Ended(sample, {}) for sample in reversed(samples)]
-    assert of(fits, {"inner.shift+more": 1.0, "log": "log.txt"}) == [fits[1], fits[0]]
-
-
-def test_about_a_base_one_axis_differs_at_a_time(toy):
-    asked = planned(toy, base={"inner.shift+more": -2.25, "log": ""}, figure=[{"x": "inner.shift+more"}])
-    points = [tuple(p.values()) for p in asked.config.points()]
-    assert points == [(-2.25, ""), (-3.0, ""), (1.0, ""), (-2.25, "log.txt")]
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"sedes": 1}, r"fake-shift\.yaml: sedes is not a known key \(did you mean seeds"),
         ({"seeds": 0}, r"fake-shift\.yaml: seeds must be >= 1, got 0"),
-        ({"grid": {}}, "grid must not be empty"),
         (
             {"grid": {"inner.shfit": [1.0]}, **PLAIN},
             r"methods\.shift\.inner\.shfit is not a known key \(did you mean shift",
@@ -121,28 +93,7 @@ def test_about_a_base_one_axis_differs_at_a_time(toy):
             {"grid": {"inner.shift": [1.0, "high"]}, **PLAIN},
             r"methods\.shift\.inner\.shift must be a num.*got 'high'",
         ),
-        (
-            {"grid": {"inner.shift": [1.0, [2.0]]}},
-            r"grid\.inner\.shift\[1\] must be bool or int.*got \[2\.0\]",
-        ),
-        ({"grid": {"inner.shift": [1.0, 1.0]}}, r"grid\.inner\.shift must list values, none of them twice"),
-        ({"grid": {"inner.shift+shift": [1.0]}}, r"must not vary a key twice, got 'inner\.shift'"),
-        (
-            {"grid": {"inner.more": [1.0], "inner.shift+more": [1.0]}},
-            r"grid\.inner\.shift\+more must not vary.*\.more",
-        ),
-        ({"grid": {"inner.shift+": [1.0]}}, r"grid\.inner\.shift\+ must be keys"),
-        ({"grid": {"seed": [1]}}, r"grid\.seed must be keys"),
-        ({"grid": {"inner.shift": []}}, r"grid\.inner\.shift must list values"),
         ({"metrics": ["ece"]}, r"metrics\[0\] must be one of regression.*got 'ece'"),
-        ({"names": {"more": "m"}}, r"names\.more must be an axis"),
-        ({"figure": [{"x": "log"}]}, r"figure\[0\]\.at must have a value of inner\.shift\+more, got \[\]"),
-        ({"figure": [{"x": "lag"}]}, r"figure\[0\]\.x must be an axis.*got 'lag'"),
-        ({"figure": [{"x": "log", "lines": "log"}]}, r"figure\[0\]\.lines must be another axis than x, got 'log'"),
-        ({"figure": [{"x": "log", "at": {"inner.shift+more": 7}}]}, r"figure\[0\]\.at\.inner.*one of -3, -2\.25, 1"),
-        ({"base": {"log": ""}}, r"base must have a value of inner\.shift\+more, log, got \['log'\]"),
-        ({"base": {"log": "", "inner.shift+more": 7}}, r"base\.inner\.shift\+more must be one of -3, -2\.25, 1, got 7"),
-        ({"base": BASE}, r"figure\[0\] must have x alone"),
         ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any run \(did you mean shift"),
         ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
     ],
@@ -226,33 +177,6 @@ def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
     assert "| shift 1, log  | 1 of 2 | 1.0000 | 1.0000 |" in page
     assert "| commit | abc |" in page
     ET.fromstring(paths[1].read_text())
-
-
-def test_the_figure_is_a_function_of_the_fits(toy):
-    asked = planned(toy)
-    fits = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] + seed, "rmse": 1.0})
-    other = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] + 2 * seed, "rmse": 1.0})
-    drawn = study.draw(asked, fits)
-    assert drawn == study.draw(asked, fits)
-    assert drawn != study.draw(asked, other)
-    assert study.draw(asked, [replace(fit, scores={}) for fit in fits])
-
-
-def test_about_a_base_a_point_is_named_by_what_differs(toy):
-    asked = planned(toy, base=BASE, figure=[{"x": "inner.shift+more"}, {"x": "log"}])
-    fits = fits_of(asked, lambda point, seed: {"nll": point["inner.shift+more"] - 5 * len(point["log"]), "rmse": 1.0})
-    page = study.page("shift", asked, fits, {})
-    rows = [line.split("|")[1].strip() for line in page.splitlines() if " of 2 |" in line]
-    assert rows == ["base", "shift -2.25", "shift 1", "log log.txt"]
-    assert "| log log.txt | 2 of 2 | 1.0000 ± 0.0000 | -38.0000 ± 0.0000 |" in page
-    assert study.draw(asked, fits)
-
-
-def test_the_spread_is_over_seeds_that_did_not_diverge():
-    fits = [Ended({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = mean_of(of(fits, {"a": 1}), "nll")
-    assert found is not None and (found.mean, found.error, found.n) == (2.0, 1.0, 2)
-    assert mean_of(fits[2:], "nll") is None
 
 
 def test_the_shipped_studies_are_whole(monkeypatch):

@@ -1,0 +1,134 @@
+"""Grids of hyperparameters: their points, and the table and the figure of scores at them."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import pytest
+
+from bdl_pipe import grids
+from bdl_pipe.config import read
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.grids import GridConfig, Panel, Point, Result, keys_of, mean_of, results_of, rows, values_of, written
+
+BASE = {"inner.shift+more": -3.0, "log": ""}
+GRID = {
+    "grid": {"inner.shift+more": [-3.0, -2.25, 1.0], "log": ["", "log.txt"]},
+    "seeds": 2,
+    "names": {"inner.shift+more": "shift"},
+    "metrics": ["nll", "rmse"],
+    "figure": [{"x": "inner.shift+more", "lines": "log"}, {"x": "log", "at": {"inner.shift+more": 1}}],
+}
+ABOUT: dict[str, Any] = {"base": BASE, "figure": [{"x": "inner.shift+more"}, {"x": "log"}]}
+PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of a grid with one axis
+
+
+def config_of(**changes: Any) -> GridConfig:
+    (only, *_) = changes.get("grid") or ["none"]
+    figure = [{**panel, "x": panel["x"].replace("*", only)} for panel in changes.get("figure", GRID["figure"])]
+    return read(GridConfig, {**GRID, **changes, "figure": figure}, "study")
+
+
+def results(config: GridConfig, score: Callable[[Point, int], dict[str, float]]) -> list[Result]:
+    return [
+        Result({**values_of(point), "seed": seed}, score(point, seed))
+        for point in config.points()
+        for seed in range(config.seeds)
+    ]
+
+
+def test_an_axis_may_set_several_keys() -> None:
+    assert keys_of("weights.rows+cols") == ("weights.rows", "weights.cols")
+    assert keys_of("weights.rows + training.batch") == ("weights.rows", "training.batch")
+    assert keys_of("draws+validation_draws") == ("draws", "validation_draws")
+    assert values_of({"a.b+c": 2, "d": None}) == {"a.b": 2, "a.c": 2, "d": None}
+    assert [written(v) for v in (None, True, 0.03, 1e-5, 16, "a")] == ["null", "true", "0.03", "1e-05", "16", "a"]
+
+
+def test_every_point_is_tried_with_every_seed() -> None:
+    config = config_of()
+    points = [[shift, log] for shift in (-3.0, -2.25, 1.0) for log in ("", "log.txt")]
+    assert [list(point.values()) for point in config.points()] == points
+    samples, first = config.samples(), {"inner.shift": -3.0, "inner.more": -3.0, "log": ""}
+    assert samples[:2] == [first | {"seed": 0}, first | {"seed": 1}] and len(samples) == 12
+    ended = [Result(sample, {}) for sample in reversed(samples)]
+    assert results_of(ended, {"inner.shift+more": 1.0, "log": "log.txt"}) == [ended[1], ended[0]]
+
+
+def test_about_a_base_one_axis_differs_at_a_time_and_names_the_point() -> None:
+    config = config_of(**ABOUT)
+    points = [tuple(point.values()) for point in config.points()]
+    assert points == [(-3.0, ""), (-2.25, ""), (1.0, ""), (-3.0, "log.txt")]
+    assert [config.label(point) for point in config.points()] == ["base", "shift -2.25", "shift 1", "log log.txt"]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"seeds": 0}, r"study\.seeds must be >= 1, got 0"),
+    ({"grid": {}}, "grid must not be empty"),
+    ({"grid": {"inner.shift": [1.0, [2.0]]}}, r"grid\.inner\.shift\[1\] must be bool or int.*got \[2\.0\]"),
+    ({"grid": {"inner.shift": [1.0, 1.0]}}, r"grid\.inner\.shift must list values, none of them twice"),
+    ({"grid": {"inner.shift+shift": [1.0]}}, r"must not vary a key twice, got 'inner\.shift'"),
+    ({"grid": {"inner.more": [1.0], "inner.shift+more": [1.0]}}, r"grid\.inner\.shift\+more must not vary.*\.more"),
+    ({"grid": {"inner.shift+": [1.0]}}, r"grid\.inner\.shift\+ must be keys"),
+    ({"grid": {"seed": [1]}}, r"grid\.seed must be keys"),
+    ({"grid": {"inner.shift": []}}, r"grid\.inner\.shift must list values"),
+    ({"names": {"more": "m"}}, r"names\.more must be an axis"),
+    ({"figure": [{"x": "log"}]}, r"figure\[0\]\.at must have a value of inner\.shift\+more, got \[\]"),
+    ({"figure": [{"x": "lag"}]}, r"figure\[0\]\.x must be an axis.*got 'lag'"),
+    ({"figure": [{"x": "log", "lines": "log"}]}, r"figure\[0\]\.lines must be another axis than x, got 'log'"),
+    ({"figure": [{"x": "log", "at": {"inner.shift+more": 7}}]}, r"figure\[0\]\.at\.inner.*one of -3, -2\.25, 1"),
+    ({"base": {"log": ""}}, r"base must have a value of inner\.shift\+more, log, got \['log'\]"),
+    ({"base": {**BASE, "inner.shift+more": 7}}, r"base\.inner\.shift\+more must be one of -3, -2\.25, 1, got 7"),
+    ({"base": BASE}, r"figure\[0\] must have x alone"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_a_grid_that_cannot_be_tried_or_shown_is_refused(changes: dict[str, Any], message: str) -> None:
+    if changes.get("grid"):
+        changes = {**PLAIN, **changes}
+    with pytest.raises(ConfigError, match=message):
+        config_of(**changes)
+
+
+def test_the_spread_is_over_seeds_that_did_not_diverge() -> None:
+    ended = [Result({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
+    mean = mean_of(results_of(ended, {"a": 1}), "nll")
+    assert mean is not None and (mean.mean, mean.error, mean.n) == (2.0, 1.0, 2)
+    assert mean_of(ended[2:], "nll") is None
+
+
+def test_the_table_has_a_row_for_each_point() -> None:
+    config = config_of(**ABOUT)
+    ended = results(
+        config, lambda point, seed: {} if point["log"] else {"nll": float(point["inner.shift+more"]) + seed}
+    )
+    assert rows(config, ended, ["nll"]) == [
+        ["Point", "fits", "nll"],
+        ["base", "2 of 2", "-2.5000 ± 0.5000"],
+        ["shift -2.25", "2 of 2", "-1.7500 ± 0.5000"],
+        ["shift 1", "2 of 2", "1.5000 ± 0.5000"],
+        ["log log.txt", "0 of 2", "—"],
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, ABOUT], ids=["grid", "about a base"])
+def test_the_figure_is_a_function_of_the_results(changes: dict[str, Any]) -> None:
+    def drawn(slope: float) -> bytes:
+        config, blob = config_of(**changes), io.BytesIO()
+        ended = results(config, lambda point, seed: {"nll": float(point["inner.shift+more"]) + slope * seed})
+        with matplotlib.rc_context({"svg.hashsalt": "x"}):
+            grids.draw(config, ended).savefig(blob, format="svg", metadata={"Date": None})
+        return blob.getvalue()
+
+    assert drawn(1.0) == drawn(1.0) != drawn(2.0)
+    assert grids.draw(config_of(), []).axes, "a figure of fits that all diverged"
+
+
+def test_a_panel_shows_its_lines_at_the_values_of_the_other_axes() -> None:
+    config = GridConfig({"a": (1, 2), "b": (3, 4)}, 1, ("nll",), (Panel("a", lines="b"), Panel("b", at={"a": 2})))
+    ended = results(config, lambda point, seed: {"nll": 10.0 * int(point["a"]) + int(point["b"])})  # type: ignore
+    by_line, at = grids.draw(config, ended).axes
+    assert [list(line.get_ydata()) for line in by_line.lines] == [[13, 23], [14, 24]]
+    assert [list(line.get_ydata()) for line in at.lines] == [[23, 24]] and at.get_title() == "a = 2"
