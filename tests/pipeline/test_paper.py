@@ -19,8 +19,8 @@ from bdl_pipe.errors import UserError
 from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
-from pipeline.papers import COMMANDS, _stages, read
-from pipeline.plan.plan import one, reason
+from pipeline.papers import COMMANDS, read
+from pipeline.plan.plan import one
 from pipeline.run import body, pool
 from pipeline.stages import fit
 from tests.pipeline import walk
@@ -123,30 +123,6 @@ def test_only_what_is_out_of_date_runs_again(project: Path, capsys: pytest.Captu
     place = TREE / "identity/evaluate/boston-ensemble.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "made": {}}))
     assert go(capsys)[0] == ["evaluate boston-ensemble"]
-
-
-STALE: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "nothing": ({}, []),
-    "seed": ({"seed": 1}, ALL),
-    "splits": ({"datasets": {"boston": {**TINY["datasets"]["boston"], "splits": 3}}}, ALL),
-    "seeds": (
-        {"trajectories": {**TINY["trajectories"], "boston-sgd": {**TINY["trajectories"]["boston-sgd"], "seeds": 3}}},
-        ["trajectory boston-sgd"],
-    ),
-    "evaluate": ({"evaluate": {**TINY["evaluate"], "batch": 99}}, ALL[-2:]),
-    "the report's look": ({"report": {"figures_dpi": 50}}, []),
-}
-
-
-def test_what_makes_a_stage_stale_before_anything_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    go(capsys)
-    for name, (change, stale) in STALE.items():
-        write({**TINY, **change})
-        asked = read(papers.load("vbll:table2"), None, None, None)
-        with places.rooted(TREE):
-            stages = _stages(asked.params, asked.runs)
-            found = [key.replace("@", " ") for key, stage in stages.items() if reason(stage) is not None]
-        assert found == stale, name
 
 
 def test_an_interrupted_run_goes_on(

@@ -10,7 +10,7 @@ import torch
 from fitted_cases import CLASSES, FEATURES, student
 
 from bdl_pipe import summary
-from bdl_pipe.errors import ArtifactError, UserError
+from bdl_pipe.errors import UserError
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
@@ -37,12 +37,12 @@ def test_classes_of_a_table(project):
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
     made = go("c", "new.csv")
     direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
-    assert np.allclose(made[[f"p_{c}" for c in CLASSES]], direct.mean.numpy(), atol=1e-6)
+    expected = summary.columns(direct, CLASSES)
+    assert list(made) == ["row", *expected]
+    for name in expected.keys() - {"predicted"}:
+        assert np.allclose(made[name], expected[name], atol=1e-6), name
     assert list(made["predicted"]) == [CLASSES[i] for i in direct.mean.argmax(1)]
-    assert np.allclose(made["entropy"], direct.entropy().numpy(), atol=1e-6)
-    assert np.allclose(made["mutual_information"], direct.mutual_information().numpy(), atol=1e-6)
-    assert (made["mutual_information"] > 0).any()
-    assert list(made["row"]) == list(range(2500))
+    assert (made["mutual_information"] > 0).any() and list(made["row"]) == list(range(2500))
 
 
 def test_regression_in_its_own_units(project):
@@ -53,15 +53,6 @@ def test_regression_in_its_own_units(project):
     assert np.allclose(made["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
     assert np.allclose(made["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
     assert (made["lower"] < made["mean"]).all() and (made["mean"] < made["upper"]).all()
-
-
-def test_images_of_an_npz(project):
-    place = student(project / "work/student/i", images=True)
-    x = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4), dtype=np.uint8)
-    np.savez("new.npz", x=x)
-    made = go("i", "new.npz")
-    direct = load_predictor(place).predict(x, rng=Seed(0))
-    assert np.allclose(made["p_bag"], direct.mean[:, 1].numpy(), atol=1e-6)
 
 
 def test_images_of_a_folder_keep_their_names(project):
@@ -88,13 +79,6 @@ def test_what_is_wrong_is_said_and_nothing_is_left(project, run, columns, more, 
     with pytest.raises(UserError, match=said):
         go(run, "new.csv", **more)
     assert not (project / "out").exists()
-
-
-def test_an_altered_artifact_is_refused(project):
-    place = student(project / "work/student/c")
-    (place / "schema.json").write_text("{}")
-    with pytest.raises(ArtifactError, match="schema"):
-        load_predictor(place)
 
 
 def test_several_targets_are_told_apart():

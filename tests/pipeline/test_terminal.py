@@ -139,13 +139,6 @@ def test_without_any_run_there_is_no_table(project: Params) -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [40, 60, 160])
-def test_no_row_of_some_runs_is_wrapped(project: Params, width: int) -> None:
-    text = shown(FITTED, {}, project, width)
-    assert sum("deterministic" in line for line in text.splitlines()) == 1 + ("[boston-deterministic]" in text)
-    assert ("too narrow for: " in text.replace("\n", " ")) == (width < 160)
-
-
 def test_where_there_is_no_terminal_it_is_the_whole_table_as_the_report_has_it(project: Params) -> None:
     text = shown(FITTED, {"boston-gp": "stopped"}, project, width=40, terminal_=False)
     assert "| deterministic | small | 5 | " in text and "Peak memory |" in text
