@@ -9,7 +9,7 @@ import pytest
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.checkpoint_files import CheckpointFiles
-from bdl_pipe.checkpoints import Checkpointed, HandedOver, Keeper, facts_of
+from bdl_pipe.checkpoints import Checkpointed, HandedOver, Keeper, facts_of, kept, measured
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
@@ -51,3 +51,21 @@ def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_none(tmp_
     quiet = Checkpointed("a", None, every=0.0)
     quiet.save(State({}, {}))
     assert not quiet.due() and quiet.load() is None
+
+
+def test_a_result_is_kept_with_its_cost_and_one_that_is_damaged_is_none(tmp_path: Path) -> None:
+    keeper = CheckpointFiles(tmp_path)
+    Checkpointed("a", keeper, cost=itertools.count(0.0, 100.0).__next__).save(State({}, {"step": 3}))
+
+    def fit(report: Report) -> State:
+        last = report.load()
+        assert last is not None
+        return State({}, {"from": last.config["step"]})
+
+    done = measured(fit, "a", keeper)
+    assert done.result.config == {"from": 3} and 100 <= done.seconds < 200 and done.peak_bytes > 2**20
+    assert keeper.load("a") is None, "the checkpoint of a finished fit is left"
+    stored = kept(keeper.finished("a"), "a")
+    assert stored is not None and stored.result.config == {"from": 3} and stored.seconds == done.seconds
+    (tmp_path / "a.done").write_bytes((tmp_path / "a.done").read_bytes()[:-3])
+    assert kept(keeper.finished("a"), "a") is None and kept(None, "b") is None

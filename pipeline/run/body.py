@@ -1,12 +1,9 @@
 """Bring one stage up to date: take its lock, see whether its result is up to date, do the work, record the result."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -17,8 +14,6 @@ from ..plan import plan
 from ..plan.code import BODIES, shipped
 from ..plan.plan import Stage
 from ..work import choose
-
-_TELL_SECONDS: Final = 10.0
 
 
 def ensure(
@@ -56,27 +51,18 @@ def ensure(
 
 @contextmanager
 def alone(stage: Stage) -> Iterator[None]:
-    """Hold the stage's file lock, and print now and then which process is waited for. A crash releases the lock."""
+    """Hold the stage's file lock, and print which process is waited for. A crash releases the lock."""
     path = places.lock(stage.kind, stage.key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock, printed = FileLock(path), -_TELL_SECONDS
-    while True:
-        try:
-            lock.acquire(timeout=0.2)
-            break
-        except Timeout:
-            if time.monotonic() - printed >= _TELL_SECONDS:
-                printed = time.monotonic()
-                print(f"{stage.name}: waiting for process {_holder(path)}, which runs it", flush=True)
+    lock, holder = FileLock(path), path.with_suffix(".pid")
     try:
-        path.with_suffix(".pid").write_text(str(os.getpid()))
+        lock.acquire(timeout=0)
+    except Timeout:
+        process = holder.read_text() if holder.is_file() else "unknown"
+        print(f"{stage.name}: waiting for process {process}, which runs it", flush=True)
+        lock.acquire()
+    try:
+        holder.write_text(str(os.getpid()))
         yield
     finally:
         lock.release()
-
-
-def _holder(lock: Path) -> str:
-    try:
-        return lock.with_suffix(".pid").read_text()
-    except OSError:
-        return "unknown"

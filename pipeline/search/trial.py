@@ -20,6 +20,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.grids import SEED, Result
+from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report, Silent
@@ -28,7 +29,6 @@ from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
 
 from ..core.model import Run
-from ..work.executor import keep_freed_memory
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"

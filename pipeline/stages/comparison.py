@@ -12,7 +12,7 @@ from ..plan.plan import Plan
 from ..report import columns, tables
 from ..report.columns import Column
 from ..report.tables import RunInfo, Table
-from ..tracking import Compared, Comparison, View
+from ..tracking import Compared, Comparison
 from .report import infos
 
 ALL: Final = "all.data"  # the key of the view of all data sets; no data set can have this name
@@ -33,18 +33,18 @@ def of(params: Params) -> Comparison:
         ArtifactError: a table of scores is altered, truncated or of an older version.
     """
     table = tables.gather(infos(params))
-    compared, views = list[Compared](), list[View]()
+    compared, views = list[Compared](), dict[str, str]()
     for dataset, part in table.by_dataset().items():
         shown = columns.columns(part)
         for run in part.done.runs:
             name, about = f"{dataset} {part.names[run.key]}", _about(table, run, shown)
             compared.append(Compared(run.key, name, _params(table, run), _metrics(table, run, shown), about))
         fixed = ["params.setting", "params.network", "params.seeds"]
-        views.append(_view(dataset, f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown))
+        views[dataset] = _view(f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown)
     parts = table.by_dataset()
     common = [c for part in parts.values() for c in columns.columns(part) if c.of.set in ("test", "cost")]
     fixed = ["params.dataset", "params.setting", "params.seeds"]
-    views.append(_view(ALL, "", "attributes.run_name", fixed, common))
+    views[ALL] = _view("", "attributes.run_name", fixed, common)
     return Comparison(compared, views, lambda experiment: _page(experiment, list(parts)))
 
 
@@ -101,13 +101,12 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
     return "\n".join([*lines, "", f"`python -m pipeline repro evaluate@{run.key}` makes it."])
 
 
-def _view(key: str, filter: str, order: str, fixed: Sequence[str], shown: Sequence[Column]) -> View:
-    """Make a view with a column and a chart for each score and each cost."""
+def _view(filter: str, order: str, fixed: Sequence[str], shown: Sequence[Column]) -> str:
+    """Write a view with a column and a chart for each score and each cost."""
     scores = {name_of(c): c.title for c in shown if c.of.set != "cost"}
     costs = {name_of(c): c.title for c in shown if c.of.set == "cost"}
     names = [f"metrics.{name}" for name in (*scores, *costs) if name not in _ONLY_CHARTS]
-    charts = {"Scores": list(scores.items()), "Cost": list(costs.items())}
-    return View(key, filter, order, [*fixed, *names], charts)
+    return tracking.view(filter, order, [*fixed, *names], {"Scores": scores, "Cost": costs})
 
 
 def _page(experiment: str, datasets: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 Nothing here changes a result: a store that fails costs one warning. MLflow is imported when it is first needed.
 """
 
-from .comparison import Compared, Comparison, View, compare, link
+from .comparison import Compared, Comparison, compare, link, view
 from .store import NEST, STAGES, parent, quieten, store_uri, tolerate
 from .tracker import Tracker, opened
 
@@ -13,7 +13,6 @@ __all__ = [
     "Compared",
     "Comparison",
     "Tracker",
-    "View",
     "compare",
     "link",
     "opened",
@@ -21,4 +20,5 @@ __all__ = [
     "quieten",
     "store_uri",
     "tolerate",
+    "view",
 ]

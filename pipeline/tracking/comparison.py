@@ -45,33 +45,16 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class View:
-    """A view of the comparison: the runs of one data set, or of all.
-
-    Attributes:
-        filter: which runs, in MLflow's words; empty: all.
-        order: by what the runs are sorted, smallest first: a param, metric or attribute, such as ``metrics.nll``.
-        columns: params and metrics.
-        charts: title of a section -> (metric, title) of each of its bar charts.
-    """
-
-    key: str
-    filter: str
-    order: str
-    columns: Sequence[str]
-    charts: Mapping[str, Sequence[tuple[str, str]]]
-
-
-@dataclass(frozen=True)
 class Comparison:
     """All runs of a project side by side.
 
     Attributes:
+        views: the key of each view -> its state, by :func:`view`.
         about: the experiment's description in Markdown, from its id.
     """
 
     runs: Sequence[Compared]
-    views: Sequence[View]
+    views: Mapping[str, str]
     about: Callable[[str], str]
 
 
@@ -83,7 +66,8 @@ def compare(build: Callable[[], Comparison]) -> str | None:
 def publish(client: Any, wanted: Comparison) -> str:
     """Bring the comparison in a store up to date, and return the experiment's id."""
     experiment = store.experiment(client, store.COMPARISON)
-    tags = {**store.KIND, store.NOTE: wanted.about(experiment), **_tags(wanted.views)}
+    tags = {**store.KIND, store.NOTE: wanted.about(experiment)}
+    tags |= {f"mlflow.sharedViewState.{key}": state for key, state in wanted.views.items()}
     project = provenance.digest([socket.gethostname(), str(Path.cwd())])
     with store.lock():
         before = client.get_experiment(experiment).tags
@@ -110,15 +94,17 @@ def link(experiment: str, view: str) -> str:
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={view}"
 
 
-def _tags(views: Sequence[View]) -> dict[str, str]:
-    """Return the experiment's tags that hold the views."""
-    return {f"mlflow.sharedViewState.{view.key}": json.dumps(_state(view), sort_keys=True) for view in views}
+def view(filter: str, order: str, columns: Sequence[str], charts: Mapping[str, Mapping[str, str]]) -> str:
+    """Write the state of a view of the comparison: the runs of one data set, or of all.
 
-
-def _state(view: View) -> dict[str, Any]:
+    Args:
+        filter: which runs, in MLflow's words; empty: all.
+        order: by what the runs are sorted, smallest first: a param, metric or attribute, such as ``metrics.nll``.
+        columns: params and metrics.
+        charts: title of a section -> metric -> title of its bar chart.
+    """
     sections = [
-        {"uuid": f"section-{i}", "name": title, "display": True, "isReordered": True}
-        for i, title in enumerate(view.charts)
+        {"uuid": f"section-{i}", "name": title, "display": True, "isReordered": True} for i, title in enumerate(charts)
     ]
     bars = [
         {
@@ -131,19 +117,20 @@ def _state(view: View) -> dict[str, Any]:
             "isGenerated": False,
             "deleted": False,
         }
-        for i, section in enumerate(view.charts.values())
-        for j, (metric, title) in enumerate(section)
+        for i, section in enumerate(charts.values())
+        for j, (metric, title) in enumerate(section.items())
     ]
-    return {
-        "searchFilter": view.filter,
-        "selectedColumns": [_column(column) for column in view.columns],
+    state = {
+        "searchFilter": filter,
+        "selectedColumns": [_column(column) for column in columns],
         "compareRunCharts": bars,
         "compareRunSections": sections,
         "runsHiddenMode": "SHOW_ALL",
-        "orderByKey": _column(view.order),
+        "orderByKey": _column(order),
         "orderByAsc": True,
         "isAccordionReordered": True,  # otherwise the sections are sorted by name
     }
+    return json.dumps(state, sort_keys=True)
 
 
 def _column(name: str) -> str:

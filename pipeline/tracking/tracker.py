@@ -11,10 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from bdl_pipe import artifacts, config, scores
 from bdl_pipe.scores import RunScores
@@ -35,7 +34,6 @@ _CLOSE_SECONDS: Final = 120.0  # that the end of a command waits for the store a
 _STOP_SECONDS: Final = 10.0  # the same after Ctrl-C
 
 
-@dataclass
 class StageRun:
     """A run of a stage, and its place in MLflow's store.
 
@@ -45,18 +43,10 @@ class StageRun:
         shown: the time up to which the curve is in the store; a curve of an earlier run is older than this run.
     """
 
-    stage: Stage
-    identity: Path
-    record: Path
-    curve: Path
-    run_id: str = ""
-    shown: float = 0.0
-
-    @classmethod
-    def of(cls, stage: Stage) -> Self:
-        """Take a stage, and name its files where they lie now."""
+    def __init__(self, stage: Stage) -> None:
         about = stage.kind, stage.key
-        return cls(stage, places.identity(*about), places.record(*about), places.curve(*about))
+        self.stage, self.run_id, self.shown = stage, "", 0.0
+        self.identity, self.record, self.curve = places.identity(*about), places.record(*about), places.curve(*about)
 
     def digest(self) -> str:
         """Return the hash of the identity file, which no other result has."""
@@ -132,7 +122,7 @@ class Tracker:
     def started(self, stage: Stage) -> None:
         """Show that a stage runs."""
         if stage.kind in _TRACKED:
-            self._todo.put(partial(self._start, StageRun.of(stage), time.time()))
+            self._todo.put(partial(self._start, StageRun(stage), time.time()))
 
     def ended(self, stage: Stage, status: str, lines: Sequence[str] = ()) -> None:
         """Show that a stage, whose files are in place, ended as FINISHED, FAILED (with its last lines) or KILLED."""
@@ -143,7 +133,7 @@ class Tracker:
 
     def project(self, plan: Plan) -> None:
         """Show the stages that are up to date and that the store does not know."""
-        runs = [StageRun.of(stage) for stage in plan.values() if stage.kind in _TRACKED]
+        runs = [StageRun(stage) for stage in plan.values() if stage.kind in _TRACKED]
         self._todo.put(lambda: self._project(runs))
 
     def compare(self, build: Callable[[], Comparison]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from bdl_pipe.artifacts import State, StoredTensors
 from bdl_pipe.checkpoints import HandedOver
 from bdl_pipe.errors import UserError
-from bdl_pipe.files import FileBytes, Source
+from bdl_pipe.files import FileBytes
 
 from ..core.settings import Settings
 from ..core.storage import hide
@@ -222,14 +222,10 @@ def prepare_environment() -> None:
 def through_hub(value: Any, hub: Any) -> Any:
     """Return ``value`` with each of its files replaced by a :class:`HubFile`."""
     if isinstance(value, State) and isinstance(value.tensors, StoredTensors):
-        return State(value.tensors.through(lambda source: _hub_file(source, hub)), value.config)
+        return State(value.tensors.through(lambda source: through_hub(source, hub)), value.config)
     if isinstance(value, dict):
         return {key: through_hub(part, hub) for key, part in value.items()}
-    return _hub_file(value, hub) if isinstance(value, FileBytes) else value
-
-
-def _hub_file(source: Source, hub: Any) -> Source:
-    return HubFile(source, hub) if isinstance(source, FileBytes) else source
+    return HubFile(value, hub) if isinstance(value, FileBytes) else value
 
 
 def _remote(work: Any, task: Task, hub: Any, store: Store | None, settings: Settings, *parts: Any) -> Done:

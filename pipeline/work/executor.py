@@ -4,21 +4,19 @@ A task is a pure function of its payload, of shared read-only data, and of the s
 executor gives the same bits.
 """
 
-import contextlib
-import ctypes
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, final
+from typing import Any, Literal, final
 
 import torch
 
-from bdl_pipe.artifacts import State
-from bdl_pipe.checkpoints import Checkpointed, Keeper, Send, facts_of, with_facts
-from bdl_pipe.metrics.cost import clock, peak_bytes
+from bdl_pipe import checkpoints
+from bdl_pipe.checkpoints import Done as Done  # stages import it from here; an edit of theirs makes results stale
+from bdl_pipe.checkpoints import Kept, Send, measured
+from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.progress import Report
 
 from ..core.settings import Settings, require_device
@@ -27,8 +25,6 @@ from .store import Store
 
 Work = Callable[[Any, Mapping[str, Any], Report], Any]  # (payload, shared, report) -> result
 Where = Literal["here", "workers", "try"]
-_TRIM_THRESHOLD: Final = -1  # option numbers of mallopt, from malloc.h
-_MMAP_THRESHOLD: Final = -3
 
 
 @dataclass(frozen=True)
@@ -48,20 +44,6 @@ class Task:
     needs: tuple[str, ...] = ()
     data_parallel: bool = False
     size: float = 1.0
-
-
-@dataclass(frozen=True)
-class Done:
-    """A task's result and its cost, over all its attempts.
-
-    Attributes:
-        seconds: by ``bdl_pipe.metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
-        peak_bytes: the largest resident memory of the process that ran it, up to its end.
-    """
-
-    result: Any
-    seconds: float
-    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -112,8 +94,8 @@ class Executor(ABC):
         results: dict[str, Done] = {}
         if store is not None:
             for task in tasks:
-                if found := facts_of(store.finished(task.name), task.name):
-                    results[task.name] = Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
+                if found := checkpoints.kept(store.finished(task.name), task.name):
+                    results[task.name] = found
                     display.done(task.name)
         left = [task for task in tasks if task.name not in results]
         if left:
@@ -144,12 +126,6 @@ def run_here(batch: Batch, task: Task, settings: Settings, limit: float = math.i
     return done
 
 
-class Kept(Keeper, Protocol):
-    """A keeper of one stage's checkpoints and results: a :class:`Store`, or a worker's way to the driver's store."""
-
-    def finish(self, task: str, blob: bytes) -> None: ...
-
-
 def attempt(
     work: Work,
     task: Task,
@@ -168,19 +144,12 @@ def attempt(
     torch.set_num_threads(settings.threads)
     require_device(settings.device)
     keep_freed_memory()
-    every, cost = settings.checkpoint_seconds, clock(settings.device)
-    report = Checkpointed(task.name, kept, send, every=every, limit=limit, cost=cost)
-    with peak_bytes(settings.device) as peak:
-        result = work(task.payload, shared, report)
-    done = Done(result, report.seconds, peak.bytes)
-    if kept is not None:
-        kept.finish(task.name, with_facts(result, seconds=done.seconds, peak_bytes=done.peak_bytes))
-    return done
-
-
-def keep_freed_memory() -> None:
-    """Make glibc reuse large blocks instead of returning them to the kernel: training steps fault fewer pages."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
-            for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-                ctypes.CDLL(None).mallopt(option, 2**30)
+    return measured(
+        lambda report: work(task.payload, shared, report),
+        task.name,
+        kept,
+        send,
+        every=settings.checkpoint_seconds,
+        limit=limit,
+        device=settings.device,
+    )

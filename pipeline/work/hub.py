@@ -32,7 +32,6 @@ class Hub:
     def __init__(self, store: Store | None) -> None:
         self._store = store
         self._reports: dict[str, tuple[str, int, int, dict[str, float]]] = {}
-        self._outcomes: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
 
     def stored(self, method: str, *arguments: Any) -> Any:
@@ -60,14 +59,6 @@ class Hub:
     def read(self, file: FileBytes, start: int, count: int) -> bytes:
         """Read ``count`` bytes of a file of this node, from byte ``start`` on."""
         return file.read(start, count)
-
-    def put_outcome(self, task: str, outcome: Any) -> None:
-        """Keep the result or the error of a group's task; of several errors, the first one is kept."""
-        self._outcomes.setdefault(task, outcome)
-
-    def get_outcome(self, task: str) -> Any:
-        """Return the outcome of a group's task."""
-        return self._outcomes[task]
 
 
 class Progress:

@@ -1,8 +1,8 @@
 """A task whose batches several processes share: a group of Ray Train workers that run the same work.
 
 Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
-``bdl_pipe.distributed`` shares the batches. Only rank 0 sends progress, checkpoints and the result to the hub. Ray
-Train restarts a group that loses a worker, and the task continues from its last checkpoint.
+``bdl_pipe.distributed`` shares the batches. Only rank 0 sends progress and checkpoints to the hub. Ray Train
+restarts a group that loses a worker, and the task continues from its last checkpoint.
 """
 
 import os
@@ -14,7 +14,7 @@ from bdl_pipe.errors import UserError
 
 from ..core.settings import Settings
 from .executor import Done, Task, Work, attempt
-from .hub import RETRIES, HubStore, Progress, ask, with_plugins
+from .hub import RETRIES, HubStore, Progress, with_plugins
 from .store import Store
 
 _TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hung peer is an error
@@ -24,7 +24,7 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
     """Run one task in a group of workers. This function is itself a Ray task, which only waits for them.
 
     Args:
-        hub: the driver's actor, which receives the outcome from rank 0.
+        hub: the driver's actor, which receives progress and checkpoints from rank 0.
         parts: references to the shared data that the task needs.
     """
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
@@ -34,8 +34,8 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
 
     sent = with_plugins(task)
 
-    def rank() -> None:
-        """Run the task in one worker of the group."""
+    def rank() -> Done | Exception | None:
+        """Run the task in one worker of the group, and return the outcome of rank 0."""
         from bdl_pipe import distributed
 
         first = distributed.world()[0] == 0
@@ -43,11 +43,9 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
         kept = HubStore(hub, store) if first and store else None
         try:
             done = attempt(work, sent, shared, Progress(hub) if first else _send_nothing, kept, settings)
-        except UserError as error:  # every rank raises it, and a retry would raise it again
-            ask(hub.put_outcome, sent.name, error)
-            return
-        if first:
-            ask(hub.put_outcome, sent.name, done)
+        except UserError as error:  # every rank has the same error, and a retry would end so again
+            return error
+        return done if first else None
 
     with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # the controller of the group runs here
         trainer = TorchTrainer(
@@ -62,8 +60,7 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
             ),
             torch_config=TorchConfig("nccl" if settings.device == "cuda" else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
-        trainer.fit()
-    outcome: Done | Exception = ask(hub.get_outcome, task.name)
+        outcome: Done | Exception = trainer.fit().return_value
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

@@ -7,10 +7,12 @@ checkpoint of that name, if there is one. Remove the folder once the result is s
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, final, runtime_checkable
 
 from .artifacts import State, from_bytes, to_bytes
 from .errors import ArtifactError
+from .metrics.cost import clock, peak_bytes
 from .progress import Report
 
 Send = Callable[[str, int, int, Mapping[str, float]], object]  # receives (name, step, total, metrics)
@@ -28,6 +30,29 @@ class Keeper(Protocol):
     def load(self, name: str) -> bytes | None:
         """Return the last checkpoint of this name; None if there is none."""
         ...
+
+
+@runtime_checkable
+class Kept(Keeper, Protocol):
+    """A keeper of results, too, such as ``checkpoint_files.CheckpointFiles``."""
+
+    def finish(self, name: str, blob: bytes) -> None:
+        """Keep a result, and remove the checkpoint of this name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a fit and its cost, over all its attempts.
+
+    Attributes:
+        seconds: by ``metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
+        peak_bytes: the largest resident memory of the process that ran it, up to its end.
+    """
+
+    result: Any
+    seconds: float
+    peak_bytes: int
 
 
 class HandedOver(Exception):
@@ -96,6 +121,40 @@ class Checkpointed(Report):
 
     def _is_over(self) -> bool:
         return time.monotonic() - self._start >= self._limit
+
+
+def measured(
+    fit: Callable[[Report], Any],
+    name: str,
+    keeper: Kept | None,
+    send: Send | None = None,
+    *,
+    every: float = 60.0,
+    limit: float = math.inf,
+    device: str = "cpu",
+) -> Done:
+    """Run a fit from its last checkpoint if there is one, give the keeper its result, and return it with its cost.
+
+    Args:
+        fit: takes the report; where there is a keeper, it returns a State.
+        device: the one that the fit computes on; :class:`Checkpointed` describes the others.
+
+    Raises:
+        HandedOver: the fit kept a checkpoint after ``limit`` seconds; another call continues from it.
+    """
+    report = Checkpointed(name, keeper, send, every=every, limit=limit, cost=clock(device))
+    with peak_bytes(device) as peak:
+        result = fit(report)
+    done = Done(result, report.seconds, peak.bytes)
+    if keeper is not None:
+        keeper.finish(name, with_facts(result, seconds=done.seconds, peak_bytes=done.peak_bytes))
+    return done
+
+
+def kept(blob: bytes | None, name: str) -> Done | None:
+    """Read a result that :func:`measured` gave its keeper; None if there is none, or it is damaged."""
+    found = facts_of(blob, name)
+    return None if found is None else Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
 
 
 def with_facts(state: State, **facts: Any) -> bytes:

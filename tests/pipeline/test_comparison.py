@@ -9,15 +9,16 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from pipeline import tracking
-from pipeline.tracking import Compared, Comparison, View, store
+from pipeline.tracking import Compared, Comparison, store
 from tests.pipeline.tracking_cases import client, project, tables
 
 __all__ = ["client", "project", "tables"]
 
-VIEWS = [
-    View("all", "", "attributes.run_name", ["params.dataset", "metrics.nll"], {"Scores": [("nll", "NLL")]}),
-    View("toy", 'params.dataset = "toy"', "metrics.nll", ["metrics.nll"], {"Scores": [("nll", "NLL")], "Cost": []}),
-]
+NLL = {"Scores": {"nll": "NLL"}}
+VIEWS = {
+    "all": tracking.view("", "attributes.run_name", ["params.dataset", "metrics.nll"], NLL),
+    "toy": tracking.view('params.dataset = "toy"', "metrics.nll", ["metrics.nll"], {**NLL, "Cost": {}}),
+}
 
 
 @pytest.fixture(autouse=True)
