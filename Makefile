@@ -78,7 +78,7 @@ check: install
 	@$(MAKE) --no-print-directory -j 2 lint quick
 
 quick: install
-	@$(PYTEST) $(PARALLEL) -m "not slow and not ray and not process and not soak" --ignore=tests/end_to_end
+	@$(PYTEST) $(PARALLEL) -m "not slow and not ray and not process and not soak"
 
 test: install data
 	@python -m compileall -q -j 0 src pipeline stages  # once, not in each of the tests' copies
