@@ -116,6 +116,7 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
     assert [row.key for row in found.lineage(found.run("student", "b-half"))] == ["b-whole", "b-half"]
 
 
+@pytest.mark.slow
 def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own dvc.yaml over two rows."""
     dvc = pytest.importorskip("dvc.repo")
@@ -143,6 +144,7 @@ def parameters(key: str) -> list[float]:
     return [r["value"] for r in rows if (r["set"], r["metric"]) == ("cost", "parameters")]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_pruned_run_are_made_and_compared(project: Params) -> None:
     for key in ("b-whole", "b-half"):
         for kind, stage in (("student", fit), ("evaluate", evaluate)):
