@@ -255,6 +255,7 @@ def test_the_spread_is_over_seeds_that_did_not_diverge():
     assert mean_of(fits[2:], "nll") is None
 
 
+@pytest.mark.slow
 def test_the_shipped_studies_are_whole(monkeypatch):
     """Every point is a config of its method, and the figure can be drawn."""
     monkeypatch.chdir(Path(__file__).parents[2])
