@@ -1,4 +1,4 @@
-"""The generative last layer against torch.distributions, scipy, Monte Carlo and the published package."""
+"""The generative last layer and its densities: torch.distributions, scipy, Monte Carlo, the published package."""
 
 import math
 
@@ -12,6 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Generative
+from bdl_pipe.last_layer.densities import log_densities
 from bdl_pipe.seeds import Seed
 
 from .cases import Loss
@@ -252,3 +253,26 @@ def test_bad_rows_are_named(layer: Generative, features: Tensor, labels: Tensor)
             layer.refit_noise(nothing)
     with pytest.raises(ConfigError, match=r"^num_train must be > 0, got 0$"):
         layer.loss(features, labels, num_train=0)
+
+
+@pytest.mark.parametrize(("offset", "apart"), [(0.0, 0.3), (1e4, 0.3), (1e4, 30.0)])
+def test_float32_keeps_four_digits_under_a_common_offset(offset: float, apart: float) -> None:
+    """Against the direct formula in float64 at the same rounded values; the control expands uncentred in float32."""
+    mean = (offset + apart * draws(10, 640, at="far means")).float()
+    features = (mean[torch.arange(64) % 10] + draws(64, 640, at="far rows")).float()
+    variance = (0.5 + draws(10, 640, at="far variances").square()).float()
+    x, m, v = features.double()[:, None], mean.double(), variance.double()
+    expected = torch.distributions.Normal(m, v.sqrt()).log_prob(x).sum(-1)
+    torch.testing.assert_close(log_densities(features, mean, variance).double(), expected, rtol=1e-6, atol=1e-3)
+    quadratic = features.square() @ (1 / variance).T - 2 * features @ (mean / variance).T
+    quadratic += (mean.square() / variance).sum(-1)
+    plain = -0.5 * (quadratic + (variance.log() + math.log(2 * math.pi)).sum(-1))
+    assert offset == 0 or not torch.allclose(plain.double(), expected, rtol=1e-4)
+
+
+def test_centring_keeps_digits_that_float64_alone_would_lose() -> None:
+    mean = draws(10, 64, at="far means")
+    features = mean[torch.arange(20) % 10] + draws(20, 64, at="far rows")
+    variance = torch.full_like(mean, 0.5)
+    shifted = log_densities(features + 2.0**27, mean + 2.0**27, variance)
+    torch.testing.assert_close(shifted, log_densities(features, mean, variance), rtol=1e-5, atol=1e-5)
