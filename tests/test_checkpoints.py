@@ -1,10 +1,11 @@
-"""Fits that keep checkpoints in files: a killed one continues with the same bits, and its time adds up."""
+"""Fits that keep checkpoints in files: a killed one continues with the same bits; and the report that keeps none."""
 
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, to_bytes
@@ -50,3 +51,11 @@ def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_none(tmp_
     quiet = Checkpointed("a", None, every=0.0)
     quiet.save(State({}, {}))
     assert not quiet.due() and quiet.load() is None
+
+
+def test_silence_keeps_nothing() -> None:
+    silent = Silent()
+    silent(1, 2, {"loss": 1.0})
+    silent.save(State({"a": torch.arange(5)}, {"step": 3}))
+    assert silent.load() is None
+    assert not silent.due()
