@@ -1,7 +1,8 @@
 # make repro: everything, from a fresh machine to the report. The tests have three tiers: make check, test and soak.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 JOBS ?= 3
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+CORES ?= $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell expr $(CORES) + 1)
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -62,7 +63,7 @@ data:
 	  echo "that failed; by hand: apt-get update && apt-get install dataset-fashion-mnist"; }
 
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
-PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL := --dist loadgroup --no-loadscope-reorder
 SOAKS := kill_soak cluster_faults
 
 repro: install data
@@ -78,14 +79,14 @@ check: install
 	@$(MAKE) --no-print-directory -j 2 lint quick
 
 quick: install
-	@$(PYTEST) $(PARALLEL) -m "not slow and not ray and not process and not soak" --ignore=tests/end_to_end
+	@$(PYTEST) -n $(CORES) $(PARALLEL) -m "not slow and not ray and not process and not soak"
 
 test: install data
 	@python -m compileall -q -j 0 src pipeline stages  # once, not in each of the tests' copies
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: install data
-	@$(PYTEST) $(PARALLEL) -m "not soak"
+	@$(PYTEST) -n $(WORKERS) $(PARALLEL) -m "not soak"
 
 soak: install data
 	@$(PYTEST) -m soak

@@ -1,10 +1,11 @@
-"""Fits that keep checkpoints in files: a killed one continues with the same bits, and its time adds up."""
+"""Fits that keep checkpoints in files: a killed one continues with the same bits; and the report that keeps none."""
 
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State, to_bytes
@@ -69,3 +70,11 @@ def test_a_result_is_kept_with_its_cost_and_one_that_is_damaged_is_none(tmp_path
     assert stored is not None and stored.result.config == {"from": 3} and stored.seconds == done.seconds
     (tmp_path / "a.done").write_bytes((tmp_path / "a.done").read_bytes()[:-3])
     assert kept(keeper.finished("a"), "a") is None and kept(None, "b") is None
+
+
+def test_silence_keeps_nothing() -> None:
+    silent = Silent()
+    silent(1, 2, {"loss": 1.0})
+    silent.save(State({"a": torch.arange(5)}, {"step": 3}))
+    assert silent.load() is None
+    assert not silent.due()

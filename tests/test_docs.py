@@ -21,7 +21,6 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.evaluation import ood_scores
-from bdl_pipe.networks import NETWORKS, build
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
@@ -212,14 +211,6 @@ def test_the_new_source_has_rows_that_can_be_learned(plugins_here: None) -> None
     raw = sources.load(read(DatasetConfig, shown, "datasets.rings").source)
     radius = np.hypot(*raw.train.inputs.T)
     assert len(raw.train) == 400 and ((radius > 1.5) == raw.train.targets).mean() > 0.99
-
-
-def test_the_new_network_is_its_formula(plugins_here: None) -> None:
-    plugins.load(["plugins/wave.py"])
-    network = build(NETWORKS["wave"].config(name="wave", width=5), (1, 2, 2), 3, rng=Seed(0))
-    x, (weight, *_) = torch.randn(7, 1, 2, 2), network.trunk.parameters()
-    torch.testing.assert_close(network.trunk(x), (x.flatten(1) @ weight.T).sin())
-    assert network(x).shape == (7, 3)
 
 
 def test_the_trained_module_becomes_runs_that_predict_as_it_does(plugins_here: None, tiny_images: FitData) -> None:

@@ -19,6 +19,7 @@ from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.registry import METHODS, Lazy
 from bdl_pipe.seeds import Seed
 from tests.preparing import dataset_of
+from tests.test_docs import plugin_files
 
 METHOD = """
 from dataclasses import dataclass
@@ -32,29 +33,6 @@ def fit(data, inputs, config, *, rng, report):
     return State({}, {"posterior": "NAME", "size": config.size})
 
 register_method(Method("NAME", Config, ("classification",), {"student": StageSpec(fit)}))
-"""
-NETWORK = """
-from dataclasses import dataclass
-from typing import Literal
-import torch
-from bdl_pipe import register_network
-
-@dataclass(frozen=True)
-class Wave:
-    name: Literal["wave"]
-    width: int
-
-class Sine(torch.nn.Module):
-    def forward(self, x):
-        return x.sin()
-
-def trunk(config, input_shape, generator):
-    layer = torch.nn.Linear(*input_shape, config.width)
-    torch.nn.init.normal_(layer.weight, generator=generator)
-    torch.nn.init.zeros_(layer.bias)
-    return torch.nn.Sequential(layer, Sine()), config.width
-
-register_network(Wave, trunk)
 """
 SOURCE = """
 from dataclasses import dataclass
@@ -224,14 +202,14 @@ def test_what_is_registered_is_checked() -> None:
 def test_a_network_is_chosen_by_its_name_like_any_other() -> None:
     with pytest.raises(ConfigError, match=r"spec\.network\.name must be one of mlp, convnet, .*python, got 'wave'"):
         read(NetworkSpec, spec("wave"), "spec")
-    load([write("wave.py", NETWORK)])
+    load([write("wave.py", plugin_files()["plugins/wave.py"])])
     found = read(NetworkSpec, spec("wave"), "spec")
     assert to_mapping(found)["network"] == {"name": "wave", "width": 5}
     first, again = found.build(Seed(1)), found.build(Seed(1))
     assert first.width == 5 and first.head.weight.shape == (2, 5)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     x = torch.randn(4, 3)
-    torch.testing.assert_close(first.trunk(x), (x @ first.trunk[0].weight.T).sin())
+    torch.testing.assert_close(first.trunk(x), (x @ first.trunk[1].weight.T).sin())
     with pytest.raises(ConfigError, match="got 'nave'"):
         read(NetworkSpec, spec("nave"), "spec")
 

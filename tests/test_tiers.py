@@ -1,4 +1,4 @@
-"""The order of files, signals that a shell has switched off, and the marks that ``make check`` needs."""
+"""The session's own rules: the order of files, signals that a shell has switched off, marks, and a root left clean."""
 
 import signal
 import subprocess
@@ -22,9 +22,9 @@ def test_interrupted():
 def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     """Run the tests of ``folder`` in a process that starts with SIGINT ignored, as a background job may."""
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "tests.tiers", f"--rootdir={folder}", *options]
+    plugins = ["-p", "no:xdist", "-p", "tests.tiers", "-p", "tests.leavings"]
     return subprocess.run(
-        command,
+        [sys.executable, "-m", "pytest", *plugins, f"--rootdir={folder}", *options],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -53,3 +53,18 @@ def test_a_process_without_a_mark_fails_in_the_tier_without_processes(
     (tmp_path / "test_one.py").write_text("import subprocess\ndef test_one():\n    subprocess.run(['true'])\n")
     done = run(tmp_path, *options)
     assert done.returncode == code and ("starts true: mark it `process`" in done.stdout) == bool(code)
+
+
+def test_a_file_of_which_no_test_would_run_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("import pytest\npytestmark = pytest.mark.process\n1 / 0\n")
+    (tmp_path / "test_two.py").write_text("def test_two():\n    pass\n")
+    assert "1 passed" in run(tmp_path, "-m", "not process").stdout
+    assert "ZeroDivisionError" in run(tmp_path).stdout
+
+
+@pytest.mark.parametrize(("body", "code"), [("open('left', 'w').close()", 1), ("pass", 0)])
+def test_what_a_test_leaves_in_the_root_fails_its_session(tmp_path: Path, body: str, code: int) -> None:
+    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {body}\n")
+    done = run(tmp_path)
+    assert "1 passed" in done.stdout and done.returncode == code
+    assert ("left in the repository's root" in done.stdout) == bool(code)

@@ -3,10 +3,11 @@
 The marks that sort tests into ``make check``, ``make test`` and ``make soak`` are listed in pyproject.toml.
 """
 
+import gc
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import pytest
 
 _STARTS: Final = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system")
 _HEAVY: Final = re.compile(r"^(import|from) (ray|mlflow|dvc|moto|boto3)\b", re.MULTILINE)
+_OF_THE_FILE: Final = re.compile(r"^pytestmark = .*", re.MULTILINE)
 _started: list[str] | None = None  # what the test that runs now has started; None: nothing is watched
 
 
@@ -28,10 +30,29 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out, where Ray's tests are left out, the files that import Ray, MLflow, DVC or a store at their head."""
-    if "not ray" in config.option.markexpr and collection_path.name.startswith("test_"):
-        return True if _HEAVY.search(collection_path.read_text()) else None
-    return None
+    """Leave out the files of which no test would run, so that their imports take no time.
+
+    These are the files with a mark at their head that is left out and, where Ray's tests are left out, the files that
+    import Ray, MLflow, DVC or a store at their head.
+    """
+    left_out = re.findall(r"not (\w+)", config.option.markexpr)
+    if not left_out or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text()
+    marks = _OF_THE_FILE.search(text)
+    whole = marks is not None and any(f"pytest.mark.{name}" in marks[0] for name in left_out)
+    return True if whole or ("ray" in left_out and _HEAVY.search(text)) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from the million objects that imports make, while they are made and afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,25 +1,33 @@
-"""The baselines against averages formed by hand from the trajectories' last snapshots."""
+"""Baselines against averages, by hand, of last snapshots; those trained by draws: that they fit, and their start."""
+
+import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from bdl_pipe.artifacts import State, stack
+from bdl_pipe.baselines.bnn import BnnConfig, BnnPosterior
 from bdl_pipe.baselines.deterministic import DETERMINISTIC, DeterministicConfig
+from bdl_pipe.baselines.dropout import DropoutConfig, DropoutPosterior
 from bdl_pipe.baselines.ensemble import ENSEMBLE, EnsembleConfig
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ArtifactError, ConfigError
-from bdl_pipe.method import Method
+from bdl_pipe.method import FitMany, Method
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.loop import OptimiserConfig
+from tests.baselines.cases import LEARN, STILL, table, trajectory
+from tests.conftest import make_tiny_table
 
 SPEC = NetworkSpec(MlpConfig("mlp", (4,)), (1, 8, 8), 3, "categorical")
 
 
-def trajectory(member: int, spec: NetworkSpec = SPEC) -> State:
+def past(member: int, spec: NetworkSpec = SPEC) -> State:
     return State(stack([spec.build(Seed(member).fold(e)).state_dict() for e in range(3)]), {"spec": to_mapping(spec)})
 
 
@@ -35,14 +43,14 @@ def probabilities(inputs: torch.Tensor, member: int) -> torch.Tensor:
 
 def test_deterministic_is_the_last_snapshot(tiny_images: FitData) -> None:
     inputs, _ = tiny_images.tensors("validation")
-    state = student(DETERMINISTIC, tiny_images, [trajectory(5)], DeterministicConfig())
+    state = student(DETERMINISTIC, tiny_images, [past(5)], DeterministicConfig())
     mean = posterior_of(state).predict(inputs, rng=Seed(0)).mean
     torch.testing.assert_close(mean, probabilities(inputs, 5))
 
 
 def test_the_ensemble_averages_probabilities(tiny_images: FitData) -> None:
     inputs, _ = tiny_images.tensors("validation")
-    state = student(ENSEMBLE, tiny_images, [trajectory(m) for m in range(3)], EnsembleConfig())
+    state = student(ENSEMBLE, tiny_images, [past(m) for m in range(3)], EnsembleConfig())
     mean = posterior_of(state).predict(inputs, rng=Seed(0)).mean
     torch.testing.assert_close(mean, sum(probabilities(inputs, m) for m in range(3)) / 3)
 
@@ -50,9 +58,48 @@ def test_the_ensemble_averages_probabilities(tiny_images: FitData) -> None:
 def test_an_ensemble_is_of_one_network(tiny_images: FitData) -> None:
     other = NetworkSpec(MlpConfig("mlp", (5,)), (1, 8, 8), 3, "categorical")
     with pytest.raises(ConfigError, match="ensemble must be made of trajectories of one network"):
-        student(ENSEMBLE, tiny_images, [trajectory(0), trajectory(1, other)], EnsembleConfig())
+        student(ENSEMBLE, tiny_images, [past(0), past(1, other)], EnsembleConfig())
 
 
 def test_what_the_registry_lacks() -> None:
     with pytest.raises(ArtifactError, match=r"posterior must be one of .*network_draws.*, got 'None'"):
         posterior_of(State())
+
+
+NETWORK = MlpConfig("mlp", (6, 5))
+BNN = BnnConfig(NETWORK, LEARN, "all", initial_sd=0.02, draws=20, validation_draws=2)
+DROPOUT = DropoutConfig(NETWORK, LEARN, rate=0.05, draws=20, validation_draws=2)
+HEAD = dataclasses.replace(BNN, stochastic="head")
+
+
+@pytest.mark.parametrize(
+    ("fit", "config"), [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT)], ids=["bnn", "dropout"]
+)
+def test_it_fits_what_can_be_fitted(fit: FitMany, config: Any) -> None:
+    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
+    data = make_tiny_table()
+    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=how)
+    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
+    inputs, targets = data.tensors("validation")
+    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
+    assert (predictive.epistemic_variance > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fit", "config", "trunk", "head"),
+    [
+        (BnnPosterior.fit, BNN, "random.module.trunk.1.weight", "random.module.head.weight"),
+        (BnnPosterior.fit, HEAD, "fixed.1.weight", "random.module.weight"),
+        (DropoutPosterior.fit, DROPOUT, "network.trunk.1.weight", "network.head.weight"),
+    ],
+    ids=["bnn", "bnn-head", "dropout"],
+)
+def test_each_member_starts_at_the_end_of_its_trajectory(fit: FitMany, config: Any, trunk: str, head: str) -> None:
+    data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
+    paths = [trajectory(NETWORK, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
+    still, inputs = dataclasses.replace(config, training=STILL), [{"trajectory": [path]} for path in paths]
+    made = fit(data, inputs, still, rngs=rngs, report=Silent())
+    for state, path in zip(made, paths, strict=True):
+        assert torch.equal(state.tensors[trunk], path.tensors["trunk.1.weight"][-1])
+        assert torch.equal(state.tensors[head], path.tensors["head.weight"][-1, :1])  # without the log-variance

@@ -117,16 +117,6 @@ def test_a_box_holds_its_samples_and_none_fewer() -> None:
     assert (few.half_widths <= made.half_widths).all() and (few.half_widths < made.half_widths).any()
 
 
-def test_the_range_grows_with_the_samples() -> None:
-    """E[range] of 5 and 50 normal numbers: 2.32593 and 4.49815 (Tippett 1925); the false alarm is 1e-6 a number."""
-    for size, known in ((5, 2.32593), (50, 4.49815)):
-        drawn = linear.isotropic(1, 1.0, size, 20_000, RNG.fold(size))
-        ranges = 2 * linear.Box.of(drawn).half_widths[:, 0]
-        off = (ranges.mean() - known) / (ranges.std() / math.sqrt(len(ranges)))
-        assert abs(float(off)) < norm.isf(5e-7)
-        assert abs(float((ranges.mean() - math.sqrt(12)) / ranges.std() * math.sqrt(len(ranges)))) > norm.isf(5e-7)
-
-
 def test_a_line_has_the_posterior_of_its_rows() -> None:
     """The deviation of f over its samples, and by least squares with a ridge; samples of a wrong noise are refused."""
     problem = linear.line(3, 0.5, 40_000, 4, RNG)
@@ -138,19 +128,6 @@ def test_a_line_has_the_posterior_of_its_rows() -> None:
     for row, x, own in zip(inputs.numpy(), at.numpy(), problem.spread.tolist(), strict=True):
         kernel = (1 + row * x) @ np.linalg.solve(1 + np.outer(row, row) + 0.25 * np.eye(3), 1 + row * x)
         assert own == pytest.approx(math.sqrt(1 + x * x - kernel) / 0.5, rel=1e-10)  # the function-space form
-
-
-def test_a_curve_is_each_of_its_sizes() -> None:
-    problem = linear.isotropic(2, 2.0, 30, 10, RNG)
-    each = [float(gap(problem.few(size), linear.monte_carlo).mean()) for size in (1, 7, 30)]
-    assert linear.curve(problem, (1, 7, 30)) == pytest.approx(each, rel=1e-10)
-
-
-def test_samples_needed_between_two_sizes() -> None:
-    sizes, means = (5, 50, 500), (1.0, 0.1, 0.01)
-    assert linear.needed(0.1 / math.sqrt(10), sizes, means) == "158"
-    assert linear.needed(2.0, sizes, means) == "≤ 5"
-    assert linear.needed(0.001, sizes, means) == "> 500"
 
 
 def toy_weights(count: int) -> np.ndarray:

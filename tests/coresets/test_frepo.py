@@ -1,12 +1,11 @@
-"""FRePo: its loss by hand, and that it learns; its gradients and its ridge regression are in the oracles' tests."""
+"""FRePo learns; its loss and gradients are in ``test_oracles_gradients``, its ridge regression in the protocols'."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from bdl_pipe import config
+from bdl_pipe import config, networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.protocols.network import ridge_head
@@ -16,7 +15,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
 
-from .cases import normal, tiny_data, tiny_vbpc
+from .cases import tiny_data, tiny_vbpc
 
 SECTION = CONFIGS["frepo", "classification"] | {"coreset": tiny_vbpc()["coreset"]}
 
@@ -31,26 +30,10 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     )
 
 
-def test_the_loss_is_that_of_numpy() -> None:
-    features, labels, batch = normal(6, 9, at="f"), normal(6, 3, at="y"), normal(5, 9, at="b")
-    classes, ridge = torch.tensor([0, 2, 1, 1, 0]), 1e-3
-    found = frepo.ridge_loss(batch @ ridge_head(features, labels, ridge), classes, labels)
-    phi, y = features.numpy(), labels.numpy()
-    gram = phi @ phi.T
-    penalty = float(ridge * np.trace(gram) / 6)
-    predictions = batch.numpy() @ phi.T @ np.linalg.inv(gram + penalty * np.eye(6)) @ y
-    error = predictions - (np.eye(3)[classes] - 1 / 3)
-    top = -np.sort(-y, axis=1)
-    expected = 0.5 * (error**2).sum(1).mean() - np.minimum(top[:, 0] - top[:, 1], 1 / 3).mean()
-    assert float(found) == pytest.approx(expected, rel=1e-10)
-
-
 def test_it_predicts_the_data_better_than_the_images_it_started_from() -> None:
     """Under its own ridge regression, on a fresh network's features."""
     long = {"coreset": SECTION["coreset"] | {"steps": 60, "batch": 60, "lr": 0.05}}
     data, made = tiny_data(), distilled(**long)
-    from bdl_pipe import networks
-
     network = networks.build(read().network, data.input_shape, 3, rng=Seed(77)).eval()
     inputs, classes = data.tensors("train")
     losses = []

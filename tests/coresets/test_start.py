@@ -1,20 +1,27 @@
-"""The rows that a coreset starts from: k-means against clusters that are known, herding against trying every row."""
+"""The rows that a coreset starts from, those of the step before in class-incremental learning, and its pictures."""
 
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from bdl_pipe import config
-from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe import artifacts, config
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets.shared.init import Coreset, balanced
+from bdl_pipe.coresets.shared.pictures import of_artifact, png, sheet
 from bdl_pipe.coresets.vbpc.method import VBPC
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError
-from bdl_pipe.progress import Silent
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from tests.resuming import killed
 
 from .cases import tiny_data, tiny_vbpc
 
@@ -113,3 +120,76 @@ def test_labels_stay_where_they_have_no_rate() -> None:
     assert torch.equal(labels[None], start.labels) and not torch.equal(labels[0.1], start.labels)
     with pytest.raises(ConfigError, match=r"label_lr must be > 0 or null, got 0"):
         config.read(VBPC.config, config.merge(section, {"coreset": {"label_lr": 0.0}}), "methods.vbpc")
+
+
+def only(data: FitData, classes: list[int]) -> FitData:
+    rows = np.isin(data.train.targets, classes)
+    part = Examples(data.train.inputs[rows], data.train.targets[rows])
+    return replace(data, train=part, validation=part)
+
+
+def test_every_coreset_may_carry_an_earlier_one() -> None:
+    made = {name: method.stages["coreset"] for name, method in METHODS.items() if "coreset" in method.stages}
+    assert {"vbpc", "random_coreset", "frepo", "rcig", "bpc_fkl"} <= made.keys()
+    for name, stage in made.items():
+        assert stage.needs["coreset"] == "earlier", name
+        assert stage.required == {*stage.needs} - {"coreset"}, name
+
+
+def test_a_balanced_start_has_the_classes_that_are_there() -> None:
+    start = balanced(only(tiny_data(), [0, 2]), 2, 1.0, rng=Seed(0))
+    assert start.classes.tolist() == [0, 0, 2, 2]
+    assert start.labels.shape == (4, 3) and start.labels.argmax(1).tolist() == [0, 0, 2, 2]
+    data = tiny_data()
+    few = np.append(np.flatnonzero(data.train.targets != 1), 1)  # one row of class 1, the other classes whole
+    part = Examples(data.train.inputs[few], data.train.targets[few])
+    with pytest.raises(DataError, match="class 1 has 1 training rows: ipc must be at most that, got 2"):
+        balanced(replace(data, train=part), 2, 1.0, rng=Seed(0))
+
+
+def test_the_earlier_rows_come_first_as_they_were_and_the_new_as_by_themselves() -> None:
+    """At the end, and half-way, where a search looks."""
+    read, stage = config.read(VBPC.config, tiny_vbpc(), "methods.vbpc"), VBPC.stages["coreset"]
+    earlier = stage.fit_one(only(tiny_data(), [1]), {}, read, rng=Seed(1), report=Silent())
+    data = only(tiny_data(), [0, 2])
+
+    def fit(report: Report) -> State:
+        return stage.fit_one(data, {}, read, rng=Seed(2), report=report)
+
+    alone, checkpoint = fit(Silent()), killed(fit, 6)
+    both = stage.fit_one(data, {"coreset": [earlier]}, read, rng=Seed(2), report=Silent())
+    assert both.config == alone.config and both.tensors.keys() == alone.tensors.keys() == {*Coreset.TENSORS}
+    for name in Coreset.TENSORS:
+        assert torch.equal(both.tensors[name], torch.cat([earlier.tensors[name], alone.tensors[name]])), name
+    assert both.tensors["classes"].tolist() == [1, 1, 0, 0, 2, 2]
+    assert stage.from_checkpoint is not None
+    half = stage.from_checkpoint(checkpoint, data, {"coreset": [earlier]}, read, rng=Seed(2))
+    assert torch.equal(half.tensors["images"][:2], earlier.tensors["images"]) and len(half.tensors["images"]) == 6
+
+
+def shown_pixels(image: bytes) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(image)))
+
+
+def test_images_are_written_as_they_are() -> None:
+    assert shown_pixels(png(np.array([[[0.0, 1.0], [0.5, 7.0]]]))).tolist() == [[0, 255], [128, 255]]
+    colour = np.zeros((3, 2, 2))
+    colour[2] = 1
+    assert shown_pixels(png(colour))[0, 0].tolist() == [0, 0, 255]
+
+
+def test_a_sheet_has_a_row_for_each_class_and_as_many_images_as_asked_for() -> None:
+    images = np.array([0.0, 0.2, 0.4]).reshape(3, 1, 1, 1)
+    shown = shown_pixels(sheet(images, np.array([1, 0, 1]), 2, most=1))[::8, ::8]
+    assert shown.tolist() == [[51], [0]]
+    assert shown_pixels(sheet(images, np.array([1, 0, 1]), 2))[::8, ::8].tolist() == [[51, 255], [0, 102]]
+
+
+def test_a_stored_coreset_of_images_is_drawn_by_its_learned_labels(tmp_path: Path) -> None:
+    images, labels = torch.tensor([0.0, 0.2, 0.4]), torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]])
+    for name, raw in (("images", images.view(3, 1, 1, 1)), ("rows", images.view(3, 1))):
+        with artifacts.publish(tmp_path / name, "coreset") as folder:
+            artifacts.write_state(folder / "0-0", State({"raw": raw, "labels": labels}))
+    drawn = of_artifact(tmp_path / "images")
+    assert drawn is not None and shown_pixels(drawn)[::8, ::8].tolist() == [[51, 255], [0, 102]]
+    assert of_artifact(tmp_path / "rows") is None and of_artifact(tmp_path / "absent") is None

@@ -1,13 +1,13 @@
-"""Noise against its own law. Every |z| < 5 has a false-alarm rate of 6e-7; the wrong strengths must fail."""
+"""Noise against its own law, weather by loops and on flat pictures. Every |z| < 5 is a false alarm in 6e-7 of runs."""
 
 import numpy as np
 import pytest
 
-from bdl_pipe.data.corrupt import corrupt, noise
+from bdl_pipe.data.corrupt import corrupt, noise, weather
 from bdl_pipe.data.corrupt.streams import Streams
 from bdl_pipe.seeds import Seed
 
-from .pictures import flat
+from .pictures import flat, pictures
 
 SEVERITIES = (1, 2, 3, 4, 5)
 ROUNDING = 1 / 12 / 255**2  # the variance that whole grey levels add
@@ -79,3 +79,106 @@ def test_speckle_noise_is_in_proportion_to_the_value(severity: int, value: int) 
 def test_black_stays_black_under_noise_that_scales_with_the_value() -> None:
     for name in ("shot_noise", "speckle_noise"):
         assert not residuals(name, 5, 0).any()
+
+
+FOG = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
+
+
+def plasma_by_loops(noise: list[np.ndarray], decay: float) -> np.ndarray:
+    """Diamond–square on a torus, one point at a time; ``noise``: per octave [3, side, side] in (−1, 1)."""
+    size = 2 ** len(noise)
+    z, step, amplitude = np.zeros((size, size)), size, 1.0
+    for octave in noise:
+        half = step // 2
+        for i in range(0, size, step):
+            for j in range(0, size, step):
+                corners = [z[(i + a) % size, (j + b) % size] for a in (0, step) for b in (0, step)]
+                z[i + half, j + half] = np.mean(corners) + amplitude * octave[0, i // step, j // step]
+        for i in range(0, size, step):
+            for j in range(0, size, step):
+                for kind, (a, b) in enumerate(((i, j + half), (i + half, j)), start=1):
+                    around = [(a + half, b), (a - half, b), (a, b + half), (a, b - half)]
+                    middle = np.mean([z[p % size, q % size] for p, q in around])
+                    z[a, b] = middle + amplitude * octave[kind, i // step, j // step]
+        step, amplitude = half, amplitude / decay**2
+    z -= z.min()
+    return z / z.max()
+
+
+@pytest.mark.parametrize("decay", [1.75, 3.0])
+def test_plasma_is_diamond_square(decay: float) -> None:
+    streams, again = Streams(Seed(3), range(2)), Streams(Seed(3), range(2))
+    noise = [again.uniform(-1.0, 1.0, 3, side, side) for side in (1, 2, 4, 8)]
+    for image, found in enumerate(weather.plasma_fractal(streams, 13, decay)):
+        np.testing.assert_allclose(found, plasma_by_loops([n[image].astype(float) for n in noise], decay), atol=1e-5)
+
+
+@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+def test_fog_lies_between_a_dimmed_picture_and_its_own_brightest_value(severity: int) -> None:
+    """Where the plasma is 0 the picture is x·m/(m + t), where it is 1 it is (x + t)·m/(m + t)."""
+    thickness = FOG[severity - 1][0]
+    found = corrupt(flat(20, 1, 128), "fog", severity, Seed(0))
+    share = (128 / 255) / (128 / 255 + thickness)
+    assert np.abs(found.min((1, 2, 3)) - 128 * share).max() < 0.51
+    assert np.abs(found.max((1, 2, 3)) - 128.0).max() < 0.51
+    assert not corrupt(flat(1, 3, 0), "fog", severity, Seed(0)).any()
+
+
+def test_frost_is_a_weighted_sum_with_a_bluish_texture() -> None:
+    for severity, (kept, weight) in enumerate(((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)), start=1):
+        texture = corrupt(flat(6, 3, 0), "frost", severity, Seed(0)).astype(float)
+        over = corrupt(flat(6, 3, 100), "frost", severity, Seed(0)).astype(float)
+        assert np.abs(over - texture - 100 * kept).max() <= 1  # the same texture, whatever is below
+        peaks = texture.max((2, 3))
+        assert np.abs(peaks - 255 * weight * np.array([0.85, 0.93, 1.0])).max() < 0.51
+        assert 0.4 < texture[:, 2].mean() / (255 * weight) < 0.65
+
+
+@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+def test_snow_only_brightens_and_falls_the_same_way_up_and_down(severity: int) -> None:
+    kept = (0.95, 0.9, 0.9, 0.85, 0.8)[severity - 1]
+    images = pictures(12, 3)
+    assert (corrupt(images, "snow", severity, Seed(0)).astype(int) >= images).all()
+    night = corrupt(flat(12, 3, 0), "snow", severity, Seed(0))
+    np.testing.assert_array_equal(night, night[..., ::-1, ::-1])
+    least = 255 * (1 - kept) / 2  # the paler scene, where no flake falls
+    assert night.min() >= np.floor(least)
+    assert severity == 5 or night.min() <= np.ceil(least)
+
+
+@pytest.mark.parametrize("severity", [1, 2, 3])
+def test_water_adds_pale_turquoise_light(severity: int) -> None:
+    images = flat(60, 3, 60)
+    added = corrupt(images, "spatter", severity, Seed(0)).astype(float) - 60
+    assert added.min() >= 0
+    wet = added[:, 1] > 20
+    assert wet.any()
+    np.testing.assert_allclose(added[:, 0][wet] / added[:, 1][wet], 175 / 238, atol=0.04)
+    np.testing.assert_array_equal(added[:, 1], added[:, 2])
+    assert added[:, 1].max() <= 0.5 * 238 + 1  # strength a half
+
+
+@pytest.mark.parametrize("severity", [4, 5])
+def test_mud_covers_with_brown_and_leaves_the_rest(severity: int) -> None:
+    images = flat(60, 3, 200)
+    found = corrupt(images, "spatter", severity, Seed(0)).astype(float)
+    cover = (200 - found) / (200 - np.array([63, 42, 20])[:, None, None])  # the mask, from each channel
+    assert np.abs(cover - cover[:, :1]).max() < 0.01
+    assert ((cover[:, 0] == 0) | (cover[:, 0] > 0.79)).all()
+    assert 0.001 < (cover[:, 0] > 0).mean() < 0.2
+
+
+def test_there_is_more_water_at_each_severity_and_as_much_mud_on_larger_images() -> None:
+    def share(severity: int, size: int) -> float:
+        images = flat(60, 3, 60, size)
+        return float((corrupt(images, "spatter", severity, Seed(0)) != images).mean())
+
+    assert share(1, 32) < share(2, 32) < share(3, 32)
+    assert share(5, 64) == pytest.approx(share(5, 32), rel=0.25)
+
+
+def test_a_flattened_histogram_by_hand() -> None:
+    """Four pixels 0, 0, 1, 3: half at the lowest; of the other two, one at or below 1, both at or below 3."""
+    found = weather._equalised(np.array([[[0, 0], [1, 3]], [[7, 7], [7, 7]]], np.uint8))
+    np.testing.assert_array_equal(found[0], [[0, 0], [128, 255]])
+    np.testing.assert_array_equal(found[1], 0)  # one level alone

@@ -21,6 +21,7 @@ import yaml
 from benchmarks import namespaces
 from benchmarks.namespaces import Cluster
 from tests.end_to_end.conftest import Project, make
+from tests.preparing import SECTION
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # which they share
 FITS: Final = ("repro", "-j", "2", "trajectory@digits-waits")
@@ -71,17 +72,6 @@ register_method(Method("waits", WaitsConfig, ("classification",), {"trajectory":
 
 def params(gate: Path) -> str:
     """Return a graph with one trajectory of two fits that wait for the file ``gate``."""
-    digits = {
-        "source": {"name": "digits"},
-        "splits": 1,
-        "normalise": "train",
-        "whiten": False,
-        "validation": 0.2,
-        "fit_rows": "train_and_validation",
-        "ood": [],
-        "corrupted_images": 0,
-        "corruptions": "made",
-    }
     sgd = {
         "network": {"name": "mlp", "hidden": [32]},
         "epochs": 30,
@@ -93,7 +83,7 @@ def params(gate: Path) -> str:
     raw = {
         "seed": 0,
         "plugins": ["plugins/waits.py"],
-        "datasets": {"digits": digits},
+        "datasets": {"digits": {**SECTION, "source": {"name": "digits"}}},
         "methods": {"waits": {"steps": 10, "gate": str(gate)}, "sgd": sgd},
         "trajectories": {"digits-waits": {**fits, "method": "waits"}, "digits-sgd": {**fits, "method": "sgd"}},
         "teachers": {},

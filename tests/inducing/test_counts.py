@@ -12,13 +12,18 @@ conversion is its own oracle. What a table counts was found by arithmetic; one c
   of the head, a mean and a deviation each, and the batch norms are not pruned. At f = 0.001 that is the odd number
   46,935, half a weight more than a mask can keep: the column is arithmetic, not a count of a pruned network.
 
-The pruned networks are in ``test_prune``.
+What pruned networks compute is in ``test_prune``.
 """
+
+import math
+from fractions import Fraction
 
 import pytest
 from torch import nn
 
-from bdl_pipe.inducing import bayesianize
+from bdl_pipe.inducing import Bayesian, bayesianize, prune, stored
+from bdl_pipe.inducing.pruning import kept_counts
+from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed
 from tests.networks.cases import Plain, parameters, plain
@@ -72,3 +77,34 @@ def test_resnet_18(kind: str, sets: int) -> None:
 def test_a_cap_of_0_stores_no_spread(resnet50: nn.Module, cap: str, saved: int) -> None:
     """Without λ one number a layer less, without deviations of U one U less."""
     assert TABLE_9["ffg_u"][16] - converted(resnet50, "ffg_u", 16, **{cap: 0}) == saved
+
+
+@pytest.fixture(scope="module")
+def ffg_u(resnet50: nn.Module) -> Bayesian:
+    return bayesianize(resnet50, "ffg_u", rows=64, cols=64)
+
+
+@pytest.mark.parametrize("left", ["0.75", "0.5", "0.25"])
+def test_table_10_of_inducing_weights(ffg_u: Bayesian, left: str) -> None:
+    pruned = prune(ffg_u, float(1 - Fraction(left)))
+    assert stored(pruned) == TABLE_10_FFG_U[left]
+    mask_bytes = sum(m.packed.nbytes for m in pruned.modules() if isinstance(m, Kept))
+    assert mask_bytes == z_entries(plain(50), 64) // 8  # bits: 0.65 MB beside 4 bytes a number
+    assert sum(kept_counts(pruned).values()) == Fraction(left) * z_entries(plain(50), 64)
+
+
+@pytest.fixture(scope="module")
+def ffg_w(resnet50: nn.Module) -> Bayesian:
+    return bayesianize(resnet50, "ffg_w")
+
+
+@pytest.mark.parametrize("left", ["0.5", "0.1", "0.01", "0.001"])
+def test_table_10_of_weights(ffg_w: Bayesian, left: str) -> None:
+    """At 0.1 % the table counts half a weight more than can be kept (see above)."""
+    pruned = prune(ffg_w, float(1 - Fraction(left)))
+    assert stored(pruned) == TABLE_10_FFG_W[left] - (left == "0.001")
+    kept = [m for m in pruned.modules() if isinstance(m, Kept)]
+    assert sum(m.count for m in kept) == math.floor(Fraction(left) * plain(50).weights) + 10
+    mask_bytes = sum(m.packed.nbytes for m in kept)
+    assert mask_bytes <= sum(-(-math.prod(m.shape) // 8) for m in kept)
+    assert mask_bytes < 1.1 * 4 * sum(m.count for m in kept) or left in ("0.5", "0.1")

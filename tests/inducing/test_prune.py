@@ -17,12 +17,9 @@ from bdl_pipe.inducing.layers import Inducing
 from bdl_pipe.inducing.pruning import kept_counts, shrink
 from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.inducing.weightspace import FactorisedWeights
-from bdl_pipe.networks import ResNetConfig, build
 from bdl_pipe.seeds import Seed
-from tests.networks.cases import plain
 
 from .cases import UNIT, conv_net, five_layers, mlp, normal, one_noise, shaken
-from .test_counts import TABLE_10_FFG_U, TABLE_10_FFG_W, z_entries
 
 PRUNED = (*UNIT, "ffg_w")
 
@@ -201,42 +198,6 @@ def test_removed_weights_are_0_in_every_draw_and_have_no_kl() -> None:
 def noises(net: Bayesian, key: str, count: int) -> list[dict[str, Tensor]]:
     drawn = net.draw(count, Seed(5).generator())
     return [{"weight": drawn[f"{key}:weight"][k]} for k in range(count)]
-
-
-@pytest.fixture(scope="module")
-def resnet50() -> nn.Module:
-    return build(ResNetConfig("resnet", 50), (3, 32, 32), 10, rng=Seed(0))
-
-
-@pytest.fixture(scope="module")
-def ffg_u(resnet50: nn.Module) -> Bayesian:
-    return bayesianize(resnet50, "ffg_u", rows=64, cols=64)
-
-
-@pytest.mark.parametrize("left", ["0.75", "0.5", "0.25"])
-def test_table_10_of_inducing_weights(ffg_u: Bayesian, left: str) -> None:
-    pruned = prune(ffg_u, float(1 - Fraction(left)))
-    assert stored(pruned) == TABLE_10_FFG_U[left]
-    mask_bytes = sum(m.packed.nbytes for m in pruned.modules() if isinstance(m, Kept))
-    assert mask_bytes == z_entries(plain(50), 64) // 8  # bits: 0.65 MB beside 4 bytes a number
-    assert sum(kept_counts(pruned).values()) == Fraction(left) * z_entries(plain(50), 64)
-
-
-@pytest.fixture(scope="module")
-def ffg_w(resnet50: nn.Module) -> Bayesian:
-    return bayesianize(resnet50, "ffg_w")
-
-
-@pytest.mark.parametrize("left", ["0.5", "0.1", "0.01", "0.001"])
-def test_table_10_of_weights(ffg_w: Bayesian, left: str) -> None:
-    """At 0.1 % the table counts half a weight more than can be kept (see ``test_counts``)."""
-    pruned = prune(ffg_w, float(1 - Fraction(left)))
-    assert stored(pruned) == TABLE_10_FFG_W[left] - (left == "0.001")
-    kept = [m for m in pruned.modules() if isinstance(m, Kept)]
-    assert sum(m.count for m in kept) == math.floor(Fraction(left) * plain(50).weights) + 10
-    mask_bytes = sum(m.packed.nbytes for m in kept)
-    assert mask_bytes <= sum(-(-math.prod(m.shape) // 8) for m in kept)
-    assert mask_bytes < 1.1 * 4 * sum(m.count for m in kept) or left in ("0.5", "0.1")
 
 
 def test_a_place_that_moves_is_noticed_by_kept_factors() -> None:

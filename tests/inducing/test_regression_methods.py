@@ -12,7 +12,6 @@ from bdl_pipe.inducing import Bayesian
 from bdl_pipe.inducing.config import Kind
 from bdl_pipe.seeds import Seed
 from benchmarks import inducing_methods as methods
-from benchmarks import inducing_rates as rates
 from benchmarks import inducing_regression as regression
 from benchmarks.references import inducing_slice
 
@@ -76,45 +75,6 @@ def test_bound_is_of_the_whole_data(problem: tuple[regression.Reference, Tensor,
     torch.testing.assert_close(methods.Bound(net)(x, y, noise), expected)
 
 
-def test_bound_of_all_rows_is_in_nats(
-    problem: tuple[regression.Reference, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two draws, by torch.distributions; a KL of its own sign, at a network away from the prior."""
-    _, x, y = problem
-    monkeypatch.setattr(rates, "DRAWS", 2)
-    net = methods.bayesian("fcg_w", Seed(0)).double()
-    noise = net.draw(2, Seed(3).fold("bound").generator())
-    fits = [
-        MultivariateNormal(net(x[:, None], {n: v[k] for n, v in noise.items()})[:, 0], 0.01 * torch.eye(100).to(x))
-        for k in range(2)
-    ]
-    expected = float((net.kl() - sum(fit.log_prob(y) for fit in fits) / 2).detach())
-    assert rates.minus_bound(net, x, y, Seed(3)) == pytest.approx(expected, rel=1e-9) and float(net.kl().detach()) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "paper"), [("ffg_w", False), ("ensemble_u", True)])
-def test_rate_falls_as_in_the_paper_or_as_told(
-    kind: Kind, paper: bool, problem: tuple[regression.Reference, Tensor, Tensor]
-) -> None:
-    """Four updates: the last two are at a tenth of the rate, or not."""
-    _, x, y = problem
-    found = {}
-    for falls in (None, True, False):
-        (net,) = methods.fit(kind, x, y, [Seed(0)], steps=4, rate=0.01, draws=8, falls=falls)
-        found[falls] = torch.cat([p.detach().flatten() for p in net.parameters()])
-    assert torch.equal(found[None], found[paper]) and not torch.allclose(found[True], found[False], atol=1e-3)
-
-
-def test_noises_go_on_without_repeating() -> None:
-    nets = [methods.bayesian("ensemble_u", Seed(s)) for s in (0, 1)]
-    stream = methods.noises(nets, [Seed(0), Seed(1)], methods.MEMBERS)
-    seen = [next(stream) for _ in range(methods._AT_ONCE + 2)]
-    weights = torch.stack([noise["head:weight"] for noise in seen])  # [step, member, draw, 1, 51]
-    assert weights.flatten(0, 2).unique(dim=0).shape[0] == 2 * len(seen) * methods.MEMBERS
-    assert all((noise["member"].sum(1) == 1).all() for noise in seen)  # each of the points once an update
-
-
 SOON = [*(kind for kind in GAUSSIAN if kind != "fcg_w"), "ensemble_u"]  # fcg_w takes thousands of updates
 
 
@@ -133,16 +93,6 @@ def test_a_short_fit_is_nearer_than_the_prior(kind: Kind, problem: tuple[regress
     draws = methods.functions(net, Seed(5), 200)(torch.from_numpy(reference.grid)).double().numpy()
     found, mirrored = (regression.distances(reference.grid, reference.draws, d)["data"] for d in (draws, -draws))
     assert found < 0.2 * far < mirrored
-
-
-@pytest.mark.slow
-def test_members_of_one_run_are_those_of_two(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
-    _, x, y = problem
-    both = methods.fit("ffg_u", x, y, [Seed(0), Seed(1)], steps=5, rate=0.01, draws=2)
-    (alone,) = methods.fit("ffg_u", x, y, [Seed(1)], steps=5, rate=0.01, draws=2)
-    for a, b, other in zip(both[1].parameters(), alone.parameters(), both[0].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-        assert a.numel() == 1 or not torch.allclose(a, other) or torch.equal(a, torch.full_like(a, a.flatten()[0]))
 
 
 def test_ensemble_of_points_fits(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:

@@ -41,6 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data/photos/rows/bad.png").write_bytes(b"no image")
     assert cli.main(["add", "data/photos", "--skip-broken"]) == 0
@@ -138,6 +139,7 @@ def test_options_of_folders_are_for_folders(project: Path, capsys: pytest.Captur
     assert "--size is for folders of images; those of an .npz have one size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Scikit-learn's digits, as pictures of many sizes."""
     from sklearn.datasets import load_digits
@@ -159,6 +161,7 @@ def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
 
 
+@pytest.mark.slow
 def test_from_a_folder_to_predictions(project: Path) -> None:
     methods = ["d_vbll", "vbpc"]
     assert cli.main(["add", "data/photos", "--size", "8", "--splits", "1", "--methods", *methods]) == 0

@@ -1,6 +1,6 @@
 """Which runs a search fits once and which in every trial, for runs with several inputs."""
 
-import os
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,8 @@ SETTINGS = Settings(executor="inline")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("branch")
     (folder / "params.yaml").write_text(yaml.safe_dump(several()))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
-    finally:
-        os.chdir(before)
     return folder
 
 

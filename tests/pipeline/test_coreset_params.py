@@ -1,6 +1,5 @@
 """Coresets and protocols that do not fit together are refused by ``check``, before anything is made."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -9,33 +8,19 @@ from bdl_pipe.errors import UserError
 from pipeline.core.load import typed
 from tests.coresets.test_bpc_methods import EXPERTS, SECTIONS
 from tests.coresets.test_protocols import CHAINS
+from tests.pipeline.test_params import changed
+from tests.preparing import SECTION
 
-DATA = {
-    "source": {"name": "digits"},
-    "normalise": "train",
-    "whiten": False,
-    "validation": 0.1,
-    "fit_rows": "train_and_validation",
-    "splits": 1,
-    "ood": [],
-    "corrupted_images": 0,
-    "corruptions": "made",
-}
+DATA = {**SECTION, "source": {"name": "digits"}}
 GOOD: dict[str, Any] = {
     "seed": 0,
-    "datasets": {"digits": DATA, "other": DATA, "boston": {**DATA, "source": {"name": "boston"}, "validation": 0.2}},
+    "datasets": {"digits": DATA, "other": DATA, "boston": {**DATA, "source": {"name": "boston"}}},
     "methods": {"sgd": EXPERTS, "bpc_fkl": SECTIONS["bpc_fkl"], "coreset_sgmcmc": CHAINS},
     "trajectories": {"experts": {"dataset": "digits", "method": "sgd", "seeds": 2, "input": "prepare/digits"}},
     "teachers": {},
     "coresets": {"fkl": {"dataset": "digits", "method": "bpc_fkl", "seeds": 1, "input": "trajectory/experts"}},
     "runs": {
-        "run": {
-            "dataset": "digits",
-            "method": "coreset_sgmcmc",
-            "setting": "s",
-            "seeds": 3,
-            "input": "coreset/fkl",
-        }
+        "run": {"dataset": "digits", "method": "coreset_sgmcmc", "setting": "s", "seeds": 3, "input": "coreset/fkl"}
     },
     "evaluate": {"calibration_bins": 15, "batch": 100, "joint_pairs": 0},
     "report": {"figures_dpi": 110},
@@ -101,12 +86,6 @@ def test_what_fits_together_is_taken() -> None:
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_together_is_named(case: str) -> None:
     place, value, message = WRONG[case]
-    raw = copy.deepcopy(GOOD)
-    *parents, last = place.split(".")
-    section = raw
-    for parent in parents:
-        section = section[parent]
-    section[last] = value
     with pytest.raises(UserError) as caught:
-        typed(raw)
+        typed(changed(place, value, GOOD))
     assert str(caught.value) == message

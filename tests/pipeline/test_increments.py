@@ -34,21 +34,12 @@ from pipeline.stages import inputs, report
 from pipeline.work.executor import Inline
 from tests.data.test_increment import rows
 from tests.pipeline import walk
+from tests.preparing import SECTION
 
 ROOT = Path(__file__).parents[2]
 NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance", "pool": "average"}
 STUDENT = {"steps": 2, "lr": 3.0e-4, "augmentation": {"choose": "all", "operations": {}}}
-DATA: dict[str, Any] = {
-    "source": {"name": "npz", "path": "d.npz"},
-    "normalise": "train",
-    "whiten": False,
-    "validation": 30,
-    "fit_rows": "train",
-    "splits": 1,
-    "ood": [],
-    "corrupted_images": 0,
-    "corruptions": "made",
-}
+DATA = {**SECTION, "source": {"name": "npz", "path": "d.npz"}, "validation": 30, "fit_rows": "train"}
 INNER = {"steps": 2, "lr": 0.05, "ahead": 1}
 OUTER = {
     "steps": 2,

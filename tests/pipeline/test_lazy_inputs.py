@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "runs": {"b-last": row | {"method": "last", "setting": "s", "input": "trajectory/b-walk"}},
     }
     (folder / "params.yaml").write_text(yaml.safe_dump(raw))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         loaded, settings = load(registry=REGISTRY), Settings(tracking=False)
         prepare.run(one("prepare", "boston", loaded), loaded, Inline(settings), settings)
-        with artifacts.publish(
-            places.artifact("trajectory", "b-walk"), "trajectory", about={"seeds": EXPERTS}
-        ) as place:
+        trajectory = places.artifact("trajectory", "b-walk")
+        with artifacts.publish(trajectory, "trajectory", about={"seeds": EXPERTS}) as place:
             for member in range(EXPERTS):
                 weights = torch.full((SNAPSHOTS, WEIGHTS), float(member))
                 artifacts.write_state(place / f"0-{member}", State({"w": weights}))
-    finally:
-        os.chdir(before)
     return folder
 
 

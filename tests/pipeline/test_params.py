@@ -16,23 +16,12 @@ from pipeline.core.load import typed as typed_params
 from pipeline.core.model import Params
 from pipeline.plan.sources import data_digest
 from tests.pipeline.fake_work import REGISTRY
+from tests.preparing import SECTION
 from tests.test_yaml_files import UNREADABLE, damaged
 
 GOOD: dict[str, Any] = {
     "seed": 0,
-    "datasets": {
-        "boston": {
-            "source": {"name": "boston"},
-            "normalise": "train",
-            "whiten": False,
-            "validation": 0.2,
-            "fit_rows": "train_and_validation",
-            "splits": 2,
-            "ood": [],
-            "corrupted_images": 0,
-            "corruptions": "made",
-        }
-    },
+    "datasets": {"boston": {**SECTION, "source": {"name": "boston"}, "splits": 2}},
     "methods": {"walk": {"steps": 5}, "only_classes": {}},
     "trajectories": {"b-walk": {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}},
     "teachers": {},
@@ -51,9 +40,9 @@ def read(tmp_path: Path, raw: Any) -> Params:
     return load(path, REGISTRY)
 
 
-def changed(place: str, value: Any) -> dict[str, Any]:
-    """GOOD with the value at ``a.b.c`` set, or removed where it is ``...``."""
-    raw = copy.deepcopy(GOOD)
+def changed(place: str, value: Any, good: dict[str, Any] = GOOD) -> dict[str, Any]:
+    """Return good params with the value at ``a.b.c`` set, or removed where it is ``...``."""
+    raw = copy.deepcopy(good)
     *above, last = place.split(".")
     section = raw
     for key in above:

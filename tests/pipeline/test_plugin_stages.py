@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import PARAMS, ROOT
+from tests.test_docs import plugin_files
 
 DIGESTS = """
 import json
@@ -18,56 +19,12 @@ from pipeline.core.load import load
 from pipeline.plan import plan
 print(json.dumps({name: dict(stage.digests) for name, stage in plan.plan(load()).items()}))
 """
-PLUGIN = """
+SOURCE = """
 from dataclasses import dataclass
 from typing import Literal
 import numpy as np
-import torch
-import bdl_pipe as bdl
-from bdl_pipe import Examples, Method, NetworkDraws, NetworkSpec, Raw, StageSpec, snapshots
-"""
-METHOD = (
-    PLUGIN
-    + """
-@dataclass(frozen=True)
-class LastConfig:
-    last: int
+from bdl_pipe import Examples, Raw, register_source
 
-def fit(data, inputs, config, *, rng, report):
-    (trajectory,) = inputs["trajectory"]
-    spec = bdl.read_config(NetworkSpec, trajectory.config["spec"], "spec")
-    report(1, 1)
-    return NetworkDraws(spec, {name: values[-config.last :] for name, values in snapshots(trajectory).items()}).state()
-
-bdl.register_method(
-    Method("last", LastConfig, ("classification",), {"student": StageSpec(fit, needs={"trajectory": "one_to_one"})})
-)
-"""
-)
-NETWORK = (
-    PLUGIN
-    + """
-@dataclass(frozen=True)
-class WaveConfig:
-    name: Literal["wave"]
-    width: int
-
-class Sine(torch.nn.Module):
-    def forward(self, inputs):
-        return inputs.sin()
-
-def trunk(config, input_shape, generator):
-    layer = torch.nn.Linear(int(np.prod(input_shape)), config.width)
-    torch.nn.init.normal_(layer.weight, 0.0, 0.1, generator=generator)
-    torch.nn.init.zeros_(layer.bias)
-    return torch.nn.Sequential(torch.nn.Flatten(), layer, Sine()), config.width
-
-bdl.register_network(WaveConfig, trunk)
-"""
-)
-SOURCE = (
-    PLUGIN
-    + """
 @dataclass(frozen=True)
 class StripesConfig:
     rows: int
@@ -79,22 +36,12 @@ def load(config):
     images[:, :, ::2] = np.where(labels, 200, 20)[:, None, None, None] + np.arange(config.rows)[:, None, None, None] % 7
     return Raw("stripes", "classification", "image", Examples(images, labels), None, ("dark", "light"))
 
-bdl.register_source(StripesConfig, load, task="classification", kind="image")
+register_source(StripesConfig, load, task="classification", kind="image")
 """
-)
-SCORE = (
-    PLUGIN
-    + """
-def margin(predictive):
-    if not isinstance(predictive, bdl.Categorical):
-        return None
-    top = predictive.log_probs.topk(2, dim=-1).values
-    return top[:, 0] - top[:, 1]
-
-bdl.register_ood_score("top_margin", margin)
-"""
-)
-FILES = {"method": METHOD, "network": NETWORK, "source": SOURCE, "score": SCORE}
+FILES = {"source": SOURCE} | {  # the others are the plugins of the docs
+    kind: plugin_files()[f"plugins/{name}.py"]
+    for kind, name in (("method", "snapshots"), ("network", "wave"), ("score", "margin"))
+}
 
 
 def with_plugins() -> dict[str, object]:
@@ -103,12 +50,12 @@ def with_plugins() -> dict[str, object]:
     raw["plugins"] = [f"plugins/{name}.py" for name in FILES]
     stripes = {**raw["datasets"]["digits"], "source": {"name": "stripes", "rows": 60}, "ood": ["digits"]}
     raw["datasets"]["stripes"] = {**stripes, "corrupted_images": 0, "transfer": []}
-    raw["methods"]["last"] = {"last": 1}
+    raw["methods"]["snapshots"] = {"last": 1}
     own = {"dataset": "stripes", "seeds": 1}
     override = {"network": {"name": "wave", "width": 6}}
     raw["trajectories"]["stripes-sgd"] = {**own, "method": "sgd", "input": "prepare/stripes", "override": override}
-    row = {**own, "method": "last", "setting": "own", "input": "trajectory/stripes-sgd"}
-    raw["runs"]["stripes-last"] = row
+    row = {**own, "method": "snapshots", "setting": "own", "input": "trajectory/stripes-sgd"}
+    raw["runs"]["stripes-snapshots"] = row
     return raw
 
 
@@ -132,17 +79,17 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("method", {"student@stripes-last", "evaluate@stripes-last"}),
+        ("method", {"student@stripes-snapshots", "evaluate@stripes-snapshots"}),
         # sgd, whose network it is in one run: DVC knows the code of a method, not of a run
         (
             "network",
             {
                 *("trajectory@stripes-sgd", "trajectory@digits-sgd", "trajectory@boston-sgd"),
-                *("student@stripes-last", "evaluate@stripes-last"),
+                *("student@stripes-snapshots", "evaluate@stripes-snapshots"),
             },
         ),
         ("source", {"prepare@stripes"}),
-        ("score", {"evaluate@stripes-last", "evaluate@digits-ensemble"}),  # boston has no other data
+        ("score", {"evaluate@stripes-snapshots", "evaluate@digits-ensemble"}),  # boston has no other data
     ],
 )
 def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set[str]) -> None:

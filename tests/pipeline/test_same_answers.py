@@ -1,6 +1,6 @@
 """One row has one answer: in the scores, in a file of new rows, in a search and from the served model."""
 
-import os
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ SAMPLED = ("bnn", "ffg_u")
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of one table, with sampled posteriors that are fitted and evaluated; two members each."""
-    folder, before = tmp_path_factory.mktemp("answers"), Path.cwd()
+    folder = tmp_path_factory.mktemp("answers")
     written = yaml.safe_load(tune_cases.PARAMS)
     run = {"dataset": "toy", "setting": "s", "seeds": 2, "input": "prepare/toy"}
     written |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
@@ -39,15 +39,12 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "params.yaml").write_text(yaml.safe_dump(written))
     x = np.random.default_rng(0).normal(size=80)
     pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         loaded, inline = load(), Inline(SETTINGS)
         prepare.run(one("prepare", "toy", loaded), loaded, inline, SETTINGS)
         for key in written["runs"]:
             fit.run(one("student", key, loaded), loaded, inline, SETTINGS)
             evaluate.run(one("evaluate", key, loaded), loaded, inline, SETTINGS)
-    finally:
-        os.chdir(before)
     return folder
 
 

@@ -110,7 +110,7 @@ def test_data_over_one_wire_bound_the_nodes_that_are_worth_it() -> None:
     assert "data" not in bounds([stage], replace(many, data="tree"), FREE)
 
 
-def _spans(every: float, cluster: Cluster, count: int = 600) -> tuple[float, float]:
+def _spans(every: float, cluster: Cluster, count: int = 250) -> tuple[float, float]:
     """Return the mean of a task of an hour over seeds, and its standard error."""
     cluster = replace(cluster, every=every)
     spans = [simulate([Stage("a", (HOUR,))], cluster, FREE, seed=seed).makespan for seed in range(count)]
@@ -120,7 +120,7 @@ def _spans(every: float, cluster: Cluster, count: int = 600) -> tuple[float, flo
 def test_preempted_tasks_cost_what_the_renewal_argument_says() -> None:
     """A step of τ with a checkpoint at its end takes (1/λ + n)(exp(λτ) − 1) in the mean, with n to notice a loss.
 
-    Another node is free at once. Of 600 tasks, with a bound of 5 standard errors: a false alarm in 1.7 million.
+    Another node is free at once. Of 250 tasks, with a bound of 5 standard errors: a false alarm in 1.7 million.
     Controls that the bound tells apart: no checkpoints, no preemption, a loss that is noticed at once.
     """
     rate, tau, noticed = 4.0, 600.0, 75.0
@@ -134,7 +134,7 @@ def test_preempted_tasks_cost_what_the_renewal_argument_says() -> None:
 
 def test_a_task_that_is_lost_more_often_than_ray_retries_it_is_counted() -> None:
     """A task of four hours at one loss an hour: the fourth loss comes in the mean 1 − Σ₀³ 4ᵏe⁻⁴/k! = 0.567 times."""
-    cluster = Cluster(300, slots=1, every=1.0, preempted=1.0, noticed=0.0)
+    cluster = Cluster(300, slots=1, every=60.0, preempted=1.0, noticed=0.0)
     came = simulate([Stage("a", (4 * HOUR,) * 200)], cluster, FREE)
     assert came.given_up / 200 == pytest.approx(0.567 + 0.05, abs=5 * math.sqrt(0.25 / 200))
 
@@ -153,6 +153,7 @@ def test_equal_seeds_make_equal_figures() -> None:
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_plan_and_no_bound_lies_above_their_hours() -> None:
     tables, driver = workloads.paper_tables(), replace(FREE, message=2e-4, checkpoint=1e-3, byte=1.6e-9, cold=4.0)
     planned = [plan(typed(read_yaml(path))) for path in (workloads.ROOT / "params/paper").glob("*.yaml")]

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw = several()
     raw |= {"teachers": {"b-walk": ROW}, "coresets": raw["coresets"] | {"b-walk": ROW}}
     (folder / "params.yaml").write_text(yaml.safe_dump(raw))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -142,28 +139,20 @@ def test_a_student_of_several_inputs_gets_and_is_charged_for_what_it_takes(there
         assert records.read("student", "b-pair")["total_seconds"][name] == pytest.approx(total)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        '{"seconds": {}, "peak_bytes": {}, "total_seconds": {}}',
-        '{"seconds": {}, "peak_bytes": {}, "total_seconds": 3}',
-        "\xff",
-    ],
-)
+KEYS = '{"seconds": {}, "peak_bytes": {}, "total_seconds": %s}'
+
+
 def test_a_damaged_record_is_an_error_before_the_work(
-    there: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit("trajectory", "b-walk")
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
     place = places.record("trajectory", "b-walk")
     whole = place.read_bytes()
-    place.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ArtifactError, match=rf"^{place}: is .*; make the trajectory b-walk again$"):
-        fit("student", "b-run")
+    for text in ("", "{", "[]", "{}", KEYS % "{}", KEYS % "3", "\xff"):
+        place.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ArtifactError, match=rf"^{place}: is .*; make the trajectory b-walk again$"):
+            fit("student", "b-run")
     assert not (tmp_path / "steps").exists()
     place.write_bytes(whole)
     assert records.read("trajectory", "b-walk") == json.loads(whole)
@@ -213,19 +202,22 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     assert not list(there.rglob("*.tmp"))
 
 
-def test_identity_depends_on_numbers_and_data_not_on_the_count(there: Path) -> None:
-    row = load().run("teacher", "b-walk")
-    about = fit_stage.facts(row, load())
-    first = fit_stage.identity(about, SETTINGS, fit_stage.inputs_of(row))
-    assert fit_stage.identity({**about, "seeds": 9}, SETTINGS, fit_stage.inputs_of(row)) == first
-    assert fit_stage.identity({**about, "seed": 1}, SETTINGS, fit_stage.inputs_of(row)) != first
-    assert fit_stage.identity({**about, "config": {"steps": 6}}, SETTINGS, fit_stage.inputs_of(row)) != first
-    assert fit_stage.identity(about, Settings(threads=2), fit_stage.inputs_of(row)) != first
+def test_a_checkpoint_depends_on_numbers_code_data_and_device_and_not_on_the_count(there: Path) -> None:
+    run = load().run("teacher", "b-walk")
+    about = fit_stage.facts(run, load())
+
+    def identity(settings: Settings = SETTINGS, **changes: Any) -> str:
+        return fit_stage.identity({**about, **changes}, settings, fit_stage.inputs_of(run))
+
+    first = identity()
+    assert identity(seeds=9) == first
+    other = {identity(seed=1), identity(config={"steps": 6}), identity(code="b"), identity(Settings(threads=2))}
     place = places.artifact("prepare", "boston") / artifacts.MANIFEST
     kept = place.read_text()
     place.write_text(kept + " ")
-    assert fit_stage.identity(about, SETTINGS, fit_stage.inputs_of(row)) != first
+    other.add(identity())
     place.write_text(kept)
+    assert len(other) == 5 and first not in other
 
 
 POINTS = {  # what is about to be written when the process is killed, and for which time; steps that are done in all
@@ -336,20 +328,12 @@ def test_a_worker_is_started_where_it_has_something_to_give(
     assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_belongs_to_the_code_of_its_own_method(there: Path) -> None:
-    """Another family's code leaves it in place; that of the method, a number or the device does not."""
-    ours = load_params(Path(__file__).parents[2] / "params.yaml")
+def test_the_code_of_a_stage_is_that_of_its_own_method() -> None:
+    """Another family's code leaves its checkpoints in place."""
+    ours = load_params(ROOT / "params.yaml")
     codes = {key: dict(one("student", key, ours).digests) for key in ("boston-vbll", "boston-gp")}
     assert codes["boston-vbll"] == {"code.fit.vbll": sources.fit_digest("vbll", ours)}
     assert codes["boston-vbll"] != codes["boston-gp"]
-    about = {"config": 1, "code": "a"}
-    identities = [
-        fit_stage.identity(about, SETTINGS, []),
-        fit_stage.identity({**about, "code": "b"}, SETTINGS, []),
-        fit_stage.identity({**about, "config": 2}, SETTINGS, []),
-        fit_stage.identity(about, dataclasses.replace(SETTINGS, threads=2), []),
-    ]
-    assert len(set(identities)) == 4 and identities[0] == fit_stage.identity(dict(about), SETTINGS, [])
 
 
 def test_fits_of_a_group_that_diverge_are_repeated_together_and_the_report_says_so() -> None:

@@ -179,6 +179,7 @@ def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
     ET.fromstring(paths[1].read_text())
 
 
+@pytest.mark.slow
 def test_the_shipped_studies_are_whole(monkeypatch):
     """Every point is a config of its method, and the figure can be drawn."""
     monkeypatch.chdir(Path(__file__).parents[2])

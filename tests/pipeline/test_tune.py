@@ -278,6 +278,7 @@ class TestAll:
     def go(self, *more):
         return cli.main(["tune", "all", "--dataset", "boston", "--samples", "4", "--apply", *more])
 
+    @pytest.mark.slow
     def test_every_method_with_a_space_is_searched_once_and_inputs_come_first(self, made, capsys):
         assert self.go() == 0
         methods = [method for method, *_ in made]
@@ -288,6 +289,7 @@ class TestAll:
         assert {made_one[1:] for made_one in made} == {(4, False)}
         assert capsys.readouterr().out.count("merged overlay.yaml") == len(methods)
 
+    @pytest.mark.slow
     def test_a_stopped_one_continues_with_what_is_left(self, made, tmp_path, capsys):
         (tmp_path / "stop").touch()
         assert self.go() == 130

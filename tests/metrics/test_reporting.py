@@ -1,0 +1,144 @@
+"""What is said of runs: which is better, values as readers see them, cost by hand."""
+
+import math
+import mmap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bdl_pipe.artifacts import State, write_state
+from bdl_pipe.metrics import COSTS, DETECTION, METRICS, comparison, cost, metric_of, written
+
+RATIO = 1 / 9  # test rows over training rows
+
+
+def test_intervals_over_splits_cover_as_often_as_they_say() -> None:
+    """4,000 sets of five differences whose errors correlate as those of splits that share rows do.
+
+    The number of misses is within 5 standard errors of 5 %, a false alarm in 1.7 million; with the error of independent
+    splits, the control, misses are three times as many.
+    """
+    g, count, shared = np.random.default_rng(0), 5, RATIO / (1 + RATIO)
+    common, own = g.normal(size=(4000, 1)), g.normal(size=(4000, count))
+    draws = 0.3 + math.sqrt(shared) * common + math.sqrt(1 - shared) * own
+    for ratio, low, high in ((RATIO, 0.033, 0.067), (0.0, 0.08, 1.0)):
+        found = [comparison.over_splits(row, ratio) for row in draws]
+        missed = np.mean([abs(d.mean - 0.3) > d.half for d in found])
+        assert low < missed < high
+
+
+def test_an_interval_is_student_s() -> None:
+    values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
+    found = comparison.over_splits(values, 0.0)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert comparison.over_splits(values, 0.0, comparisons=7).half > 1.5 * found.half
+    assert not found.apart and comparison.over_splits(values, 0.0, level=0.8).apart
+
+
+def test_an_interval_over_rows_is_the_normal_one() -> None:
+    values = np.random.default_rng(0).normal(0.2, 1, 400)
+    found = comparison.over_rows(values, comparisons=2)
+    low, high = stats.norm.interval(0.975, values.mean(), stats.sem(values))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+
+
+def test_the_critical_difference_is_that_of_demsar() -> None:
+    """Demšar 2006, section 3.2.2: four classifiers on fourteen data sets, q = 2.569, CD = 1.25."""
+    g = np.random.default_rng(0)
+    found = comparison.mean_ranks("abcd", g.normal(size=(14, 4)))
+    assert found.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert sum(found.means.values()) == pytest.approx(10)
+    assert list(found.means.values()) == sorted(found.means.values())
+    assert comparison.mean_ranks("abc", np.arange(3) + np.zeros((9, 3))).p_value < 0.01
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (written.size, 999, "999 B"),
+        (written.size, 33_000, "33 kB"),
+        (written.size, 6.1e8, "610 MB"),
+        (written.size, 2.5e9, "2.50 GB"),
+        (written.seconds, 0.012, "12 ms"),
+        (written.seconds, 0.0998, "100 ms"),
+        (written.seconds, 0.0062, "6.2 ms"),
+        (written.seconds, 4.2, "4.2 s"),
+        (written.seconds, 131.4, "131 s"),
+        (written.seconds, 1200, "20 min"),
+        (written.count, 650, "650"),
+        (written.count, 7_750_000, "7.75 M"),
+        (written.percent, 0.91456, "91.46"),
+    ],
+)
+def test_figures_are_written_for_people(write: Callable[[float], str], value: float, text: str) -> None:
+    assert write(value) == text
+
+
+def test_a_metric_knows_how_it_is_written() -> None:
+    assert [written.writer(cost)(1500.0) for cost in COSTS] == ["1.5 k", "1.5 kB", "25 min", "25 min", "1.5 kB"]
+    assert written.writer(METRICS["accuracy"])(0.5) == "50.00" and written.writer(METRICS["nll"])(0.5) == "0.500"
+    assert [metric_of(metric.name) for metric in (*COSTS, *DETECTION, METRICS["nll"])] == [
+        *COSTS,
+        *DETECTION,
+        METRICS["nll"],
+    ]
+
+
+STATE = State({"weight": torch.zeros(3, 4), "steps": torch.zeros(7, dtype=torch.int64)}, {"posterior": "x"})
+
+
+def test_parameters_are_floating_numbers() -> None:
+    assert cost.stored_parameters(STATE) == 12
+
+
+def test_bytes_are_the_files(tmp_path: Path) -> None:
+    write_state(tmp_path / "0-0", STATE)
+    assert cost.stored_bytes(STATE) == (tmp_path / "0-0.safetensors").stat().st_size
+
+
+def test_seconds_are_the_median_of_the_passes_after_the_first() -> None:
+    calls = []
+    assert cost.seconds(lambda: calls.append(1), repeats=5) >= 0
+    assert len(calls) == 6
+
+
+def test_the_clock_of_one_thread_stands_still_while_it_waits() -> None:
+    """Sleeping is what another process's turn looks like; with two threads, or on a GPU, the wall's clock goes on."""
+    threads = torch.get_num_threads()
+    try:
+        taken = {}
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            now = cost.clock()
+            start = now()
+            time.sleep(0.3)
+            taken[count] = now() - start
+        torch.set_num_threads(1)
+        assert taken[1] < 0.2 < 0.3 <= taken[2] and cost.clock("cuda") is time.perf_counter
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_peak_holds_what_the_block_took_and_gave_back() -> None:
+    size = 200 * 2**20
+    with cost.peak_bytes() as small:
+        pass
+    with cost.peak_bytes() as large:
+        block = mmap.mmap(-1, size)  # not from the heap, which may hold as much that other tests gave back
+        for page in range(0, size, mmap.PAGESIZE):
+            block[page] = 1
+        block.close()
+    assert large.bytes - small.bytes > 0.8 * size
+
+
+def test_the_peak_is_known_where_the_kernel_cannot_restart_it(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cost, "_PROC", tmp_path / "missing")
+    with cost.peak_bytes() as peak:
+        pass
+    assert peak.bytes > 50 * 2**20  # torch alone is larger
