@@ -18,7 +18,7 @@ from pipeline import cli
 from pipeline.core import places
 from pipeline.core.settings import Settings
 from pipeline.search import load_data, make_upstream, study
-from pipeline.search.study import keys_of, mean_of, of, values_of, written
+from pipeline.search.study import keys_of, of, values_of, written
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
 SETTINGS = Settings()
@@ -246,13 +246,6 @@ def test_about_a_base_a_point_is_named_by_what_differs(toy):
     assert rows == ["base", "shift -2.25", "shift 1", "log log.txt"]
     assert "| log log.txt | 2 of 2 | 1.0000 ± 0.0000 | -38.0000 ± 0.0000 |" in page
     assert study.draw(asked, fits)
-
-
-def test_the_spread_is_over_seeds_that_did_not_diverge():
-    fits = [Ended({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
-    found = mean_of(of(fits, {"a": 1}), "nll")
-    assert found is not None and (found.mean, found.error, found.n) == (2.0, 1.0, 2)
-    assert mean_of(fits[2:], "nll") is None
 
 
 def test_the_shipped_studies_are_whole(monkeypatch):
