@@ -3,7 +3,6 @@
 import math
 import xml.etree.ElementTree as ET
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -76,9 +75,3 @@ def test_an_svg_is_one_element_with_its_own_ids_and_the_colours_of_the_page() ->
     assert ids and all(str(name).startswith("of-a-b-") for name in ids)
     assert "var(--ink)" in svg and figures.INK not in svg and figures.INK in drawing.svg("other")
     assert ">confidence</text>" in svg, "text is text"
-
-
-def test_equal_input_gives_equal_bytes_and_other_input_others() -> None:
-    first, again = (figures.reliability(BINS, "gp").svg("x") for _ in range(2))
-    assert first == again
-    assert figures.reliability(BINS.assign(accuracy=np.array([0.3, 0.8])), "gp").svg("x") != first

@@ -11,56 +11,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from bdl_pipe import artifacts
-from bdl_pipe.data import prepare, prepared
-from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.data.sources.images import ImageFolder
-from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline.report import tables
+from tests.data import test_user_data
+from tests.data.test_user_data import TABLE
 from tests.pipeline import fitted_cases, report_cases
+from tests.preparing import dataset_of, prepare_at
 
 from .judge import Case, cases, judge
 from .test_data import wounded
 
 ODD: Final[list[Any]] = [None, True, 0, -1, 1.5, "", "x", "../../x", [], [1], {}, {"a": 1}, 10**30]
-
-
-def table(path: Path) -> Table:
-    lines = ["a,b,y", *(f"{0.5 * i},{i % 7},{1.5 * i}" for i in range(40))]
-    path.write_text("\n".join(lines) + "\n")
-    return Table(str(path), ("y",), "regression")
-
-
-def prepare_both(root: Path) -> None:
-    """The two folders of a table with two splits, and those of images with another set and corruptions."""
-    common = {"whiten": False, "validation": 0.2, "fit_rows": "train_and_validation", "corruptions": "made"}
-    datasets = {
-        "table": DatasetConfig(
-            table(root / "t.csv"), "train", splits=2, ood=(), corrupted_images=0, **common  # type: ignore[arg-type]
-        ),
-        "images": DatasetConfig(
-            ImageFolder(str(pictures(root / "pictures"))), "train", splits=1, ood=("noise",), corrupted_images=0,
-            targets="none", **common,  # type: ignore[arg-type]
-        ),
-    }  # fmt: skip
-    for name in datasets:
-        fit, holdout = root / f"prepare-{name}", root / f"holdout-{name}"
-        with artifacts.publish(fit, "prepare") as one, artifacts.publish(holdout, "holdout") as other:
-            prepare.prepare(name, datasets, one, other, rng=Seed(0))
-
-
-def pictures(root: Path) -> Path:
-    values = np.random.default_rng(0).integers(0, 256, (16, 3, 4, 5), dtype=np.uint8)
-    for i, image in enumerate(values):
-        path = root / ("cat" if i % 2 else "eel") / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.transpose(1, 2, 0)).save(path)
-    return root
 
 
 def numbers(value: Any) -> Any:
@@ -79,7 +45,7 @@ def numbers(value: Any) -> Any:
 
 
 def fit_data(path: Path) -> Any:
-    splits = 2 if path.name.endswith("table") else 1
+    splits = 2 if path.parent.name == "table" else 1
     read = [prepared.load_fit(path, split, final=final) for split in range(splits) for final in (False, True)]
     return read, prepared.load_schema(path)
 
@@ -104,30 +70,29 @@ def evaluated(path: Path) -> Any:
 
 
 READERS: Final[dict[str, Callable[[Path], Any]]] = {
-    "prepare-table": fit_data,
-    "prepare-images": fit_data,
-    "holdout-table": holdout,
-    "holdout-images": holdout,
+    "table/prepare": fit_data,
+    "images/prepare": fit_data,
+    "table/holdout": holdout,
+    "images/holdout": holdout,
     "student-table": student,
     "student-images": student,
-    "evaluate": evaluated,
+    "evaluate/d-m-s": evaluated,
 }
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One artifact of each kind."""
+    """One artifact of each kind: of a table with two splits, and of images with another set."""
     root = tmp_path_factory.mktemp("artifacts")
-    prepare_both(root)
+    images = {"name": "image_folder", "path": str(test_user_data.folder(root / "pictures"))}
+    rows = TABLE | {"path": str(test_user_data.store(root / "t.csv", test_user_data.good())), "features": ["a", "b"]}
+    prepare_at(root / "table", dataset_of(rows, splits=2))
+    prepare_at(root / "images", dataset_of(images, ood=["noise"]))
     fitted_cases.student(root / "student-table", "regression")
     fitted_cases.student(root / "student-images", images=True)
-    rng = np.random.default_rng(0)
-    scores = report_cases.image_scores(report_cases.IMAGES[2], rng, corrupted=False)
-    run = report_cases.write_run(
-        root, "d", "m", "s", scores, calibration=report_cases.bins(report_cases.IMAGES[2], rng)
-    )
-    shutil.copytree(run.evaluate, root / "evaluate", dirs_exist_ok=True)
-    shutil.rmtree(root / "evaluate" / run.key)
+    case, rng = report_cases.IMAGES[2], np.random.default_rng(0)
+    scores, bins = report_cases.image_scores(case, rng, corrupted=False), report_cases.bins(case, rng)
+    report_cases.write_run(root, "d", "m", "s", scores, calibration=bins)
     return root
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from bdl_pipe import config
 from bdl_pipe.errors import brief
@@ -17,6 +16,7 @@ from bdl_pipe.yaml_files import read_yaml
 from pipeline.core.load import typed as typed_params
 from pipeline.core.load import unwatched
 from pipeline.core.model import SECTIONS as SECTIONS_params
+from tests.end_to_end.conftest import PARAMS
 
 from .judge import Case, cases, judge
 from .test_data import wounded
@@ -113,18 +113,6 @@ def test_mutated_params() -> None:
     judge("params", cases(250), make)
 
 
-def small() -> str:
-    """A params file of a few lines."""
-    raw = whole()[0]
-    datasets = {"boston": raw["datasets"]["boston"]}
-    methods = {name: raw["methods"][name] for name in ("sgd", "deterministic", "gp")}
-    rows = {section: {} for section in SECTIONS_params.values()}
-    rows["trajectories"] = {"boston-sgd": raw["trajectories"]["boston-sgd"]}
-    rows["runs"] = {key: raw["runs"][key] for key in ("boston-deterministic", "boston-gp")}
-    kept = {"seed": 0, "datasets": datasets, "methods": methods, **rows}
-    return yaml.safe_dump({**kept, "evaluate": raw["evaluate"], "report": raw["report"]}, sort_keys=False)
-
-
 WORDS: Final = [
     *("\t", "\n", " ", ":", "- ", "#", "'", '"', "&a ", "*a", "!!int ", "!!python/object:os.system ", "!!binary x"),
     *("---\n", "...\n", "<<: ", "? ", "[", "]", "{", "}", "|\n", ">\n", "%YAML 9\n", "\0", "\x07", "é", "\ufeff"),
@@ -154,7 +142,7 @@ def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
 
 
 def test_damaged_params_files(tmp_path: Path) -> None:
-    text, path = small(), tmp_path / "params.yaml"
+    text, path = PARAMS, tmp_path / "params.yaml"
 
     def make(rng: random.Random, number: int) -> Case:
         blob, about = damage(text, rng)

@@ -91,16 +91,12 @@ def write_run(root: Path, dataset: str, method: str, setting: str, figures: list
     return RunInfo(key, dataset, method, setting, root / "evaluate" / key, **more)  # type: ignore[arg-type]
 
 
-def write_coreset(root: Path, key: str, per_class: int, classes: int = 10, channels: int = 1) -> CoresetInfo:
-    rng = np.random.default_rng(per_class)
-    y, x = np.mgrid[0:28, 0:28] / 27
-    top = np.tile(np.arange(classes), per_class)
-    images = np.stack([0.5 + 0.4 * np.sin((k + 2) * 3 * x + k * y) + rng.normal(0, 0.08, (28, 28)) for k in top])
-    labels = np.eye(classes)[top] * 0.9 + rng.uniform(0, 0.1, (len(top), classes))
-    tensors = {
-        "raw": torch.tensor(images[:, None].repeat(channels, 1), dtype=torch.float32),
-        "labels": torch.tensor(labels, dtype=torch.float32),
-    }
+def write_coreset(root: Path, key: str, per_class: int) -> CoresetInfo:
+    """A coreset artifact of ten classes, of random images and soft labels."""
+    rng, top = np.random.default_rng(per_class), np.tile(np.arange(10), per_class)
+    labels = np.eye(10)[top] * 0.9 + rng.uniform(0, 0.1, (len(top), 10))
+    images = rng.uniform(size=(len(top), 1, 28, 28))
+    tensors = {name: torch.tensor(values).float() for name, values in (("raw", images), ("labels", labels))}
     with artifacts.publish(root / "coreset" / key, "coreset") as folder:
         artifacts.write_state(folder / "0-0", State(tensors))
     return CoresetInfo(key, "fashion_mnist", key.split("-")[1], root / "coreset" / key, per_class)

