@@ -2,9 +2,10 @@
 
 In a fresh copy of the project the graph is run by ``python -m pipeline repro`` and, one time in four, by ``dvc repro``,
 and at random moments a process of it is ended by SIGKILL: the driver, DVC, the process that stages are forked from, a
-stage, a worker, the raylet, the GCS. After each kill the same command is given again, and nothing else is done. At the
-end there must be no result that was finished and then lost or made again, the bits of an undisturbed run, and no
-process that outlived its run.
+stage, a worker, the raylet, the GCS. After each kill a command is given again, and nothing else is done. At the end
+there must be no result that was finished and then lost or made again, the bits of an undisturbed run, and no process
+that outlived its run. A ``dvc repro`` makes again what a killed ``python -m pipeline repro`` had no time to record with
+DVC; this is counted by itself.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import md5
 from pathlib import Path
 from typing import Final
 
 import psutil
 import pyarrow.parquet as pq
+import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MARK: Final = "BDL_SOAK"
@@ -60,6 +63,7 @@ def main() -> int:
         "kills": dict(sorted(soak.kills.items())),
         "finished before the kills were over, and started anew": soak.rounds,
         "results lost or made again": soak.lost,
+        "results made again by dvc repro, which had no record of them": soak.unrecorded,
         "processes that outlived their run": soak.orphans,
         "undisturbed runs until all was up to date": runs,
         "artifacts that differ from an undisturbed run's": differing,
@@ -76,6 +80,7 @@ class Soak:
         self.folder, self._rng, self._mean = folder, rng, mean
         self.kills: Counter[str] = Counter()
         self.lost: list[str] = []
+        self.unrecorded: list[str] = []
         self.orphans: list[str] = []
         self.rounds = self._count = 0
 
@@ -86,7 +91,9 @@ class Soak:
     def once(self) -> None:
         """One run, and one kill in it; the next one goes on."""
         before = _results(self.folder)
-        process = self._start()
+        by_dvc = self._count % 4 == 3 and self._readable()  # DVC refuses a dvc.lock that a kill has cut
+        unrecorded = before.keys() - _recorded(self.folder, before) if by_dvc else set[str]()
+        process = self._start(by_dvc)
         until = time.monotonic() + self._rng.expovariate(1 / self._mean)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -109,26 +116,24 @@ class Soak:
         finished = process.wait() == 0
         self._settle()
         after = _results(self.folder)
-        self.lost += [f"{self.total}: {name}" for name, blob in before.items() if after.get(name) != blob]
+        for name in (name for name, blob in before.items() if after.get(name) != blob):
+            (self.unrecorded if name in unrecorded else self.lost).append(f"{self.total}: {name}")
         if finished:
             self._anew()
 
     def finish(self) -> int:
         """Run undisturbed until there is nothing to do; how many runs that took."""
         for run in range(1, 6):
-            process = self._start(by_dvc=False)
+            process = self._start()
             if process.wait() == 0:
                 self._settle()
                 return run
             self._settle()
         raise SystemExit("five undisturbed runs did not finish the graph")
 
-    def _start(self, by_dvc: bool | None = None) -> "subprocess.Popen[bytes]":
+    def _start(self, by_dvc: bool = False) -> "subprocess.Popen[bytes]":
         self._count += 1
-        by_dvc = self._count % 4 == 0 if by_dvc is None else by_dvc
-        command = [sys.executable, "-m", *(("dvc", "repro") if by_dvc else ("pipeline", "repro"))]
-        if by_dvc and not self._readable():  # DVC refuses a dvc.lock that a kill has cut
-            command = [sys.executable, "-m", "pipeline", "repro"]
+        command = [sys.executable, "-m", "dvc" if by_dvc else "pipeline", "repro"]
         log = open(self.folder / "soak.log", "ab")  # noqa: SIM115
         return subprocess.Popen(
             command, cwd=self.folder, env=_environment(self.folder), stdout=log, stderr=log, start_new_session=True
@@ -214,6 +219,14 @@ def _results(folder: Path) -> dict[str, bytes]:
     """Stage -> what its result was made from, for every result that is there."""
     place = folder / "work" / "identity"
     return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*.json") if not p.name.startswith(".")}
+
+
+def _recorded(folder: Path, results: Mapping[str, bytes]) -> set[str]:
+    """The results of which ``dvc.lock`` has the hash, as they are."""
+    lock = folder / "dvc.lock"
+    stages = yaml.safe_load(lock.read_text())["stages"].values() if lock.is_file() else ()
+    hashes = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", ())}
+    return {name for name, blob in results.items() if hashes.get(f"work/identity/{name}") == md5(blob).hexdigest()}
 
 
 def _marked(folder: Path) -> Iterator[psutil.Process]:
