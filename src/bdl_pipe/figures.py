@@ -178,42 +178,42 @@ def reliability(bins: "pd.DataFrame", name: str, mark: Mark = Mark()) -> Drawing
 
 
 @_styled
-def curves(given: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawing:
+def curves(lines: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawing:
     """Draw the metric of each method as a line with standard errors.
 
     Args:
-        given: points that are not finite are left out.
+        lines: the methods; points that are not finite are left out.
         alt: says what the last points are, such as ``accuracy at severity 5``.
     """
-    known = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in given]
-    lines = [(curve, points) for curve, points in known if points]
+    known = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in lines]
+    shown = [(curve, points) for curve, points in known if points]
     scale = 100 if metric_of(metric).percent else 1
-    figure = Figure(figsize=(5.4, max(3.2, 0.4 + 0.14 * len(lines))))
+    figure = Figure(figsize=(5.4, max(3.2, 0.4 + 0.14 * len(shown))))
     axes = figure.subplots()
-    for curve, points in sorted(lines, key=lambda line: -line[1][-1][1].mean):
+    for curve, points in sorted(shown, key=lambda item: -item[1][-1][1].mean):
         means, errors = [scale * e.mean for _, e in points], [scale * (e.error or 0.0) for _, e in points]
         axes.errorbar([x for x, _ in points], means, errors, label=curve.name, **curve.mark.look())
-    axes.set(xticks=sorted({x for _, points in lines for x, _ in points}), xlabel=xlabel)
+    axes.set(xticks=sorted({x for _, points in shown for x, _ in points}), xlabel=xlabel)
     axes.set_title(metric_of(metric).label)
-    if lines:
+    if shown:
         figure.legend(loc="outside right center")
-    ends = [(curve.name, scale * points[-1][1].mean) for curve, points in lines]
+    ends = [(curve.name, scale * points[-1][1].mean) for curve, points in shown]
     return Drawing(figure, f"{alt}: {_listed(ends)}")
 
 
 @_styled
-def against_costs(given: Sequence[Priced], costs: Iterable[str]) -> Drawing | None:
+def against_costs(priced: Sequence[Priced], costs: Iterable[str]) -> Drawing | None:
     """Draw NLL against each cost, side by side on logarithmic axes; None if no method has one of the costs.
 
     Args:
-        given: a cost that is not above 0 and finite is left out.
+        priced: the methods; a cost that is not above 0 and finite is left out.
         costs: the costs' names, from left to right.
     """
-    paid = {cost: [one for one in given if 0 < one.costs.get(cost, 0) < math.inf] for cost in costs}
+    paid = {cost: [one for one in priced if 0 < one.costs.get(cost, 0) < math.inf] for cost in costs}
     drawn = {metric_of(cost): some for cost, some in paid.items() if some}
     if not drawn:
         return None
-    figure = Figure(figsize=(1.7 + 2.6 * len(drawn), max(2.9, 0.4 + 0.14 * len(given))))
+    figure = Figure(figsize=(1.7 + 2.6 * len(drawn), max(2.9, 0.4 + 0.14 * len(priced))))
     plots, texts = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0], list[str]()
     for axes, (cost, some) in zip(plots, drawn.items(), strict=True):
         for one in some:
@@ -230,7 +230,7 @@ def against_costs(given: Sequence[Priced], costs: Iterable[str]) -> Drawing | No
         texts.append(f"{cost.label}: {_listed([(one.name, one.costs[cost.name]) for one in some], writer(cost))}")
     plots[0].set_ylabel("NLL")
     figure.legend(loc="outside right center")
-    means = _listed([(one.name, one.nll.mean) for one in given])
+    means = _listed([(one.name, one.nll.mean) for one in priced])
     return Drawing(figure, f"NLL against cost: {means}; {'; '.join(texts)}")
 
 
