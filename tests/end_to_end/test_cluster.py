@@ -21,7 +21,6 @@ import yaml
 from benchmarks import namespaces
 from benchmarks.namespaces import Cluster
 from tests.end_to_end.conftest import Project, make
-from tests.preparing import SECTION
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # which they share
 FITS: Final = ("repro", "-j", "2", "trajectory@digits-waits")
@@ -70,29 +69,25 @@ register_method(Method("waits", WaitsConfig, ("classification",), {"trajectory":
 """
 
 
-def params(gate: Path) -> str:
-    """Return a graph with one trajectory of two fits that wait for the file ``gate``."""
-    sgd = {
-        "network": {"name": "mlp", "hidden": [32]},
-        "epochs": 30,
-        "snapshots": 1,
-        "batch": 32,
-        "optimiser": {"name": "adamw", "lr": 3.0e-3, "weight_decay": 1.0e-4},
-    }
-    fits = {"dataset": "digits", "seeds": 2, "input": "prepare/digits"}
-    raw = {
-        "seed": 0,
-        "plugins": ["plugins/waits.py"],
-        "datasets": {"digits": {**SECTION, "source": {"name": "digits"}}},
-        "methods": {"waits": {"steps": 10, "gate": str(gate)}, "sgd": sgd},
-        "trajectories": {"digits-waits": {**fits, "method": "waits"}, "digits-sgd": {**fits, "method": "sgd"}},
-        "teachers": {},
-        "coresets": {},
-        "runs": {},
-        "evaluate": {"calibration_bins": 15, "batch": 1000, "joint_pairs": 0},
-        "report": {"figures_dpi": 110},
-    }
-    return yaml.safe_dump(raw, sort_keys=False)
+PARAMS: Final = """
+seed: 0
+plugins: [plugins/waits.py]
+datasets:
+  digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
+           splits: 1, ood: [], corrupted_images: 0, corruptions: made}
+methods:
+  waits: {steps: 10, gate: GATE}  # one trajectory of two fits that wait for this file
+  sgd: {network: {name: mlp, hidden: [32]}, epochs: 30, snapshots: 1, batch: 32,
+        optimiser: {name: adamw, lr: 3.0e-3, weight_decay: 1.0e-4}}
+trajectories:
+  digits-waits: {dataset: digits, method: waits, seeds: 2, input: prepare/digits}
+  digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
+teachers: {}
+coresets: {}
+runs: {}
+evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 0}
+report: {figures_dpi: 110}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +100,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with its data prepared, which the tests copy."""
     folder = tmp_path_factory.mktemp("prepared") / "tiny"
-    project = make(folder, params(gate))
+    project = make(folder, PARAMS.replace("GATE", str(gate)))
     (folder / "plugins/waits.py").write_text(PLUGIN)
     (folder / "params/study").mkdir(parents=True, exist_ok=True)
     (folder / "params/study/tiny-rates.yaml").write_text(yaml.safe_dump(STUDY))

@@ -15,24 +15,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import ROOT, make
+from tests.end_to_end.conftest import PARAMS, ROOT, make
 
 CLUSTER: Final = ROOT / "cluster"
-PARAMS: Final = """
-seed: 0
-datasets:
-  boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
-           splits: 1, ood: [], corrupted_images: 0, corruptions: made}
-methods:
-  sgd: {network: {name: mlp, hidden: [16]}, epochs: 3, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
-trajectories:
-  boston-sgd: {dataset: boston, method: sgd, seeds: 2, input: prepare/boston}
-teachers: {}
-coresets: {}
-runs: {}
-evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 0}
-report: {figures_dpi: 110}
-"""
 SRUN: Final = """#!/bin/bash
 echo "srun $*" >> "$SLURM_SUBMIT_DIR/slurm.said"
 while [[ "$1" == --* ]]; do shift; done
@@ -108,9 +93,9 @@ def test_slurm_s_script(taken: bool, tmp_path: Path) -> None:
         "SLURM_CPUS_PER_TASK": "2",
     }
     if taken:
-        project.edit("params.yaml", "epochs: 3,", "epochs: 100000,")
+        project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 100000}")
     script = subprocess.Popen(
-        ["bash", str(CLUSTER / "slurm.sh"), "trajectory"],
+        ["bash", str(CLUSTER / "slurm.sh"), "trajectory@boston-sgd"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """cluster/'s files of Kubernetes: by Kubernetes' own schemas, by what KubeRay allows, and beside the project's others.
 
-What KubeRay allows is written here in short, as of 1.7: the keys of its two kinds with their types, and the rules that
-its operator checks. Its own schemas are in no package.
+What KubeRay allows is written here in short, as of 1.7: the keys of its two kinds that the files use, with their types,
+and the rules that its operator checks. Its own schemas are in no package.
 """
 
 import copy
@@ -24,13 +24,10 @@ pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::DeprecationW
 CLUSTER: Final = ROOT / "cluster"
 KUBERNETES: Final = "1.37"
 AUTHOR: Final = ("-c", "user.name=t", "-c", "user.email=t@t")
-TEXT, FLAG, LIST, OBJECT, NUMBER = ({"type": name} for name in ("string", "boolean", "array", "object", "number"))
+TEXT, FLAG, OBJECT = ({"type": name} for name in ("string", "boolean", "object"))
+COUNT: Final = {"type": "integer", "minimum": 0}
 TEXTS: Final = {"type": "object", "additionalProperties": TEXT}
 PINNED: Final = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-
-
-def count(least: int = 0) -> dict[str, Any]:
-    return {"type": "integer", "minimum": least}
 
 
 def one_of(*words: str) -> dict[str, Any]:
@@ -42,63 +39,29 @@ def keys(required: str, **kinds: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "required": required.split(), "properties": kinds}
 
 
-GROUP: Final = {"template": OBJECT, "rayStartParams": TEXTS, "resources": TEXTS, "labels": TEXTS}
-PULL: Final = one_of("Always", "IfNotPresent", "Never")
+GROUP: Final = {"template": OBJECT, "rayStartParams": TEXTS}
 RAY_CLUSTER: Final = keys(
     "headGroupSpec",
-    headGroupSpec=keys(
-        "rayStartParams template",  # the params may be left out since 1.4
-        **GROUP,
-        serviceType=one_of("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"),
-        headService=OBJECT,
-        enableIngress=FLAG,
-        ingressOptions=OBJECT,
-    ),
+    headGroupSpec=keys("rayStartParams template", **GROUP),  # the params may be left out since 1.4
     workerGroupSpecs={
         "type": "array",
         "items": keys(
             "groupName rayStartParams template",
             **GROUP,
             groupName=TEXT,
-            **dict.fromkeys(("replicas", "minReplicas", "maxReplicas", "idleTimeoutSeconds"), count()),
-            numOfHosts=count(1),
-            priority={"type": "integer"},
-            suspend=FLAG,
-            scaleStrategy=keys("", workersToDelete=LIST),
+            **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), COUNT),
         ),
     },
     rayVersion=TEXT,
     enableInTreeAutoscaling=FLAG,
-    autoscalerOptions=keys(
-        "",
-        **dict.fromkeys(("resources", "securityContext"), OBJECT),
-        **dict.fromkeys(("env", "envFrom", "volumeMounts", "command", "args"), LIST),
-        image=TEXT,
-        imagePullPolicy=PULL,
-        idleTimeoutSeconds=count(),
-        upscalingMode=one_of("Default", "Aggressive", "Conservative"),
-        version=one_of("v1", "v2"),
-    ),
-    **dict.fromkeys(("gcsFaultToleranceOptions", "historyServerOptions", "networkPolicy", "tlsOptions"), OBJECT),
-    upgradeStrategy=keys("", type=one_of("Recreate", "None")),
-    authOptions=keys("", mode=one_of("disabled", "token"), secretName=TEXT, enableK8sTokenAuth=FLAG),
-    headServiceAnnotations=TEXTS,
-    managedBy=TEXT,
-    suspend=FLAG,
+    autoscalerOptions=keys("", idleTimeoutSeconds=COUNT, upscalingMode=one_of("Default", "Aggressive", "Conservative")),
 )
 RAY_JOB: Final = keys(
     "",
     rayClusterSpec=RAY_CLUSTER,
-    clusterSelector=TEXTS,
-    **dict.fromkeys(("entrypoint", "runtimeEnvYAML", "jobId", "entrypointResources", "managedBy"), TEXT),
-    **dict.fromkeys(("entrypointNumCpus", "entrypointNumGpus"), NUMBER),
-    **dict.fromkeys(("backoffLimit", "ttlSecondsAfterFinished"), count()),
-    **dict.fromkeys(("activeDeadlineSeconds", "preRunningDeadlineSeconds"), count(1)),
-    **dict.fromkeys(("shutdownAfterJobFinishes", "suspend"), FLAG),
-    submissionMode=one_of("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"),
-    submitterConfig=keys("", backoffLimit=count()),
-    **dict.fromkeys(("submitterPodTemplate", "deletionStrategy"), OBJECT),
-    metadata=TEXTS,
+    entrypoint=TEXT,
+    **dict.fromkeys(("backoffLimit", "ttlSecondsAfterFinished"), COUNT),
+    shutdownAfterJobFinishes=FLAG,
 )
 SPECS: Final = {"RayCluster": RAY_CLUSTER, "RayJob": RAY_JOB}
 LONGEST: Final = {"RayCluster": 53, "RayJob": 47}  # of names, to which the operator adds its own ends
@@ -137,7 +100,7 @@ def check(document: dict[str, Any]) -> None:
 
 
 def rules(document: dict[str, Any]) -> Iterator[str]:
-    """Those that are broken, of what KubeRay's operator checks and of what a pod's start needs."""
+    """Yield the rules that the document breaks: of KubeRay's operator, and of a pod's start."""
     from ray.scripts.scripts import start
 
     name, spec, cluster = document["metadata"]["name"], document["spec"], cluster_of(document)
@@ -145,15 +108,11 @@ def rules(document: dict[str, Any]) -> Iterator[str]:
         yield f"the name {name}"
     if spec.get("ttlSecondsAfterFinished") and not spec.get("shutdownAfterJobFinishes"):
         yield "ttlSecondsAfterFinished is of clusters that end with their job"
-    if spec.get("backoffLimit") and (spec.get("submissionMode") == "InteractiveMode" or "clusterSelector" in spec):
-        yield "backoffLimit makes a new cluster"
     options = {option.removeprefix("--") for parameter in start.params for option in parameter.opts}
     for group in groups_of(document):
         params, pod = group["rayStartParams"], group["template"]["spec"]
         if not params.keys() <= options - {"labels"}:
             yield f"ray start has no {params.keys() - options}"
-        if group.get("resources") and params.keys() & {"num-cpus", "num-gpus", "memory", "resources"}:
-            yield "resources are said twice"
         if cluster.get("enableInTreeAutoscaling") and pod.get("restartPolicy", "Never") != "Never":
             yield "the autoscaler replaces pods"
         if not group.get("minReplicas", 0) <= group.get("replicas", 0) <= group.get("maxReplicas", 2**31 - 1):
@@ -184,7 +143,7 @@ WRONG: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "is not of type 'string'": lambda job: _head(job)["rayStartParams"].update({"num-cpus": 0}),
     "imagePolicy": lambda job: _head(job)["template"]["spec"]["containers"][0].update(imagePolicy="Always"),
     "runAsGroups": lambda job: _head(job)["template"]["spec"]["securityContext"].update(runAsGroups=1000),
-    "is not one of": lambda job: job["spec"].update(submissionMode="JobMode"),
+    "is not one of": lambda job: job["spec"]["rayClusterSpec"].update(autoscalerOptions={"upscalingMode": "Fast"}),
     "ray start has no": lambda job: _head(job)["rayStartParams"].update({"cpus": "0"}),
     "end with their job": lambda job: job["spec"].pop("shutdownAfterJobFinishes"),
     "needs a user's number": lambda job: _head(job)["template"]["spec"]["securityContext"].pop("runAsUser"),

@@ -1,21 +1,18 @@
 """Machines that share a DVC remote: what one has made, another takes. Each is a working copy with an empty cache."""
 
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow.parquet
 import pytest
 
+from tests import buckets
+from tests.buckets import IDENTIFIER, KEYS, SECRET
 from tests.end_to_end.conftest import PARAMS, Project, make
 from tests.end_to_end.test_runner import artifacts
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
-BUCKET: Final = "bdl"
-IDENTIFIER, SECRET = "AKIAOFATESTMACHINE99", "pSecretOfATest/wJalrXUtnFEMI"
-KEYS: Final = {"AWS_ACCESS_KEY_ID": IDENTIFIER, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
 BOSTON: Final = "evaluate@boston-deterministic"
 
 
@@ -68,18 +65,6 @@ def test_a_remote_that_cannot_be_used_is_refused_before_any_work(tmp_path: Path,
     assert not (project.folder / "work/prepare").exists()
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # Otherwise the server prints a line for each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 def leaks(folder: Path, texts: dict[str, bytes]) -> list[str]:
     """The files below a folder, and the texts, that hold a key; Parquet is read, as it compresses."""
     keys = [IDENTIFIER.encode(), SECRET.encode()]
@@ -94,27 +79,18 @@ def leaks(folder: Path, texts: dict[str, bytes]) -> list[str]:
 
 
 @pytest.mark.soak
-def test_a_remote_on_s3_and_no_key_in_anything_that_was_written(tmp_path: Path, endpoint: str) -> None:
-    import boto3
-
-    s3: Any = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id=IDENTIFIER, aws_secret_access_key=SECRET, region_name="us-east-1"
-    )
-    s3.create_bucket(Bucket=BUCKET)
-    more = f"    endpointurl = {endpoint}\n    region = us-east-1\n"
-    more += f"    access_key_id = {IDENTIFIER}\n    secret_access_key = {SECRET}\n"
-    first, second = (machine(tmp_path / name, f"s3://{BUCKET}/x", more) for name in ("first", "second"))
-    said = first.pipeline("repro", BOSTON, env={"BDL_TRACKING": "on", **KEYS}).stdout
-    taken = second.pipeline("repro", BOSTON, env=KEYS).stdout
+def test_a_remote_on_s3_and_no_key_in_anything_that_was_written(tmp_path: Path) -> None:
+    with buckets.served("bdl") as (environment, s3):
+        more = f"    endpointurl = {environment['AWS_ENDPOINT_URL']}\n    region = us-east-1\n"
+        more += f"    access_key_id = {IDENTIFIER}\n    secret_access_key = {SECRET}\n"
+        first, second = (machine(tmp_path / name, "s3://bdl/x", more) for name in ("first", "second"))
+        said = first.pipeline("repro", BOSTON, env={"BDL_TRACKING": "on", **KEYS}).stdout
+        taken = second.pipeline("repro", BOSTON, env=KEYS).stdout
+        stored = buckets.files(s3, "bdl")
     assert "4 stages done" in said and "nothing to do" in taken
     assert artifacts(second) == artifacts(first)
     for project in (first, second):
         (project.folder / ".dvc/config.local").unlink()  # This is where the keys were put.
-    stored = {
-        found["Key"]: s3.get_object(Bucket=BUCKET, Key=found["Key"])["Body"].read()
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        for found in page.get("Contents", ())
-    }
     assert stored and leaks(tmp_path, {"first": said.encode(), "second": taken.encode(), **stored}) == []
     (tmp_path / "first/planted").write_text(f"key={SECRET}")
     assert leaks(tmp_path, {"line": IDENTIFIER.encode()}) == ["line", "first/planted"]

@@ -242,6 +242,8 @@ def test_a_failed_run_prints_no_table_of_other_params(project: Project) -> None:
     )
     done = project.pipeline("repro", code=1)
     assert "FAILED trajectory@digits-sgd" in done.stderr and "lower the learning rate" in done.stderr
+    needing = "evaluate@digits-ensemble, report, student@digits-ensemble"
+    assert f"not run, because a stage that they need failed: {needing}\n" in done.stderr
     assert "| deterministic |" in done.stdout and "| ensemble |" not in done.stdout
     said = " ".join(done.stdout.split())
     assert "1 of 2 runs are not in this comparison: digits-ensemble: trajectory@digits-sgd failed: " in said

@@ -22,11 +22,10 @@ from pipeline.stages import fit
 
 @dataclass(frozen=True)
 class WalkConfig:
-    """A random walk of ``steps`` steps, ``pause`` seconds each."""
+    """A random walk of ``steps`` steps."""
 
     steps: int
     scale: float = 1.0
-    pause: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.steps > 0, "steps", "must be > 0", self.steps)
@@ -43,7 +42,6 @@ def walk(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report
     x = last.tensors["x"] if last else torch.zeros(5)
     for step in range(last.config["step"] if last else 0, config.steps):
         x = x + config.scale * torch.randn(5, generator=rng.fold("step", step).generator())
-        time.sleep(config.pause)
         if log := os.environ.get("WALK_LOG"):
             with open(log, "a") as file:
                 file.write(f"{step}\n")
@@ -138,14 +136,12 @@ def steps(payload: int, shared: Mapping[str, Any], report: Report) -> State:
     return State({"sum": torch.tensor(total)}, {"began_at": start})
 
 
-def doomed(payload: tuple[int, bool], shared: Mapping[str, Any], report: Report) -> State:
-    """payload[0] steps, after each of which the worker dies; payload[1]: after it has kept a checkpoint of it."""
-    number, keeps = payload
+def doomed(payload: int, shared: Mapping[str, Any], report: Report) -> State:
+    """Take ``payload`` steps; after each, the worker keeps a checkpoint and dies."""
     last = report.load()
     step = last.config["step"] if last else 0
-    if step < number:
-        if keeps:
-            report.save(State({"x": torch.zeros(1)}, {"step": step + 1}))
+    if step < payload:
+        report.save(State({"x": torch.zeros(1)}, {"step": step + 1}))
         os.kill(os.getpid(), signal.SIGKILL)
     return State({"x": torch.zeros(1)}, {"step": step})
 

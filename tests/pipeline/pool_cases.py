@@ -60,14 +60,13 @@ def waiting(folder: Path, *names: str) -> Iterator[list[int]]:
     yield [int(pid) for file in files for pid in file.read_text().split()]
 
 
-def main(folder: str) -> None:
-    """A command that runs two stages that hang; it is started with SIGINT ignored, as in the background of a script."""
+def main(folder: str, act: str, jobs: int) -> None:
+    """A command that runs two stages; it is started with SIGINT ignored, as in the background of a script."""
     os.chdir(folder)
     children.PRELOAD = ("pool_cases",)
-    pool.schedule(
-        plan_of({"a": [], "b": []}), "ab", starter(Path(folder), {"a": "hang", "b": "hang"}), UNTRACKED, jobs=2
-    )
+    stages: dict[str, list[str]] = {"a": [], "b": []}
+    pool.schedule(plan_of(stages), stages, starter(Path(folder), dict.fromkeys(stages, act)), UNTRACKED, jobs=jobs)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

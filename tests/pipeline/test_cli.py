@@ -75,15 +75,6 @@ def test_a_jobs_command_is_taken_as_it_is() -> None:
         commands.parse(["job"])
 
 
-def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("pipeline.verbs.check", interrupted)
-    assert cli.main(["check"]) == 130
-    assert capsys.readouterr().err == "check: interrupted\n"
-
-
 @pytest.mark.process
 def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Path) -> None:
     """A shell without job control starts ``command &`` so. The command waits for the writer of params.yaml."""

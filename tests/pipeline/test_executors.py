@@ -175,9 +175,7 @@ def test_a_task_that_loses_every_worker_ends_with_one_line(
 
     def run() -> Done:
         with Display("doomed") as display:
-            (done,) = ray_executor.map(
-                fake_work.doomed, [Task("a", (3, True))], shared={}, display=display, store=store
-            )
+            (done,) = ray_executor.map(fake_work.doomed, [Task("a", 3)], shared={}, display=display, store=store)
         return done
 
     with pytest.raises(UserError, match=r"^a worker was lost"):

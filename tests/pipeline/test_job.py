@@ -95,16 +95,24 @@ def use(monkeypatch: pytest.MonkeyPatch, *script: Any) -> Client:
     return client
 
 
+@pytest.mark.parametrize(
+    ("words", "sent_as"),
+    [
+        (["repro", "-j", "2", "a b"], "python -m pipeline repro -j 2 'a b'"),
+        (["dvc", "repro"], "dvc repro"),
+        (["python", "-m", "pipeline", "status"], "python -m pipeline status"),
+    ],
+)
 def test_the_whole_command_is_one_job(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], sent_as: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"AWS_SECRET_ACCESS_KEY": SECRET, "BDL_REMOTE": "on", "HOME_OF": "x"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/home/me/.aws/credentials")
     client, taken = use(monkeypatch, ["a line\n", Status("SUCCEEDED")]), []
-    assert job.send(SETTINGS, ["repro", "-j", "2", "a b"], lambda: taken.append(1)) == 0
+    assert job.send(SETTINGS, words, lambda: taken.append(1)) == 0
     (sent,) = client.submitted
-    assert sent["entrypoint"].endswith(f"-m pipeline.job {sent['submission_id']} python -m pipeline repro -j 2 'a b'")
+    assert sent["entrypoint"].endswith(f"-m pipeline.job {sent['submission_id']} {sent_as}")
     environment = sent["runtime_env"]["env_vars"]
     assert environment["AWS_SECRET_ACCESS_KEY"] == SECRET and environment["BDL_REMOTE"] == "on"
     assert "AWS_SHARED_CREDENTIALS_FILE" not in environment and "HOME_OF" not in environment
@@ -113,15 +121,6 @@ def test_the_whole_command_is_one_job(
     assert taken == [1]
     said = capsys.readouterr()
     assert "a line\n" in said.out and SECRET not in said.out + said.err
-
-
-@pytest.mark.parametrize("words", [["dvc", "repro"], ["python", "-m", "pipeline", "status"]])
-def test_any_program_of_the_project_is_sent_as_it_is(
-    words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = use(monkeypatch, [Status("SUCCEEDED")])
-    job.send(SETTINGS, words, lambda: None)
-    assert client.submitted[0]["entrypoint"].endswith(" ".join(words))
 
 
 def test_a_failed_job_passes_its_exit_code_on_after_its_results_are_taken(

@@ -67,6 +67,13 @@ def test_a_request_that_no_node_can_meet_is_refused_at_once(growing_ray: Ray) ->
         ensure(Settings(address=CLUSTER, needs=Needs(gpus=2)))
     with pytest.raises(UserError, match=r"the most is 4 CPU and 1 GPU$"):
         ensure(Settings(needs=Needs(gpus=2)))  # this machine does not grow
+    for needs, words in (
+        (Needs(others=(("TPU", 1.0),)), "has 1 CPU and 1 TPU for a task; the most is 4 CPU, 1 GPU and 0 TPU"),
+        (Needs(cpus=5), "has 5 CPU for a task; the most is 4 CPU and 1 GPU"),
+        (Needs(memory_gb=10**6), r"has 1 CPU and 1e\+06 GB memory for a task"),
+    ):
+        with pytest.raises(UserError, match=words):
+            ensure(Settings(address=CLUSTER, needs=needs))
     ensure(Settings(address=CLUSTER), workers=7)
     with pytest.raises(UserError, match=r"^BDL_WORKERS_PER_TASK=8: the Ray cluster can run 7 workers of 1 CPU at once"):
         ensure(Settings(address=CLUSTER), workers=8)

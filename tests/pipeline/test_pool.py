@@ -96,12 +96,12 @@ def test_a_history_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, {"b": "refuse"}).failed["b"][-1] == "b: no such file"
 
 
-def command(tmp_path: Path) -> "subprocess.Popen[str]":
+def command(tmp_path: Path, act: str = "hang", jobs: int = 2, out: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])
     return subprocess.Popen(
-        [sys.executable, str(HERE / "pool_cases.py"), str(tmp_path)],
+        [sys.executable, str(HERE / "pool_cases.py"), str(tmp_path), act, str(jobs)],
         stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=out,
         text=True,
         env=os.environ | {"PYTHONPATH": paths},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
@@ -137,18 +137,10 @@ def test_a_command_that_is_killed_leaves_no_stage(tmp_path: Path) -> None:
 
 
 def test_the_work_continues_when_the_reader_of_the_output_has_ended(tmp_path: Path) -> None:
-    text = (
-        "from pathlib import Path; from pool_cases import *; from pipeline.run import children, pool\n"
-        "children.PRELOAD = ('pool_cases',)\n"
-        "if __name__ == '__main__':\n"
-        f"    start = starter(Path({str(tmp_path)!r}), {{}})\n"
-        "    pool.schedule(plan_of({'a': [], 'b': ['a']}), 'ab', start, UNTRACKED, jobs=1)\n"
-    )
-    (tmp_path / "script.py").write_text(text)
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])
     read, write = os.pipe()
     os.close(read)
-    environment = os.environ | {"PYTHONPATH": paths}
-    subprocess.run([sys.executable, str(tmp_path / "script.py")], stdout=write, check=True, env=environment)
+    started = command(tmp_path, act="", jobs=1, out=write)
     os.close(write)
+    _, error = started.communicate()
+    assert started.returncode == 0, error
     assert order(tmp_path) == ["a", "b"]

@@ -20,6 +20,7 @@ from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.search import study, tune, tuner
 from pipeline.work import cluster
+from tests import buckets
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -259,24 +260,10 @@ def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
 
 
 @pytest.mark.soak
-def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factory, monkeypatch):
+def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factory):
     """The first process is stopped; the second project has nothing but the bucket."""
-    import logging
-
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It writes a line for each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "secret/of/a/test", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "BDL_SEARCHES": "s3://searches/x"}.items():
-        monkeypatch.setenv(name, value)
-    try:
-        client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
-        client.create_bucket(Bucket="searches")
-        env = {**os.environ, "PYTHONPATH": PATH}
+    with buckets.served("searches") as (keys, client):
+        env = {**os.environ, **keys, "BDL_SEARCHES": "s3://searches/x", "PYTHONPATH": PATH}
         _, code = stop(started(toy, "ignored", env), signal.SIGTERM)
         assert code == 130
         (toy / "hold").unlink()
@@ -284,10 +271,7 @@ def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factor
         shutil.copytree(made, second, dirs_exist_ok=True)
         shutil.copy(toy / "params.yaml", second)
         assert subprocess.run(command("ignored", "--resume"), cwd=second, env=env, timeout=300).returncode == 0
-        assert starts(toy)[1] == (tune_cases.IN_FORCE, tune_cases.STEPS // 2, 0), "from the checkpoint in the bucket"
-        assert (second / "params/tuned/shift-toy.yaml").exists()
-        kept = client.list_objects_v2(Bucket="searches")["Contents"]
-        blobs = [client.get_object(Bucket="searches", Key=each["Key"])["Body"].read() for each in kept]
-        assert blobs and not any(keys["AWS_SECRET_ACCESS_KEY"].encode() in blob for blob in blobs)
-    finally:
-        server.stop()
+        kept = buckets.files(client, "searches")
+    assert starts(toy)[1] == (tune_cases.IN_FORCE, tune_cases.STEPS // 2, 0), "from the checkpoint in the bucket"
+    assert (second / "params/tuned/shift-toy.yaml").exists()
+    assert kept and not any(buckets.SECRET.encode() in blob for blob in kept.values())

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 from bdl_pipe.errors import ConfigError, UserError
 from pipeline.core import storage
 from pipeline.core.settings import Settings
-from pipeline.core.storage import Folder, hide, limited, reason, require
+from pipeline.core.storage import Folder, hide, reason, require
 from pipeline.work import preflight
 from pipeline.work.store import Store
 
@@ -63,14 +63,20 @@ def test_unfinished_work_lies_in_shared_storage_and_results_here(address: str, t
     assert stores[0].sharing("") is stores[0]
 
 
-def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variable", ["BDL_CHECKPOINTS", "BDL_SEARCHES"])
+def test_an_address_of_storage_that_is_none_is_one_line(variable: str, tmp_path: Path) -> None:
     for value, rule in (
-        ("checkpoints", "must be s3://bucket/path, or the absolute path of a folder that exists"),
+        ("relative", "must be s3://bucket/path, or the absolute path of a folder that exists, got 'relative'"),
         (str(tmp_path / "none"), "or the absolute path of a folder that exists"),
         ("s3://user:pass@bucket/x", "must hold no credential"),
+        ("gs://bucket/x", "must be s3://bucket/path"),
     ):
-        with pytest.raises(ConfigError, match=rule):
-            Settings.read({"BDL_CHECKPOINTS": value})
+        with pytest.raises(ConfigError, match=f"{variable}.*{rule}") as caught:
+            Settings.read({variable: value})
+        assert "pass" not in str(caught.value)
+
+
+def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Settings.read({"BDL_CHECKPOINTS": "/of/the/cluster", "RAY_ADDRESS": "http://head:8265"})
     assert remote.checkpoints == "/of/the/cluster", "the job's own process looks for it"
     with pytest.raises(UserError, match=r"^BDL_CHECKPOINTS=/of/the/cluster: there is no such folder on "):
@@ -96,13 +102,19 @@ def test_a_fault_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pyte
         require("BDL_X", "s3://b/x")
 
 
-def test_a_client_that_never_returns_is_one_line() -> None:
+def test_a_store_that_never_answers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own client may wait for minutes."""
     end = threading.Event()
-    with pytest.raises(UserError, match=r"^late$"):
-        limited(lambda: end.wait() and None, 0.05, "late")
+
+    class Silent(fsspec.AbstractFileSystem):
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
+            end.wait()
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address, **options: (Silent(), address))
+    monkeypatch.setattr(storage, "_PROBE_SECONDS", 0.05)
+    with pytest.raises(UserError, match=r"^BDL_X=s3://b/x: does not answer within 0 s"):
+        require("BDL_X", "s3://b/x")
     end.set()
-    with pytest.raises(ZeroDivisionError):
-        limited(lambda: 1 // 0 and None, 60.0, "late")
 
 
 def test_credentials_are_removed_from_a_text_and_nothing_else_is() -> None:
