@@ -27,6 +27,8 @@ def main() -> int:
     from pipeline.run import body
 
     signals.interruptible()
+    if "DVC_STAGE" in os.environ:  # DVC has started this process, and a DVC that is killed cannot end it.
+        signals.end_with_parent()
     try:
         params, settings = load(), Settings.read()
         if kind == "sources":

@@ -28,7 +28,7 @@ from . import ONLY_TAKE
 
 LOCK: Final = Path("dvc.lock")
 _GRAPH: Final = Path("dvc.yaml")
-_RECORDED: Final = places.STATE / "recorded.json"  # what this clone has recorded: stage, or dvc.lock -> hash
+_RECORDED: Final = places.STATE / "recorded.json"  # what this clone has recorded: stage, dvc.lock or dvc.yaml -> hash
 _BROKEN: Final = places.STATE / "dvc.lock.broken"
 _SOURCES: Final = "sources"
 _SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins")
@@ -45,8 +45,9 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
     """
     if find_spec("dvc") is None:
         return None
-    known, left = _recorded(), _md5(LOCK)
-    if known.get(str(LOCK)) != left:  # DVC, git, or a kill in the middle has written it since
+    known, left, graph = _recorded(), _md5(LOCK), _md5(_GRAPH)
+    changed = known.get(str(LOCK)) != left  # DVC, git, or a kill in the middle has written it since
+    if changed or known.get(str(_GRAPH)) != graph:
         known = {}
     now = {name: _md5(places.identity(stages[name].kind, stages[name].key)) for name in fresh}
     now[_SOURCES] = _sources_hash()
@@ -55,14 +56,14 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
         return None
     command = ("commit", "--force", *_targets(names, fresh, stages))
     problem = _dvc(*command)
-    if problem is not None and not known and left is not None:  # DVC refuses every command where a kill has cut it
+    if problem is not None and changed and left is not None:  # DVC refuses every command where a kill has cut it
         places.STATE.mkdir(exist_ok=True)
         os.replace(LOCK, _BROKEN)
         print(f"DVC cannot read {LOCK} (now {_BROKEN}): it is written again from the results here", file=sys.stderr)
         problem = _dvc(*command)
     if problem is None:
         places.STATE.mkdir(exist_ok=True)
-        known |= {**now, str(LOCK): _md5(LOCK)}
+        known |= {**now, str(LOCK): _md5(LOCK), str(_GRAPH): graph}
         write_bytes(_RECORDED, json.dumps(known, indent=1, sort_keys=True).encode())
     return problem
 

@@ -176,6 +176,18 @@ def test_a_command_that_is_killed_takes_everything_with_it(tmp_path: Path, finis
     assert artifacts(project) == artifacts(finished)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_dvc_that_is_killed_takes_its_stage_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    project = make(tmp_path / "killed", PARAMS)
+    project.env["BDL_TEST"] = str(project.folder)
+    with held(project, "prepare", "boston"):
+        process = project.start(sys.executable, "-m", "dvc", "repro", "prepare@boston")
+        read_until(process, "prepare@boston: waiting for process 12345, which runs it")
+        os.kill(process.pid, number)
+        process.communicate()
+        assert left(project) == []
+
+
 def test_of_two_commands_one_runs_a_stage_and_the_other_takes_the_result(tmp_path: Path) -> None:
     project = make(tmp_path / "two", PARAMS)
     with held(project, "trajectory", "boston-sgd"):
@@ -209,6 +221,13 @@ def test_an_altered_file_is_found(project: Project) -> None:
         assert "student@digits-ensemble" in stale(project)
     project.pipeline("repro")
     assert file.read_bytes() == blob and stale(project) == set()
+
+
+def test_other_words_of_a_command_make_nothing_again(project: Project) -> None:
+    project.edit("dvc.yaml", "exec python -m stages prepare", "exec python -m  stages prepare")
+    assert stale_for_dvc(project) == {"prepare@boston", "prepare@digits"}
+    assert "nothing to do" in project.pipeline("repro").stdout
+    assert stale_for_dvc(project) == set()
 
 
 def test_with_nothing_new_dvc_is_not_started(project: Project) -> None:
