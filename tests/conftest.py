@@ -17,7 +17,7 @@ from bdl_pipe.data.fitdata import FitData  # noqa: E402
 from bdl_pipe.data.transform import Transform  # noqa: E402
 from pipeline.work.cluster import prepare_environment  # noqa: E402
 
-pytest_plugins = ["tests.leavings", "tests.tiers"]
+pytest_plugins = ["tests.clean_root", "tests.tiers"]
 prepare_environment()  # Ray reads it as it is imported, and files of tests import Ray at their head.
 torch.set_num_threads(1)  # equal bits whatever the machine
 

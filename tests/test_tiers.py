@@ -22,7 +22,7 @@ def test_interrupted():
 def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     """Run the tests of ``folder`` in a process that starts with SIGINT ignored, as a background job may."""
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
-    plugins = ["-p", "no:xdist", "-p", "tests.tiers", "-p", "tests.leavings"]
+    plugins = ["-p", "no:xdist", "-p", "tests.tiers", "-p", "tests.clean_root"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, f"--rootdir={folder}", *options],
         cwd=folder,
