@@ -81,7 +81,7 @@ def test_only_evaluate_reads_the_holdout() -> None:
 
 def test_stages_are_thin() -> None:
     for kind, stage in STAGES.items():
-        assert stage.get("do", stage)["cmd"].split()[:4] == ["python", "-m", "stages", kind]
+        assert stage.get("do", stage)["cmd"].split()[:5] == ["exec", "python", "-m", "stages", kind]
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "stages").glob("*.py")) <= 60
 
 

@@ -17,7 +17,7 @@ def test_defaults_and_gpu_share() -> None:
     assert Settings.read({"RAY_ADDRESS": "http://head:8265/"}).jobs == "http://head:8265"
     assert Settings.read({"BDL_REMOTE": "on"}).remote and not Settings.read({"BDL_REMOTE": "off"}).remote
     assert Settings.read({"BDL_MLFLOW_ARTIFACTS": "s3://bucket/path/"}).artifacts == "s3://bucket/path"
-    assert Settings.read({"BDL_EXECUTOR": "ray"}, executor="inline").executor == "inline"
+    assert Settings.read({"BDL_EXECUTOR": "inline"}).executor == "inline"
 
 
 @pytest.mark.parametrize(
