@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
@@ -51,14 +51,6 @@ def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int 
     count = parameters(preresnet(depth, (channels, 32, 32), classes))
     assert count == by_hand(depth, channels, classes)
     assert known is None or count == known
-
-
-@pytest.mark.parametrize("depth", [11, 20, 164])
-def test_depth_counts_the_main_paths_layers(depth: int) -> None:
-    """Every convolution of a block, the stem and the head; the projections of shortcuts are not counted."""
-    convolutions = [name for name, m in preresnet(depth).named_modules() if isinstance(m, nn.Conv2d)]
-    assert len([name for name in convolutions if "shortcut" not in name]) + 1 == depth
-    assert len([name for name in convolutions if "shortcut" in name]) == 3
 
 
 def transcribed(w: dict[str, Tensor], x: Tensor, blocks: int, train: bool) -> tuple[Tensor, Statistics]:

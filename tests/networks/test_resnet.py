@@ -16,12 +16,6 @@ def resnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, 
     return build(ResNetConfig("resnet", depth), shape, outputs, rng=Seed(seed))
 
 
-@pytest.fixture(scope="module", params=[18, 50])
-def network(request: pytest.FixtureRequest) -> Network:
-    """One of each depth, for tests that leave it as it was."""
-    return resnet(request.param)
-
-
 @pytest.mark.parametrize(
     ("depth", "channels", "classes", "known"),
     [
@@ -36,15 +30,6 @@ def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int 
     count, blocks = parameters(resnet(depth, (channels, 32, 32), classes)), plain(depth, classes, channels)
     assert count == blocks.weights + blocks.kept + classes
     assert known is None or count == known
-
-
-def test_depth_counts_the_main_paths_layers(network: Network) -> None:
-    """Every convolution of a residual, the stem and the head; the projections of shortcuts are not counted."""
-    convolutions = [name for name, m in network.named_modules() if isinstance(m, nn.Conv2d)]
-    main = [name for name in convolutions if "shortcut" not in name]
-    depth = 18 if network.width == 512 else 50
-    assert len(main) + 1 == depth
-    assert len(convolutions) - len(main) == (3 if depth == 18 else 4)
 
 
 def norm(x: Tensor, eps: float = 1e-5) -> Tensor:

@@ -206,13 +206,6 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("members", [1, 3])
-def test_a_fit_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
-    data, rngs = [table(m, 5.0 * m) for m in range(members)], RNGS[:members]
-    stop_anywhere(data, rngs, config(epochs=5, early_stopping=CHOOSE))
-
-
-@pytest.mark.slow
 def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
     data = [table(m, shift=7.0 * m) for m in range(3)]
     epochs = [m.epochs for m in stop_anywhere(data, RNGS, PATIENT)]

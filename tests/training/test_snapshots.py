@@ -16,8 +16,6 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import TrainingConfig
-from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.snapshots import (
     MomentsConfig,
     RunningMoments,
@@ -28,7 +26,6 @@ from bdl_pipe.training.snapshots import (
     snapshots,
     trained,
 )
-from bdl_pipe.training.warm_start import last_snapshot
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from tests.resuming import Watched, resumed, same_bits
 from tests.training.test_fit import table
@@ -249,14 +246,6 @@ def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> No
         torch.testing.assert_close(found.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
         assert found.variance.std() > 1e-3  # of each input, not one number
         assert made.config["spec"]["variance_floor"] == 0.05
-
-
-def test_a_fit_that_starts_there_takes_the_means_of_the_last_snapshot(tiny_table: FitData) -> None:
-    state = trajectory(tiny_table, variance_floor=0.05, moments={"count": 4, "every": 1})
-    how = TrainingConfig(1, 16, OptimiserConfig("sgd", 0.1))
-    start = last_snapshot({"trajectory": [state]}, MlpConfig("mlp", (4,)), how, tiny_table)
-    assert start is not None and start.keys() == snapshots(state).keys()
-    assert torch.equal(start["head.weight"], state.tensors["head.weight"][-1][:1])
 
 
 def test_keys_that_are_absent_are_not_written() -> None:
