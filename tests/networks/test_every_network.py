@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
@@ -26,6 +26,8 @@ from bdl_pipe.networks import (
     fastest_order,
 )
 from bdl_pipe.seeds import Seed
+
+from .cases import images
 
 NETWORKS: dict[str, NetworkConfig] = {
     "resnet18": ResNetConfig("resnet", 18),
@@ -119,14 +121,10 @@ def network(name: str) -> Network:
     return made(name)
 
 
-def images(name: str, count: int, seed: int = 1) -> Tensor:
-    return torch.randn(count, 3, side(name), side(name), generator=Seed(seed).generator())
-
-
 def test_every_parameter_has_a_gradient(name: str, network: Network) -> None:
     """Except for a convolution's bias before a norm, which the norm takes away."""
     with dropout_masks(network.train(), Seed(0)):
-        loss = F.cross_entropy(network(images(name, 4)), torch.arange(4))
+        loss = F.cross_entropy(network(images(4, side(name))), torch.arange(4))
     layers = list(network.trunk.named_children())
     followed = {f"trunk.{layers[i - 1][0]}.bias" for i, (_, m) in enumerate(layers) if isinstance(m, nn.BatchNorm2d)}
     gradients = torch.autograd.grad(loss, list(network.parameters()))
@@ -138,7 +136,7 @@ def test_every_parameter_has_a_gradient(name: str, network: Network) -> None:
 @torch.no_grad()
 def test_channels_last_changes_the_memory_order_only(name: str, network: Network) -> None:
     assert fastest_order(network) is torch.channels_last
-    batch = images(name, 2)
+    batch = images(2, side(name))
     plain = network.eval()(batch)
     fast = network.to(memory_format=torch.channels_last)(batch.contiguous(memory_format=torch.channels_last))
     network.to(memory_format=torch.contiguous_format)
@@ -151,8 +149,8 @@ def test_equal_seeds_give_equal_weights_and_a_loaded_state_equal_predictions(nam
     first, same, else_ = ([p for p in n.parameters() if p.ndim > 1] for n in (network, again, other))
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, else_, strict=True))
-    network.train()(images(name, 2))  # running statistics are a part of the state
-    batch = images(name, 2, seed=2)
+    network.train()(images(2, side(name)))  # running statistics are a part of the state
+    batch = images(2, side(name), seed=2)
     assert not torch.allclose(other.eval()(batch), network.eval()(batch), atol=1e-3)
     other.load_state_dict(network.state_dict())
     assert torch.equal(other(batch), network(batch))
@@ -171,7 +169,7 @@ def test_initial_weights_have_their_deviation(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("normalised", NORMALISED)
 def test_evaluation_uses_running_statistics(normalised: str) -> None:
-    network, batch = made(normalised), images(normalised, 4)
+    network, batch = made(normalised), images(4, side(normalised))
     assert not torch.allclose(network.train()(batch)[:2], network(batch[:2]), atol=1e-2)  # rows depend on the batch
     torch.testing.assert_close(network.eval()(batch)[:2], network(batch[:2]), rtol=1e-3, atol=1e-3)
 
@@ -187,7 +185,7 @@ def test_groups_halve_the_image_and_double_the_width(
     for module in network.modules():
         if type(module).__name__ == "Block":
             module.register_forward_hook(lambda m, i, o: seen.append(tuple(o.shape)))
-    batch = torch.randn(2, channels, side, side, generator=Seed(1).generator())
+    batch = images(2, side, channels)
     assert network(batch).shape == (2, 10)
     sides = [math.ceil(side / 2**group) for group in range(len(blocks))]
     assert seen == [(2, wide * 2**g, sides[g], sides[g]) for g, count in enumerate(blocks) for _ in range(count)]
@@ -201,7 +199,7 @@ def test_groups_halve_the_image_and_double_the_width(
 def test_features_keep_their_scale_with_depth(config: NetworkConfig) -> None:
     """The last norm makes each channel standard; were it normal, the mean of its relu is 1/√(2π) = 0.399."""
     network = build(config, (3, 16, 16), 10, rng=Seed(0)).train()
-    features = network.trunk(torch.randn(8, 3, 16, 16, generator=Seed(1).generator()))
+    features = network.trunk(images(8, 16))
     assert features.isfinite().all() and features.min() >= 0
     assert features.mean().item() == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.1)
     assert 0.01 < features.std().item() < 0.3

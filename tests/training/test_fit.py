@@ -207,23 +207,18 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
-    data = [table(m, shift=7.0 * m) for m in range(3)]
-    epochs = [m.epochs for m in stop_anywhere(data, RNGS, PATIENT)]
+    """Resume the fit from each seventh of its steps, and hold it to the fit itself."""
+    data, calm = [table(m, shift=7.0 * m) for m in range(3)], Watched()
+    whole = fit(data, RNGS, PATIENT, calm, snapshots=3)
+    epochs = [member.epochs for member in whole]
     assert min(epochs) + 4 < max(epochs) < PATIENT.epochs - 4  # each search ended by patience, at different epochs
-
-
-def stop_anywhere(data: list[FitData], rngs: list[Seed], how: TrainingConfig) -> list[FitResult]:
-    """Hold a fit that was resumed from each seventh of its steps to the fit itself; that fit."""
-    calm = Watched()
-    whole = fit(data, rngs, how, calm, snapshots=3)
     for stop in range(1, calm.asked + 1, 7):  # each place of an epoch of three or of five steps
-        rest = Watched(kept=to_bytes(killed(lambda report: fit(data, rngs, how, report, snapshots=3), stop)))
-        again = fit(data, rngs, how, rest, snapshots=3)
+        rest = Watched(kept=to_bytes(killed(lambda report: fit(data, RNGS, PATIENT, report, snapshots=3), stop)))
+        again = fit(data, RNGS, PATIENT, rest, snapshots=3)
         assert stop + rest.asked == calm.asked
         for one, other in zip(whole, again, strict=True):
             same(one, other)
             assert one.loss == other.loss
-    return whole
 
 
 class Certain(Predictive):
