@@ -41,29 +41,25 @@ def _tar_into(sink: BinaryIO, members: dict[str, bytes]) -> None:
             archive.addfile(info, io.BytesIO(blob))
 
 
-def cifar10(folder: Path, per_batch: int = 4, test: int = 10) -> None:
-    def records(pixels: np.ndarray, codes: np.ndarray) -> bytes:
-        return b"".join(bytes([y]) + x.tobytes() for x, y in zip(pixels, codes, strict=True))
+def records(pixels: np.ndarray, *codes: np.ndarray) -> bytes:
+    """Records of CIFAR: an image's labels, a byte each, and then its pixels."""
+    return b"".join(bytes(y) + x.tobytes() for x, *y in zip(pixels, *codes, strict=True))
 
+
+def cifar10(folder: Path, per_batch: int = 4, test: int = 10) -> None:
     pixels, codes = images(5 * per_batch, (3, 32, 32)), labels(5 * per_batch, 10)
-    members = {
-        f"cifar-10-batches-bin/data_batch_{i + 1}.bin": records(
-            pixels[i * per_batch : (i + 1) * per_batch], codes[i * per_batch : (i + 1) * per_batch]
-        )
-        for i in range(5)
-    }
+    parts = zip(np.split(pixels, 5), np.split(codes, 5), strict=True)
+    members = {f"cifar-10-batches-bin/data_batch_{i}.bin": records(*part) for i, part in enumerate(parts, start=1)}
     members["cifar-10-batches-bin/test_batch.bin"] = records(images(test, (3, 32, 32), 1), labels(test, 10))
     members["cifar-10-batches-bin/batches.meta.txt"] = ("\n".join(CIFAR10_NAMES) + "\n\n").encode()
     tar(folder / "cifar-10-binary.tar.gz", members)
 
 
 def cifar100(folder: Path, train: int = 120, test: int = 100) -> None:
-    def records(pixels: np.ndarray, codes: np.ndarray) -> bytes:
-        return b"".join(bytes([y % 20, y]) + x.tobytes() for x, y in zip(pixels, codes, strict=True))
-
+    fine, fine_test = labels(train, 100), labels(test, 100)
     members = {
-        "cifar-100-binary/train.bin": records(images(train, (3, 32, 32)), labels(train, 100)),
-        "cifar-100-binary/test.bin": records(images(test, (3, 32, 32), 1), labels(test, 100)),
+        "cifar-100-binary/train.bin": records(images(train, (3, 32, 32)), fine % 20, fine),
+        "cifar-100-binary/test.bin": records(images(test, (3, 32, 32), 1), fine_test % 20, fine_test),
         "cifar-100-binary/fine_label_names.txt": "".join(f"thing{i}\n" for i in range(100)).encode(),
         "cifar-100-binary/coarse_label_names.txt": "".join(f"kind{i}\n" for i in range(20)).encode(),
     }

@@ -18,13 +18,6 @@ def test_channel_moments_against_numpy_in_float64() -> None:
     np.testing.assert_allclose(std, values.std(axis=(0, 2, 3)), rtol=1e-12)
 
 
-def test_training_constants_standardise_images() -> None:
-    t = fit_transform(IMAGES, LABELS, kind="image", normalise="train", whiten=False)
-    out = t.inputs(IMAGES)
-    torch.testing.assert_close(out.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-6, rtol=0)
-    torch.testing.assert_close(out.std(dim=(0, 2, 3), correction=0), torch.ones(3), atol=1e-6, rtol=0)
-
-
 def test_table_columns_targets_and_a_constant_column() -> None:
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
     x[:, 1] = 4.0
@@ -41,14 +34,6 @@ def test_no_normalisation() -> None:
     np.testing.assert_array_equal(t.targets(y).numpy(), y.astype(np.float32))
 
 
-def test_targets_are_centred_by_these_rows_and_keep_their_unit() -> None:
-    x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
-    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, scaling="centre")
-    np.testing.assert_allclose(t.targets(y).numpy(), y - y.mean(axis=0), atol=1e-6)
-    assert t.scale is not None and t.scale.tolist() == [1.0, 1.0]
-    np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))  # targets and inputs are two choices
-
-
 def test_a_constant_target_can_be_centred() -> None:
     t = fit_transform(
         np.ones((9, 1)),
@@ -59,12 +44,6 @@ def test_a_constant_target_can_be_centred() -> None:
         scaling="centre",
     )
     assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
-
-
-def test_published_constants_are_used_whatever_the_rows() -> None:
-    constants = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    t = fit_transform(IMAGES, LABELS, kind="image", normalise="published", whiten=False, published=constants)
-    assert t.mean.tolist() == [0.4914, 0.4822, 0.4465] and t.std.tolist() == [0.2470, 0.2435, 0.2616]
 
 
 def test_a_target_constant_among_the_training_rows() -> None:

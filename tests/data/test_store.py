@@ -42,11 +42,6 @@ def test_a_table_is_a_view_of_the_file_row_by_row_and_names_its_columns(tmp_path
     assert rows.inputs.flags.c_contiguous and rows.targets.flags.c_contiguous
 
 
-def test_one_regression_target_keeps_its_second_dimension(tmp_path: Path) -> None:
-    store.write(tmp_path / "a.arrow", Examples(np.zeros((3, 1)), np.ones((3, 1))), features=("x",), targets=("t",))
-    assert store.read(tmp_path / "a.arrow").examples.targets.shape == (3, 1)
-
-
 def test_no_rows(tmp_path: Path) -> None:
     store.write(tmp_path / "a.arrow", Examples(IMAGES[:0], LABELS[:0]))
     assert store.read(tmp_path / "a.arrow").examples.inputs.shape == (0, 3, 5, 4)
@@ -59,14 +54,3 @@ def test_truncated(keep: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ArtifactError, match=r"a\.arrow: is truncated"):
         store.read(path)
-
-
-def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"a\.arrow: is missing"):
-        store.read(tmp_path / "a.arrow")
-
-
-def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        store.write(tmp_path / name, Examples(IMAGES.copy(), LABELS), about={"b": 1, "a": 2})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
