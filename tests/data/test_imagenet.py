@@ -1,7 +1,6 @@
 """Tiny-ImageNet, ImageWoof and the downsampled ImageNet: small archives of their formats, and damaged ones."""
 
 import io
-import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ from PIL import Image
 from bdl_pipe.data.raw import checked
 from bdl_pipe.data.sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from bdl_pipe.errors import ConfigError, DataError
+
+from . import archives as made
 
 IDS = ("n02124075", "n01443537")  # not in order: wnids.txt decides
 
@@ -62,11 +63,7 @@ def pack(place: Path, kind: str, files: Mapping[str, bytes], top: str) -> Path:
             for name, blob in files.items():
                 archive.writestr(f"{top}/{name}", blob)
         return path
-    with tarfile.open(path, "w:gz") as tar:
-        for name, blob in reversed(files.items()):
-            info = tarfile.TarInfo(f"./{top}/{name}")
-            info.size = len(blob)
-            tar.addfile(info, io.BytesIO(blob))
+    made.tar(path, {f"./{top}/{name}": blob for name, blob in reversed(files.items())})
     return path
 
 
@@ -102,13 +99,10 @@ def test_imagewoof_is_brought_to_one_size(tmp_path: Path, kind: str) -> None:
 
 def test_what_lies_beside_the_classes_is_no_class(tmp_path: Path) -> None:
     """An image directly in train/, and what macOS puts into its zips."""
-    files = {f"imagewoof2-160/{name}": blob for name, blob in woof().items()}
-    files |= {"imagewoof2-160/train/cover.jpg": jpeg((1, 2, 3), (30, 30)), "__MACOSX/imagewoof2-160/._train": b"?"}
-    files |= {"imagewoof2-160/train/n02086240/._n02086240_0.JPEG": b"?"}
-    path = tmp_path / "w.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, blob in files.items():
-            archive.writestr(name, blob)
+    beside = {"train/cover.jpg": jpeg((1, 2, 3), (30, 30)), "train/n02086240/._n02086240_0.JPEG": b"?"}
+    path = pack(tmp_path, "zip", woof() | beside, "imagewoof2-160")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("__MACOSX/imagewoof2-160/._train", b"?")
     raw = ImageWoof(str(path), side=8).read()
     assert raw.classes == ("n02086240", "n02087394") and len(raw.train) == 10
 

@@ -14,7 +14,6 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.raw import Raw
-from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transfer import shared_rows
 from bdl_pipe.errors import ConfigError, DataError
 from tests.preparing import bytes_of, prepare_at
@@ -151,19 +150,3 @@ def test_what_a_transfer_cannot_be(change: dict, rule: str, folder: Path) -> Non
 def test_rows_of_params_that_make_no_sense(change: dict, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         replace(IMAGES, **change)
-
-
-def test_a_users_own_set_may_be_one(tmp_path: Path) -> None:
-    for name, seed in (("mine", 1), ("theirs", 2)):
-        x = made.images(24, (3, 4, 4), seed)
-        np.savez(
-            tmp_path / f"{name}.npz",
-            x_train=x[:16],
-            y_train=made.labels(16, 2),
-            x_test=x[16:],
-            y_test=made.labels(8, 2),
-        )
-    mine = replace(IMAGES, source=Npz(str(tmp_path / "mine.npz")), normalise="train", transfer=("theirs",))
-    theirs = replace(mine, source=Npz(str(tmp_path / "theirs.npz")), transfer=())
-    held = prepared.load_holdout(prepare_at(tmp_path, mine, theirs=theirs)[1], 0).transfer()["theirs"]
-    np.testing.assert_array_equal(held.inputs, made.images(24, (3, 4, 4), 2)[16:])
