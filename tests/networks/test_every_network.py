@@ -212,3 +212,15 @@ def test_rules(config: type) -> None:
         with pytest.raises(ConfigError) as caught:
             read(config, good | changed, "n")
         assert str(caught.value) == f"n.{message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*(("vgg", s) for s in ((1, 28, 28), (3, 31, 64), (3, 64, 31), (13,))), ("alexnet", (13,)), ("vgg11 group", (13,))],
+)
+def test_images_that_are_too_small_and_tables_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    config, size = NETWORKS[name], " of 32×32 or more" if name == "vgg" else ""
+    with pytest.raises(ConfigError) as caught:
+        build(config, shape, 10, rng=Seed(0))
+    rule = f"network.name must not be {config.name} for rows of shape {list(shape)}: it takes images{size}"
+    assert str(caught.value) == rule

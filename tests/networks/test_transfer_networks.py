@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdl_pipe.config import read
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import AlexNetConfig, NetworkConfig, Vgg11Config, build
 from bdl_pipe.networks.flat import FlatNetwork
 from bdl_pipe.posterior import NetworkSpec
@@ -95,13 +94,6 @@ def test_chains_can_hold_them_as_vectors(config: NetworkConfig) -> None:
     images = torch.randn(2, 1, 28, 28, generator=Seed(2).generator())
     found = flat.outputs(torch.stack([flat.flat(n.state_dict()) for n in networks]), images)
     torch.testing.assert_close(found, torch.stack([n(images) for n in networks]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("config", "name"), [(ALEXNET, "alexnet"), (GROUP, "vgg11")])
-def test_tables_are_refused(config: NetworkConfig, name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(config, (13,), 1, rng=Seed(0))
-    assert str(caught.value) == f"network.name must not be {name} for rows of shape [13]: it takes images"
 
 
 def test_a_width_of_groups_is_asked_for_with_group_norm_alone() -> None:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import Network, VggConfig, build
 from bdl_pipe.seeds import Seed
 
@@ -76,14 +75,6 @@ def test_the_network_is_its_formula(network: Network) -> None:
         x = (x @ layer.weight.T + layer.bias).clamp(min=0)
     torch.testing.assert_close(network(batch), x @ layers[-1].weight.T + layers[-1].bias, rtol=1e-9, atol=1e-9)
     network.float()
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 31, 64), (3, 64, 31), (13,)])
-def test_smaller_images_and_tables_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(PLAIN, shape, 10, rng=Seed(0))
-    rule = f"network.name must not be vgg for rows of shape {list(shape)}: it takes images of 32×32 or more"
-    assert str(caught.value) == rule
 
 
 @torch.no_grad()
