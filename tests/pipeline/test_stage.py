@@ -95,13 +95,6 @@ def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.Ca
     assert not places.checkpoints("trajectory", "b-walk").exists()
 
 
-def test_equal_runs_give_equal_bytes(there: Path) -> None:
-    fit("trajectory", "b-walk")
-    first = files(places.artifact("trajectory", "b-walk"))
-    fit("trajectory", "b-walk")
-    assert files(places.artifact("trajectory", "b-walk")) == first
-
-
 def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
     fit("trajectory", "b-walk")
     fit("student", "b-run")
