@@ -162,14 +162,6 @@ def test_a_missing_input_is_one_line(there: Path) -> None:
             os.rename("work/elsewhere", "work/prepare")
 
 
-def test_an_artifact_of_another_schema_version(there: Path) -> None:
-    fit("trajectory", "b-walk")
-    place = places.artifact("trajectory", "b-walk") / artifacts.MANIFEST
-    place.write_text(json.dumps({**json.loads(place.read_text()), "schema": 999}))
-    with pytest.raises(ArtifactError, match=r"manifest\.json: schema version must be 2, got 999; make it again"):
-        fit("student", "b-run")
-
-
 @pytest.mark.parametrize("at", [1, 3, 6])
 def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     there: Path, monkeypatch: pytest.MonkeyPatch, at: int
