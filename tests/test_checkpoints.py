@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bdl_pipe import config
-from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.artifacts import State
 from bdl_pipe.checkpoint_files import CheckpointFiles
 from bdl_pipe.checkpoints import Checkpointed, HandedOver, Keeper, facts_of, kept, measured
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.progress import Report, Silent
-from bdl_pipe.registry import METHODS
-from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS
-
-
-def chain(data: FitData, report: Report) -> State:
-    sgld = config.read(METHODS["sgld"].config, CONFIGS["sgld", "regression"], "sgld")
-    return METHODS["sgld"].stages["teacher"].fit_one(data, {}, sgld, rng=Seed(0), report=report)
+from tests.cases import fit
+from tests.resuming import same_bits
 
 
 def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitData], tmp_path: Path) -> None:
@@ -29,11 +22,11 @@ def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitD
     def send(name: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         steps.append(step)
 
-    undisturbed = chain(data, Silent())
+    undisturbed = fit("sgld", "teacher", data)
     with pytest.raises(HandedOver):
-        chain(data, Checkpointed("chain", keeper, limit=0.0))
+        fit("sgld", "teacher", data, report=Checkpointed("chain", keeper, limit=0.0))
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["chain.part"]
-    assert to_bytes(chain(data, Checkpointed("chain", keeper, send))) == to_bytes(undisturbed)
+    assert same_bits(fit("sgld", "teacher", data, report=Checkpointed("chain", keeper, send)), undisturbed)
     assert steps[0] > 1, "it started over"
 
 
@@ -58,12 +51,12 @@ def test_a_result_is_kept_with_its_cost_and_one_that_is_damaged_is_none(tmp_path
     keeper = CheckpointFiles(tmp_path)
     Checkpointed("a", keeper, cost=itertools.count(0.0, 100.0).__next__).save(State({}, {"step": 3}))
 
-    def fit(report: Report) -> State:
+    def from_checkpoint(report: Report) -> State:
         last = report.load()
         assert last is not None
         return State({}, {"from": last.config["step"]})
 
-    done = measured(fit, "a", keeper)
+    done = measured(from_checkpoint, "a", keeper)
     assert done.result.config == {"from": 3} and 100 <= done.seconds < 200 and done.peak_bytes > 2**20
     assert keeper.load("a") is None, "the checkpoint of a finished fit is left"
     stored = kept(keeper.finished("a"), "a")

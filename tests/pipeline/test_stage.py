@@ -95,13 +95,6 @@ def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.Ca
     assert not places.checkpoints("trajectory", "b-walk").exists()
 
 
-def test_equal_runs_give_equal_bytes(there: Path) -> None:
-    fit("trajectory", "b-walk")
-    first = files(places.artifact("trajectory", "b-walk"))
-    fit("trajectory", "b-walk")
-    assert files(places.artifact("trajectory", "b-walk")) == first
-
-
 def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
     fit("trajectory", "b-walk")
     fit("student", "b-run")
@@ -167,14 +160,6 @@ def test_a_missing_input_is_one_line(there: Path) -> None:
             fit("teacher", "b-walk")
         finally:
             os.rename("work/elsewhere", "work/prepare")
-
-
-def test_an_artifact_of_another_schema_version(there: Path) -> None:
-    fit("trajectory", "b-walk")
-    place = places.artifact("trajectory", "b-walk") / artifacts.MANIFEST
-    place.write_text(json.dumps({**json.loads(place.read_text()), "schema": 999}))
-    with pytest.raises(ArtifactError, match=r"manifest\.json: schema version must be 2, got 999; make it again"):
-        fit("student", "b-run")
 
 
 @pytest.mark.parametrize("at", [1, 3, 6])
