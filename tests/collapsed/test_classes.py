@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from scipy.stats import chi2, entropy
+from scipy.stats import chi2
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.collapsed.classes import CIBER, CiberConfig, CiberPosterior, Form, cubics, log_odds, log_probs
@@ -282,28 +282,3 @@ def test_the_moments_of_a_trajectory_are_no_weights() -> None:
     state = make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
     assert state.tensors.keys() == snapshots(2).keys() < trajectory.tensors.keys()
     assert state.config["posterior"] == "ciber"
-
-
-def information(probabilities: np.ndarray) -> float:
-    """I[class; network] of equally likely networks [network, class], in nats."""
-    return float(entropy(probabilities.mean(0)) - entropy(probabilities, axis=-1).mean())
-
-
-def test_mutual_information_is_below_that_with_the_collapsed_weights() -> None:
-    """All classes' weights drawn together, 20,000 networks a snapshot; the entropy inside of the boxes is the gap."""
-    weights, rows = snapshots(spread=1.0), inputs()
-    exact, random = Box.of(weights, rows), numbers("classes", "information")
-    found = predicted(Softmax(), weights, rows)
-    networks = []
-    for s in range(3):
-        for row in range(6):
-            head = np.repeat(exact.heads[s][None], 20_000, 0)  # [network, class, input]
-            for k in range(3):
-                (i,) = exact.chosen(exact.features[s, row], k, 1)
-                low, high = exact.heads[:, k, i].min(), exact.heads[:, k, i].max()
-                head[:, k, i] = random.uniform(low, high, 20_000)
-            networks.append(np.exp(log_softmax(head @ exact.features[s, row], -1)))
-    drawn = np.stack(networks).reshape(3, 6, 20_000, 3)
-    whole = np.array([information(drawn[:, row].reshape(-1, 3)) for row in range(6)])
-    got = found.mutual_information().numpy()
-    assert (got < whole).all() and (whole - got).mean() > 0.01
