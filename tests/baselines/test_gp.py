@@ -117,12 +117,6 @@ def test_the_unit_of_the_targets_does_not_matter() -> None:
     torch.testing.assert_close(scaled.variance, 1e6 * plain.variance, rtol=1e-4, atol=1e-2)
 
 
-def test_length_scales_tell_the_useless_column() -> None:
-    posterior = GpPosterior.from_state(fitted(table(rows=120, outputs=1), GpConfig(ard=True, steps=80, lr=0.1)))
-    used, _, useless = posterior.process.covar_module.base_kernel.lengthscale[0, 0].tolist()
-    assert useless > 3 * used
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^steps must be > 0, got 0"):
         GpConfig(ard=True, steps=0, lr=0.1)

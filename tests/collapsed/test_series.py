@@ -1,11 +1,8 @@
-"""One Fourier series for a mixture's distribution function, against each sample's own and draws from the model."""
-
-import math
+"""One Fourier series for a mixture's distribution function, against each sample's own."""
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from bdl_pipe import metrics
 from bdl_pipe.collapsed.integrals import many_uniforms
@@ -69,35 +66,16 @@ def test_what_would_be_too_long_is_left_to_the_samples(kind: str, d: int) -> Non
     torch.testing.assert_close(CollapsedMixture(Linear(*given), 0.01).cdf(y), exact(given, 0.01, y))
 
 
-def test_quantiles_and_the_crps_are_those_of_draws_from_the_model() -> None:
-    """CRPS = E|X − y| − E|X − X'|/2 and levels by 400,000 draws a row: z-tests, false alarms 1 in 10,000 altogether."""
-    tail, count = 0.2, 400_000
-    given = box("equal", 51, batch=2)
-    found, random = CollapsedMixture(Linear(*given), tail), numbers("series", "draws")
-    y = given[0].mean(0) + torch.tensor([[0.5], [-3.0]])
-    low, high = metrics.interval(found, 0.9)
-    part = Linear(*given)
-    limit = stats.norm.isf(1e-4 / 12)
-    scores = []
-    for row in range(2):
-        draws = []
-        for _ in range(2):  # two independent sets
-            s = random.integers(5, size=count)
-            centre, widths, radius = (v[:, row, 0].numpy() for v in given)
-            uniform = np.zeros(count)
-            for i in range(widths.shape[-1]):
-                uniform += widths[s, i] * random.uniform(-1, 1, count)
-            boxed = centre[s] + uniform + radius[s] * random.triangular(-1, 0, 1, count)
-            mean, sd = (v[:, row, 0].numpy()[s] for v in (part.mean, part.variance.sqrt()))
-            normal = mean + sd * random.normal(size=count)
-            draws.append(np.where(random.uniform(size=count) < tail, normal, boxed))
-        each = np.abs(draws[0] - float(y[row, 0])) - np.abs(draws[0] - draws[1]) / 2
-        scores.append((each.mean(), each.std() / math.sqrt(count)))
-        for end, level in ((low, 0.05), (high, 0.95)):
-            below = np.concatenate(draws) < float(end[row, 0])
-            assert abs(below.mean() - level) < limit * math.sqrt(level * (1 - level) / len(below))
-    expected, error = np.mean([m for m, _ in scores]), math.hypot(*(e for _, e in scores)) / 2
-    assert abs(metrics.crps(found, y).value - expected) < limit * error
-    # that of boxes 1.3 times as wide is told apart
+def test_quantiles_and_the_crps_are_those_of_the_samples() -> None:
+    """CRPS = ∫(F − [y ≤ x])² dx by trapezoids of the exact F; boxes 1.3 times as wide are told apart."""
+    tail, given = 0.2, box("equal", 51, batch=1)
+    found, y = CollapsedMixture(Linear(*given), tail), given[0].mean(0) + 0.5
+    for level in (0.05, 0.95):
+        assert float(exact(given, tail, found.quantile(level))) == pytest.approx(level, abs=1e-8)
+    x = y + torch.linspace(-60, 60, 1201, dtype=torch.float64)[:, None]
+    wide: Box = tuple(v.expand(-1, 1201, *v.shape[2:]) for v in given)  # type: ignore[assignment]
+    f = exact(wide, tail, x)[:, 0]
+    expected = float(torch.trapezoid(f[:601].square(), dx=0.1) + torch.trapezoid((1 - f[600:]).square(), dx=0.1))
+    assert metrics.crps(found, y).value == pytest.approx(expected, rel=1e-3)
     wider = CollapsedMixture(Linear(given[0], 1.3 * given[1], given[2]), tail)
-    assert abs(metrics.crps(wider, y).value - expected) > limit * error
+    assert metrics.crps(wider, y).value != pytest.approx(expected, rel=1e-2)

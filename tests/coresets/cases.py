@@ -14,11 +14,11 @@ from bdl_pipe.seeds import Seed
 from tests.cases import VBPC
 
 
-def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1) -> FitData:
-    """Images of 8×8 pixels whose brightness depends on the class, so that there is something to learn."""
+def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1, side: int = 8) -> FitData:
+    """Square images whose brightness depends on the class, so that there is something to learn."""
     generator = np.random.default_rng(0)
     labels = np.arange(rows) % classes
-    images = generator.integers(0, 120, (rows, channels, 8, 8)) + 50 * labels[:, None, None, None]
+    images = generator.integers(0, 120, (rows, channels, side, side)) + 50 * labels[:, None, None, None]
     split = Examples(images.astype(np.uint8), labels.astype(np.int64))
     transform = Transform("image", torch.full((channels,), 0.4), torch.full((channels,), 0.25))
     return FitData("classification", split, split, transform, tuple("abc"[:classes]))

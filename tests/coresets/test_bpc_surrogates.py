@@ -117,29 +117,6 @@ def test_covariance_estimates_the_gradient_of_reverse_kl(weight: float) -> None:
         assert deviation(wrong, expected) > 2 * Z
 
 
-def test_function_draws_have_the_last_iterates_mean_and_the_empirical_covariance() -> None:
-    """200,000 draws: a covariance's entries within Z standard errors, √((c_ii c_jj + c_ij²)/M) for a Gaussian."""
-    iterates, noise, draws = normal(3, 2, 2, at="f"), 0.3, 200_000
-    found = surrogates.function_draws(iterates, draws, noise, rng=Seed(1)).flatten(1)
-    flat = iterates.flatten(1)
-    expected = torch.cov(flat.T) + noise**2 * torch.eye(4, dtype=torch.float64)
-    variances = expected.diagonal()
-    error = ((variances[:, None] * variances + expected.square()) / draws).sqrt()
-
-    def far(covariance: Tensor) -> float:
-        return float(((torch.cov(found.T) - covariance).abs() / error).max())
-
-    assert far(expected) < Z
-    assert float(((found.mean(0) - flat[-1]).abs() / (variances / draws).sqrt()).max()) < Z
-    assert float(((found.mean(0) - flat.mean(0)).abs() / (variances / draws).sqrt()).max()) > 2 * Z  # another mean
-    assert far(torch.cov(flat.T)) > 2 * Z and far(torch.cov(flat.T, correction=0) + noise**2 * torch.eye(4)) > 2 * Z
-
-
-def test_function_draws_are_differentiable_through_mean_and_covariance() -> None:
-    iterates = normal(3, 2, 2, at="f").requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: surrogates.function_draws(f, 5, 0.1, rng=Seed(1)), (iterates,))
-
-
 def contrastive(steps: int, alpha: float) -> Tensor:
     """The gradient of contrastive divergence, by exact moments of Langevin's chain from the data's posterior."""
     shrink = IDENTITY - alpha / 2 * CORESET_CURVATURE
@@ -253,13 +230,3 @@ def test_contrast_of_production_chains_has_the_mean_of_contrastive_divergence(st
     ):
         assert deviation(wrong, expected) > 2 * Z
     assert float(contrasts(positive, moved(positive, 0, alpha)).abs().max()) == 0.0  # no step, no gradient
-
-
-def test_shared_noise_lowers_the_variance() -> None:
-    data, shared, own = (
-        drawn(DATA_MEAN, DATA_COVARIANCE, "d"),
-        drawn(CORESET_MEAN, CORESET_COVARIANCE, "d"),
-        drawn(CORESET_MEAN, CORESET_COVARIANCE, "s"),
-    )
-    variances = [float(contrasts(data, coreset).var(0).sum()) for coreset in (shared, own)]
-    assert variances[0] < 0.9 * variances[1]

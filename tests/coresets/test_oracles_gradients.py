@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,19 +24,17 @@ from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc.distil import DatasetLoss
 from bdl_pipe.coresets.vbpc.method import VBPC
 from bdl_pipe.data.augment import AugmentConfig, augment
-from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 
-from .cases import central, drawn, projected, relative, tiny_vbpc
+from .cases import central, drawn, projected, relative, tiny_data, tiny_vbpc
 from .test_bpc_methods import OUTER, experts, read
 
 NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
 OPERATIONS = {"colour": 0.25, "crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25, "noise": 0.1}
 AUGMENTATION = {"choose": "all", "operations": OPERATIONS}
 PLAIN, AUGMENTED = AugmentConfig("all", {}), AugmentConfig("all", OPERATIONS)
-CLASSES, SIDE, BETA = 3, 4, 2.0
+CLASSES, BETA = 3, 2.0
 HERE = Seed(8)
 SURROGATES: dict[str, type] = {
     "bpc_fkl": methods._ForwardKl,
@@ -57,12 +54,8 @@ class DoubleData(FitData):
 
 
 def data() -> DoubleData:
-    generator = np.random.default_rng(0)
-    labels = np.arange(30) % CLASSES
-    images = generator.integers(0, 120, (30, 1, SIDE, SIDE)) + 50 * labels[:, None, None, None]
-    split = Examples(images.astype(np.uint8), labels)
-    transform = Transform("image", torch.tensor([0.4]), torch.tensor([0.25]))
-    return DoubleData("classification", split, split, transform, ("a", "b", "c"))
+    small = tiny_data(rows=30, side=4)
+    return DoubleData(small.task, small.train, small.validation, small.transform, small.classes)
 
 
 def smoothed(network: nn.Module) -> None:

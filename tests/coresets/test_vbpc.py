@@ -96,19 +96,6 @@ def test_gamma_is_a_precision(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     assert (q.mean - wrong).norm() > 0.5 * q.mean.norm()
 
 
-def test_kl_is_zero_without_evidence_and_positive_with_it() -> None:
-    for n, h in ((3, 7), (7, 3)):
-        assert float(closed_form.solve(torch.zeros(n, h), torch.randn(n, 2)).kl()) == pytest.approx(0.0, abs=1e-6)
-        assert float(closed_form.solve(torch.full((n, h), 1e-2), torch.randn(n, 2)).kl()) > 0
-
-
-def test_default_beta_is_the_number_of_rows() -> None:
-    features, labels = torch.randn(4, 6), torch.randn(4, 2)
-    torch.testing.assert_close(
-        closed_form.solve(features, labels).mean, closed_form.solve(features, labels, beta=4.0).mean
-    )
-
-
 def test_float32_survives_a_degenerate_coreset() -> None:
     """Equal rows, ‖φ‖² = 1e4 and γ = 1e3: the variance stays in [0, ‖φ‖²/ρ] and the gradient finite."""
     features = torch.ones(10, 100).mul(10).requires_grad_()

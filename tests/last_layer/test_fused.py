@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from bdl_pipe.last_layer import Discriminative
-from bdl_pipe.last_layer.fused import Weights, composed, diagonal_loss
+from bdl_pipe.last_layer.fused import Weights, diagonal_loss
 
 from .cases import draw, perturbed
 
@@ -50,13 +50,6 @@ def test_loss_and_gradients_are_those_of_its_parts(dtype: torch.dtype, tolerance
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     other = slopes(3 * layer.loss(features, LABELS, num_train=20, kl_weight=kl_weight + 0.01), leaves)
     assert not torch.allclose(torch.cat([f.flatten() for f in other]), torch.cat([f.flatten() for f in found]))
-
-
-def test_the_composed_form_is_the_same_loss() -> None:
-    leaves = values()
-    whole, parts = loss(*leaves), composed(*leaves, LABELS[:, None], WEIGHTS)
-    torch.testing.assert_close(whole, parts, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(slopes(whole, leaves), slopes(parts, leaves), rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])

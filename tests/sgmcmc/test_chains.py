@@ -107,12 +107,6 @@ def test_norms_that_tie_rows_are_refused():
         fit("classification", target={"network": network})
 
 
-def test_a_convnet_is_sampled():
-    network = {"name": "convnet", "width": 2, "blocks": 1, "norm": "instance"}
-    state = fit("classification", target={"network": network}, thinning={"steps": 4, "burn_in": 2, "every": 2})
-    assert len(state.tensors["head.weight"]) == 1
-
-
 def numbered(count: int, offset: int) -> State:
     spec = NetworkSpec(MlpConfig("mlp", (2,)), (1,), 1, "gaussian")
     names = spec.build(Seed(0)).state_dict()

@@ -73,33 +73,8 @@ def test_hmc_keeps_the_target_at_any_step_size(step_size: float) -> None:
     )
     *_, (_, positions, accepted) = run
     assert far(positions, target) < Z
+    assert far(positions, 1.2 * target) > 2 * Z  # the control: a law a little wider
     assert bool((accepted.double().mean() > 0.9) == (step_size == 0.02))
-
-
-@pytest.mark.parametrize("wrong", ["kinetic", "momenta"])
-def test_the_published_acceptance_would_be_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controls: K₁ − K₀ in place of K₀ − K₁, which is a momentum of the opposite energy; momenta of variance T²."""
-    temperature, chains = 0.5, 20_000
-    target = temperature / PRECISIONS
-
-    def published(positions: Tensor, rng: Seed) -> Tensor:
-        """One step of HMC written out, with the fault."""
-        scale = temperature if wrong == "momenta" else temperature**0.5
-        p0 = scale * torch.randn(positions.shape, generator=rng.fold("p").generator(), dtype=torch.float64)
-        theta, p, e = positions, p0, 0.15
-        for _ in range(5):
-            p = p - 0.5 * e * PRECISIONS * theta
-            theta = theta + e * p
-            p = p - 0.5 * e * PRECISIONS * theta
-        kinetic = 0.5 * (p0.square() - p.square()).sum(1)
-        change = energy(positions) - energy(theta) + (-kinetic if wrong == "kinetic" else kinetic)
-        unit = torch.rand(chains, generator=rng.fold("u").generator(), dtype=torch.float64)
-        return torch.where((unit.log() < change / temperature)[:, None], theta, positions)
-
-    positions = start(chains, target, "hmc")
-    for step in range(20):
-        positions = published(positions, Seed(3).fold(step))
-    assert far(positions, target) > 2 * Z
 
 
 def test_both_go_on_from_any_step_with_the_same_bits() -> None:

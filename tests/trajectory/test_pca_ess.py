@@ -71,13 +71,6 @@ def test_the_kernel_leaves_a_correlated_gaussian_invariant() -> None:
     assert rejects(prior, mean, covariance)
 
 
-def test_an_infinite_temperature_gives_the_prior(tiny_table: FitData) -> None:
-    """False alarms: see ``cases.rejects``."""
-    z = drawn(tiny_table, temperature=1e12)
-    assert not rejects(z, np.zeros(3), PRIOR_VARIANCE * np.eye(3))
-    assert rejects(z, np.zeros(3), PRIOR_VARIANCE**2 * np.eye(3))
-
-
 def test_nowhere_is_worse_than_the_level_that_was_drawn() -> None:
     """Points of NaN or no likelihood are never taken."""
 

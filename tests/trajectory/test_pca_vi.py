@@ -76,11 +76,6 @@ def test_batches_of_some_rows_weigh_as_all(tiny_table: FitData) -> None:
     assert abs(some.mean() / 4 - whole.mean()) > 6 * error  # a likelihood of the batch alone
 
 
-def test_an_infinite_temperature_gives_the_prior(tiny_table: FitData) -> None:
-    found = fitted(tiny_table, temperature=1e12)
-    assert close(found, (np.zeros(3), PRIOR_VARIANCE * np.eye(3)), 1e-2)
-
-
 def test_networks_are_drawn_from_the_gaussian(tiny_table: FitData) -> None:
     """False alarms: see ``cases.rejects``, of independent draws; that q is exact to 1e-2 is seen above."""
     past = linear_trajectory()
