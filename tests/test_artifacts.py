@@ -93,17 +93,6 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert refused(tmp_path / "no") == f"{tmp_path / 'no'}: there is no coreset artifact here (no manifest.json)"
 
 
-def test_a_missing_file(folder: Path) -> None:
-    (folder / "0-1.safetensors").unlink()
-    assert refused(folder) == f"{folder / '0-1.safetensors'}: is missing"
-
-
-def test_a_folder_in_place_of_the_manifest(folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-    (folder / "manifest.json").mkdir()
-    assert refused(folder).startswith(f"{folder / 'manifest.json'}: is truncated or not JSON (")
-
-
 @pytest.mark.parametrize("facts", [None, 3, [], {}, {"bytes": 3}, {"sha256": "0"}])
 def test_a_manifest_that_does_not_say_what_a_file_is(folder: Path, facts: object) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -112,11 +101,13 @@ def test_a_manifest_that_does_not_say_what_a_file_is(folder: Path, facts: object
     assert refused(folder).endswith("manifest.json: is damaged: it does not say what 0-1.safetensors is")
 
 
-def test_a_truncated_file(folder: Path) -> None:
+def test_a_truncated_file_and_a_missing_one(folder: Path) -> None:
     file = folder / "0-1.safetensors"
     size = file.stat().st_size
     os.truncate(file, size - 5)
     assert refused(folder) == f"{file}: is truncated or altered: {size - 5} bytes, not {size}"
+    file.unlink()
+    assert refused(folder) == f"{file}: is missing"
 
 
 def test_an_altered_file(folder: Path) -> None:
@@ -130,18 +121,19 @@ def test_an_altered_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("blob", [b"", b'{"schema": 1', b"\xff\xfe", b"[1]", b'{"schema": 1, "kind": "coreset"}'])
 def test_a_damaged_manifest(folder: Path, blob: bytes) -> None:
-    (folder / "manifest.json").write_bytes(blob)
-    assert refused(folder).startswith(f"{folder / 'manifest.json'}: ")
+    manifest = folder / "manifest.json"
+    manifest.write_bytes(blob)
+    assert refused(folder).startswith(f"{manifest}: ")
+    manifest.unlink()
+    manifest.mkdir()
+    assert refused(folder).startswith(f"{manifest}: is truncated or not JSON (")
 
 
-def test_another_schema(folder: Path) -> None:
+def test_another_kind_and_another_schema(folder: Path) -> None:
+    assert refused(folder, "teacher") == f"{folder / 'manifest.json'}: must be a teacher artifact, got 'coreset'"
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
     assert refused(folder) == f"{folder / 'manifest.json'}: schema version must be 2, got 99; make it again"
-
-
-def test_another_kind(folder: Path) -> None:
-    assert refused(folder, "teacher") == f"{folder / 'manifest.json'}: must be a teacher artifact, got 'coreset'"
 
 
 @pytest.mark.parametrize(("name", "blob"), [("x.safetensors", b"123"), ("x.json", b"{"), ("x.json", b"\xff")])

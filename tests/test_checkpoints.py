@@ -1,4 +1,4 @@
-"""Fits that keep checkpoints in files: a killed one continues with the same bits; and the report that keeps none."""
+"""Fits that keep checkpoints in files: a killed one continues with the same bits. Reports that keep none."""
 
 import itertools
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bdl_pipe import display
 from bdl_pipe.artifacts import State
 from bdl_pipe.checkpoint_files import CheckpointFiles
 from bdl_pipe.checkpoints import Checkpointed, HandedOver, Keeper, facts_of, kept, measured
@@ -71,3 +72,17 @@ def test_silence_keeps_nothing() -> None:
     silent.save(State({"a": torch.arange(5)}, {"step": 3}))
     assert silent.load() is None
     assert not silent.due()
+
+
+def test_a_log_file_gets_a_line_at_times(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with display.Display("chains") as shown:
+        shown.expect(2)
+        shown.step("a", 1, 4, {"loss": 3.0})
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+        shown.step("a", 2, 4, {"loss": 2.0, "accuracy": 1.0})
+        shown.done("a")
+        shown.say("a worker was lost")
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "chains: 25%, 0 of 2 done, 0 s, loss 2"
+    assert second == "chains: 50%, 1 of 2 done, 0 s, loss 2" and third == "chains: a worker was lost"

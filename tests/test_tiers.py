@@ -1,5 +1,6 @@
-"""The session's own rules: the order of files, signals that a shell has switched off, marks, and a root left clean."""
+"""The session's own rules: the order of files, signals that a shell has switched off, marks, a clean root, groups."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -68,3 +69,17 @@ def test_what_a_test_leaves_in_the_root_fails_its_session(tmp_path: Path, body: 
     done = run(tmp_path)
     assert "1 passed" in done.stdout and done.returncode == code
     assert ("left in the repository's root" in done.stdout) == bool(code)
+
+
+@pytest.fixture(scope="module")
+def maker() -> int:
+    return os.getpid()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_tests_that_share_a_fixture_are_in_one_group(number: int, maker: int, request: pytest.FixtureRequest) -> None:
+    """By its name pytest-xdist sends a group to one process; under pytest 9.2 it names none."""
+    (group,) = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
+    assert group == __name__
+    if getattr(request.config.option, "loadgroup", False):  # in a process that pytest-xdist has started
+        assert request.node.nodeid.endswith(f"@{__name__}")

@@ -91,21 +91,6 @@ def test_stages_but_evaluate_do_not_need_the_holdout(project: Project) -> None:
     assert "work/holdout/digits" in error and "Traceback" not in error
 
 
-@pytest.mark.soak
-def test_artifacts_travel_by_a_remote(project: Project, tmp_path: Path) -> None:
-    store = tmp_path / "remote"
-    project.dvc("remote", "add", "-q", "-d", "store", str(store))
-    project.git("commit", "-qam", "remote")
-    project.dvc("push", "-q")
-    other = tmp_path / "other"
-    project.git("clone", "-q", str(project.folder), str(other))
-    clone = Project(other)
-    clone.dvc("pull", "-q")
-    assert "up to date" in clone.dvc("status")
-    assert "Running stage" not in clone.dvc("repro")
-    assert "nothing to do" in clone.pipeline("repro").stdout
-
-
 def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
     """(what is changed, command, environment) -> what is said."""
     with socket.socket() as taken:
