@@ -28,7 +28,7 @@ from . import ONLY_TAKE
 
 LOCK: Final = Path("dvc.lock")
 _GRAPH: Final = Path("dvc.yaml")
-_RECORDED: Final = places.STATE / "recorded.json"  # what this clone has recorded: stage, dvc.lock or dvc.yaml -> hash
+_RECORDED: Final = places.STATE / "recorded.json"  # hashes at the last record of this clone, by stage and by file
 _BROKEN: Final = places.STATE / "dvc.lock.broken"
 _SOURCES: Final = "sources"
 _SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins")

@@ -1,4 +1,4 @@
-"""The rows that a coreset starts from, those of the step before in class-incremental learning, and its pictures."""
+"""The rows that a coreset starts from, also those of an earlier step with fewer classes, and its pictures."""
 
 from dataclasses import replace
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""A table or images of one's own become a data set with runs; what cannot be used is named, and nothing is written."""
+"""A user's table or images become a data set with runs; what cannot be used is named, and nothing is written."""
 
 import re
 import shutil
@@ -223,7 +223,7 @@ BAD = {  # the arguments after data/, and what is said
     "a target of images": ("photos --target y", "--target: is for tables; the classes of data/photos are its folders"),
     "a method for tables": ("photos --methods vbll", "'vbll' is not among the methods for classification of 80 images"),
 }
-BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # what is done to the images, and what is said
+BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # the change to the images, and the error
     "another size": (
         lambda: Image.new("L", (9, 12)).save(PHOTOS / "rows/zz.png"),
         "every image must be 12×12 pixels, got 9×12; bring all to one size with --size 64",
@@ -330,6 +330,6 @@ def test_from_a_folder_to_predictions(project: Path) -> None:
     nll = scores[scores["metric"] == "nll"].set_index("method")["value"]
     assert set(nll.index) == set(methods)
     assert (nll < np.log(2)).all(), nll
-    Image.fromarray(stripes(1, side=31)[0][0]).save("new.png")  # of another size than any
+    Image.fromarray(stripes(1, side=31)[0][0]).save("new.png")  # no image of the data set has this size
     assert cli.main(["predict", "photos-d_vbll", "--input", "new.png", "--output", "found.parquet"]) == 0
     assert np.isclose(pd.read_parquet("found.parquet").filter(like="p_").sum(axis=1), 1).all()

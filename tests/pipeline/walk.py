@@ -1,7 +1,6 @@
 """Stages in the test's own process, one after the other, where a test's fakes and interrupts reach them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from bdl_pipe.errors import UserError
 from pipeline.core.load import load
@@ -10,7 +9,6 @@ from pipeline.core.settings import Settings
 from pipeline.plan.plan import Plan, one, plan
 from pipeline.run import body
 from pipeline.run.pool import Outcome
-from pipeline.tracking import Tracker
 
 INLINE = Settings(executor="inline", tracking=False)
 
@@ -32,13 +30,10 @@ def run(
     stages: Plan,
     todo: Mapping[str, str],
     params: Params,
-    settings: Settings,
-    tracker: Tracker,
-    *,
-    jobs: int,
-    root: Path | None = None,
+    *others: object,
+    **options: object,
 ) -> Outcome:
-    """Run stages as ``pool.run`` does, but for what comes after a failure; ``root`` is this process's already."""
+    """Run stages as ``pool.run`` does, up to the first failure; the caller has set the root."""
     outcome = Outcome()
     for name in todo:
         try:
