@@ -33,6 +33,7 @@ from typing import Any, final
 import numpy as np
 import torch
 import torch.nn.functional as F
+from bdl_pipe.sgmcmc.hamiltonian import SghmcConfig, sghmc
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -51,7 +52,6 @@ from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc.hamiltonian import SghmcConfig, sghmc
 
 Form = Callable[[], Tensor]
 Outputs = Callable[[Tensor, Tensor], Tensor]  # weights [draw, weight], images -> logits [draw, row, class]

@@ -37,14 +37,9 @@ def weights_of(network: Mapping[str, Any], shape: list[int], outputs: int, likel
     return str(path)
 
 
-SGLD = {
-    "target": {
-        "network": MLP,
-        "prior_precision": 1.0,
-        "noise_precision": 10.0,
-        "step_size": {"name": "constant", "value": 1.0e-4},
-        "batch": 16,
-    },
+SGMCMC = {
+    "target": {"network": MLP, "prior_precision": 1.0, "noise_precision": 10.0},
+    "sampler": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1.0e-4}, "batch": 16},
     "thinning": {"steps": 230, "burn_in": 100, "every": 10},
     "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
     "student": {"max_draws": None},
@@ -193,8 +188,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("bnn", "regression"): BNN,
     ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
     ("dropout", "regression"): DROPOUT,
-    ("sgld", "classification"): SGLD,
-    ("sgld", "regression"): SGLD,
+    ("sgmcmc", "classification"): SGMCMC,
+    ("sgmcmc", "regression"): SGMCMC,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
     ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
@@ -264,7 +259,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("coreset_krr", "classification"): {**TRAINED_ON_CORESET, "ridge": 1.0e-3},
     ("coreset_sgmcmc", "classification"): {
         "network": HEAD["network"],
-        "kernel": {"name": "sghmc", "step_size": 0.01, "friction": 0.1},
+        "kernel": {"name": "sghmc", "friction": 0.1},
+        "step_size": {"name": "constant", "value": 0.01},
         "chains": 2,
         "thinning": {"steps": 12, "burn_in": 4, "every": 2},
         "prior_precision": 1.0,
@@ -283,12 +279,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 FROM_EXPERTS = ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc")
 
 # stage kind -> the method that makes it for others; a method that makes the kind itself uses its own
-UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgld", "coreset": "random_coreset"}
+UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgmcmc", "coreset": "random_coreset"}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
 COLLAPSED = ("ciber", "ciber_last", "ciber_second")
 FIXED = {("pretrained", "trajectory")} | {
-    (name, "student") for name in ("deterministic", "ensemble", "swa", "sgld", "gp", *COLLAPSED)
+    (name, "student") for name in ("deterministic", "ensemble", "swa", "sgmcmc", "gp", *COLLAPSED)
 }
 
 

@@ -23,11 +23,11 @@ def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitD
     def send(name: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
         steps.append(step)
 
-    undisturbed = fit("sgld", "teacher", data)
+    undisturbed = fit("sgmcmc", "teacher", data)
     with pytest.raises(HandedOver):
-        fit("sgld", "teacher", data, report=Checkpointed("chain", keeper, limit=0.0))
+        fit("sgmcmc", "teacher", data, report=Checkpointed("chain", keeper, limit=0.0))
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["chain.part"]
-    assert same_bits(fit("sgld", "teacher", data, report=Checkpointed("chain", keeper, send)), undisturbed)
+    assert same_bits(fit("sgmcmc", "teacher", data, report=Checkpointed("chain", keeper, send)), undisturbed)
     assert steps[0] > 1, "it started over"
 
 

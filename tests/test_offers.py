@@ -19,7 +19,18 @@ def names(size: Size) -> list[str]:
 
 
 def test_methods_suit_a_task_and_a_size() -> None:
-    first = ["deterministic", "ensemble", "swag", "ciber_last", "ciber_second", "vbll", "sngp", "map_blr", "gp", "sgld"]
+    first = [
+        "deterministic",
+        "ensemble",
+        "swag",
+        "ciber_last",
+        "ciber_second",
+        "vbll",
+        "sngp",
+        "map_blr",
+        "gp",
+        "sgmcmc",
+    ]
     assert names(SMALL) == [*first, "dark_knowledge", "ffg_u", "ensemble_u", "ffg_w", "bnn", "dropout"]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
     assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp"]
@@ -34,9 +45,9 @@ def test_upstream_runs_are_the_ones_that_are_needed() -> None:
         return list(offers.upstream([METHODS[name] for name in chosen], size))
 
     assert keys(SMALL, "gp", "vbll") == []
-    assert keys(SMALL, "dark_knowledge", "swag") == ["iterates", "sgld"]
+    assert keys(SMALL, "dark_knowledge", "swag") == ["iterates", "sgmcmc"]
     assert keys(LARGE, "swag") == ["sgd", "iterates"], "iterates of many rows start at the end of sgd"
-    assert keys(IMAGES, *names(IMAGES)) == ["sgd", "iterates", "sgld", "vbpc", "random_coreset"]
+    assert keys(IMAGES, *names(IMAGES)) == ["sgd", "iterates", "sgmcmc", "vbpc", "random_coreset"]
 
 
 def test_seconds_grow_with_what_is_chosen_and_shrink_with_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:

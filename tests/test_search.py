@@ -7,8 +7,8 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.registry import METHODS
 from tests.cases import CONFIGS
 
-METHOD = METHODS["sgld"]
-PRESENT = config.read(METHOD.config, CONFIGS["sgld", "regression"], "sgld")
+METHOD = METHODS["sgmcmc"]
+PRESENT = config.read(METHOD.config, CONFIGS["sgmcmc", "regression"], "sgmcmc")
 
 
 def test_sampled_values_are_nested_and_rounded_as_they_are_written() -> None:
@@ -25,5 +25,5 @@ def test_a_sample_takes_the_place_of_the_hyperparameters_in_force() -> None:
     key = next(iter(ends))
     outside = search.sampled_config(METHOD, PRESENT, {key: METHOD.search[key][1] * 2})
     assert search.hyperparameters(METHOD, outside) is None
-    with pytest.raises(ConfigError, match=rf"^methods\.sgld\.{key} "):
+    with pytest.raises(ConfigError, match=rf"^methods\.sgmcmc\.{key} "):
         search.sampled_config(METHOD, PRESENT, {key: "high"})

@@ -83,7 +83,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "map_blr": "baselines.map_blr:MAP_BLR",
         "gp": "baselines.gp:GP",
         "svgp": "baselines.sparse_gp:SVGP",
-        "sgld": "sgmcmc.chains:SGLD",
+        "sgmcmc": "sgmcmc.method:SGMCMC",
         "dark_knowledge": "dark_knowledge.distil:DARK_KNOWLEDGE",
         "vbpc": "coresets.vbpc.method:VBPC",
         "random_coreset": "coresets.random_selection:RANDOM_CORESET",

@@ -31,8 +31,14 @@ TRAINED = TRAINED_ON_CORESET | {
     "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "noise": 0.1}},
     "logit_scale": 4.0,
 }
+
+
+def constant(step_size: float) -> dict[str, Any]:
+    return {"name": "constant", "value": step_size}
+
+
 CHAINS = CONFIGS["coreset_sgmcmc", "classification"] | {"chains": 3, "start_sd": 0.1}
-HMC = {"kernel": {"name": "hmc", "step_size": 0.002, "leapfrogs": 3}}
+HMC = {"kernel": {"name": "hmc", "leapfrogs": 3}, "step_size": constant(0.002)}
 
 
 def coreset() -> State:
@@ -140,7 +146,7 @@ def test_the_share_of_accepted_proposals_is_told() -> None:
     shares = []
     for step_size in (0.002, 0.2):
         report = Watched()
-        fitted("sgmcmc", report, kernel={"name": "hmc", "step_size": step_size, "leapfrogs": 3}, prior_precision=100.0)
+        fitted("sgmcmc", report, **HMC | {"step_size": constant(step_size)}, prior_precision=100.0)
         shares.append(report.seen[-1]["acceptance"])
     assert shares[0] > 0.9 and shares[1] < 0.5
 
@@ -160,7 +166,8 @@ def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
     )  # the start is forgotten
     state = fitted(
         "sgmcmc",
-        kernel={"name": kernel, "step_size": 1e-3, **numbers},
+        kernel={"name": kernel, **numbers},
+        step_size=constant(1e-3),
         chains=4,
         prior_precision=precision,
         temperature=temperature,
@@ -249,5 +256,5 @@ def test_what_rounding_moves_is_the_same_transform() -> None:
 
 
 def test_a_chain_that_leaves_the_numbers_is_told() -> None:
-    with pytest.raises(Diverged, match=r"lower kernel\.step_size"):
-        fitted("sgmcmc", kernel={"name": "sghmc", "step_size": 1e6, "friction": 0.1}, prior_precision=1e6)
+    with pytest.raises(Diverged, match="lower step_size"):
+        fitted("sgmcmc", kernel={"name": "sghmc", "friction": 0.1}, step_size=constant(1e6), prior_precision=1e6)

@@ -17,15 +17,14 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import sgld
-from bdl_pipe.sgmcmc.joint import NetworkJoint
+from bdl_pipe.sgmcmc.method import network_chains
 from tests.cases import DARK_KNOWLEDGE
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
 tasks = pytest.mark.parametrize("task", list(DATA))
-ONLINE = {"name": "online", "target": cases.SGLD_SECTION["target"], "burn_in": 7}
+ONLINE = {"name": "online", "target": cases.SECTION["target"], "sampler": cases.SECTION["sampler"], "burn_in": 7}
 SECTION = DARK_KNOWLEDGE | {"optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4}}
 
 
@@ -99,26 +98,20 @@ def test_a_resumed_online_student_has_the_same_bits(task):
 
 
 @tasks
-@pytest.mark.parametrize("temperature", [1.0, 0.25])
-def test_online_is_algorithm_1(task, temperature):
-    """At student step t the teacher is θ_{t+1} of the plain chain, and nothing but θ is stored."""
-    data, mode = DATA[task], config("online").mode
-    mode = dataclasses.replace(mode, target=dataclasses.replace(mode.target, temperature=temperature))
+@pytest.mark.parametrize("kernel", [{"name": "sgld"}, {"name": "sghmc", "friction": 0.1}])
+def test_online_is_algorithm_1(task, kernel):
+    """At student step t the teacher is θ_{t+1} of the plain chain, and nothing but the chain's state is stored."""
+    data, mode = DATA[task], config("online", mode={"sampler": {"kernel": kernel}}).mode
     living = distil.LivingChain(data, mode, Seed(5))
     x, _ = data.tensors("train")
-    rows, start = data.rows("train"), Seed(5).fold("start")
-    joint = NetworkJoint(living.spec, rows, mode.target.prior_precision, start, temperature)
-    batches = sgld.Minibatches(len(data.train), mode.target.batch, Seed(5))
-    visited = sgld.chain(
-        {"flat": joint.start}, joint.gradient, batches, mode.target.step_size, Seed(5), 0, mode.burn_in + 4
-    )
-    expected = {done: position["flat"] for done, position in visited}
+    chain = network_chains([data], mode.target, mode.sampler, [Seed(5)], mode.burn_in)
+    expected = dict(chain.steps(chain.begin(), 0, mode.burn_in + 4))
     for step in range(4):
         outputs = living.outputs(step, x)
-        theta = expected[mode.burn_in + step + 1]
-        assert torch.equal(living.state()["position"], theta)
-        assert torch.equal(outputs, joint.outputs(theta, x))
-    assert {name: t.numel() for name, t in living.state().items()} == {"position": joint.start.numel(), "done": 1}
+        state = expected[mode.burn_in + step + 1]
+        assert torch.equal(living.state()["position"], state["position"])
+        assert torch.equal(outputs, chain.target.outputs(state["position"][0], x))
+    assert living.state().keys() == state.keys() | {"done"}
 
 
 def test_offline_draws_are_uniform():

@@ -130,7 +130,7 @@ STREAMED = [
     *(Case("sgd", "trajectory", task) for task in ("regression", "classification")),
     *(Case(method, "student", "regression") for method in ("vbll", "sngp", "ffg_u", "bnn", "dropout", "svgp")),
     *(Case(method, "student", "classification") for method in ("g_vbll", "d_vbll_bnn")),
-    Case("sgld", "teacher", "regression"),
+    Case("sgmcmc", "teacher", "regression"),
 ]
 
 

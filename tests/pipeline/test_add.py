@@ -293,7 +293,7 @@ def compared() -> pd.DataFrame:
 @pytest.mark.slow
 def test_from_a_file_to_predictions(project: Path) -> None:
     """Missing cells, dates, categories and skewed targets through four methods, and new rows of unheard categories."""
-    methods = ["deterministic", "sgld", "vbll", "gp"]
+    methods = ["deterministic", "sgmcmc", "vbll", "gp"]
     assert (
         add("--target", "price", "--leave-out", "kind", "--splits", "1", "--calibration", "0.1", "--methods", *methods)
         == 0

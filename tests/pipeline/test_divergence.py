@@ -19,7 +19,7 @@ EVALUATE = EvaluateConfig(calibration_bins=15, batch=1000, joint_pairs=0)
 PLAIN = {"name": "convnet", "width": 4, "blocks": 2, "norm": "none"}
 SEARCHES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # what diverges: (method, task, numbers in place of the smallest case's, a sample that diverges, one that does not)
-    "a chain": ("sgld", "regression", {}, {"target.step_size.value": 1e3}, {"target.step_size.value": 1e-4}),
+    "a chain": ("sgmcmc", "regression", {}, {"sampler.step_size.value": 1e3}, {"sampler.step_size.value": 1e-4}),
     "a coreset": ("vbpc", "classification", {"network": PLAIN}, {"coreset.lr": 1e30}, {"coreset.lr": 1e-2}),
     "its pool": ("vbpc", "classification", {"network": PLAIN}, {"coreset.pool.lr": 1e30}, {"rho": 2.0}),
     "its student": ("vbpc", "classification", {"network": PLAIN}, {"student.lr": 1e30}, {"student.lr": 1e-3}),

@@ -29,9 +29,9 @@ def test_the_most_specific_entry_decides(tmp_path: Path) -> None:
     path.write_text(TEXT)
     settings = Settings.read({"BDL_MACHINE": str(path), "BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0.5"})
     assert settings.needs == Needs(gpus=0.5)
-    assert settings.of("teacher", "sgld").needs == Needs(gpus=0.25)
+    assert settings.of("teacher", "sgmcmc").needs == Needs(gpus=0.25)
     assert settings.of("trajectory", "sgd").needs == Needs(gpus=1, memory_gb=2.5)
-    assert settings.of("evaluate", "sgld").needs == Needs(gpus=0.25, others=(("A100", 1.0),))
+    assert settings.of("evaluate", "sgmcmc").needs == Needs(gpus=0.25, others=(("A100", 1.0),))
     ciber = settings.of("student", "ciber")
     assert ciber.needs == Needs(cpus=2) and ciber.device == "cpu", "a task without a GPU computes on the CPU"
     assert settings.of("student", "swag").device == "cuda"

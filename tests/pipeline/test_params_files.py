@@ -90,12 +90,12 @@ def test_rates_and_snapshots_of_maddox() -> None:
 
 def test_steps_of_the_chains_of_maddox() -> None:
     """The rate of WideResNet on the mean loss, 38.0348 (13928.7 + t)^-.55; noise of 5e-4 times its root."""
-    target = load("params/paper/ciber-table3.yaml").run("teacher", "cifar10-vgg-sgld").config.target
-    drift = 50_000 / (2 * target.temperature)  # the rate of a step size
-    assert target.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)
-    assert target.step_size.at(39_000) * drift == pytest.approx(0.1, rel=0.05)
-    assert target.step_size.at(0) == pytest.approx(5e-4**2 * 0.2, rel=0.01)
-    assert target.prior_precision / 50_000 == pytest.approx(5e-4)
+    config = load("params/paper/ciber-table3.yaml").run("teacher", "cifar10-vgg-sgld").config
+    sampler, drift = config.sampler, 50_000 / 2  # the rate of a step size
+    assert sampler.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)
+    assert sampler.step_size.at(39_000) * drift == pytest.approx(0.1, rel=0.05)
+    assert sampler.step_size.at(0) * sampler.temperature == pytest.approx(5e-4**2 * 0.2, rel=0.01)
+    assert config.target.prior_precision / 50_000 == pytest.approx(5e-4)
 
 
 def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:

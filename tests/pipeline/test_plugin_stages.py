@@ -125,7 +125,7 @@ print(*(place.name for place in code.shipped()))
         "helper.py": "import json\n",
         "pack/__init__.py": "",
         "pack/methods.py": "from . import inner\n",
-        "pack/inner.py": "from bdl_pipe.sgmcmc import sgld\n",
+        "pack/inner.py": "from bdl_pipe.sgmcmc import schedules\n",
         "pack/unused.py": "",
     }
     for name, content in files.items():
@@ -137,6 +137,6 @@ print(*(place.name for place in code.shipped()))
     )
     modules, shipped = (line.split() for line in done.stdout.splitlines())
     assert {"helper", "pack", "pack.methods", "pack.inner", "bdl_pipe.seeds", "bdl_pipe.posterior"} <= {*modules}
-    assert "bdl_pipe.sgmcmc.sgld" in modules
+    assert "bdl_pipe.sgmcmc.schedules" in modules
     assert not {"pack.unused", "bdl_pipe.registry", "bdl_pipe.public", "json"} & {*modules}
     assert shipped == ["helper.py", "pack"]

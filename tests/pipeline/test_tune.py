@@ -276,7 +276,7 @@ class TestAll:
         runs = [run for run in load().runs.values() if run.spec.dataset == "boston"]
         assert set(methods) == {run.method.name for run in runs if METHODS[run.method.name].search}
         assert len(methods) == len(set(methods)) > 5
-        assert methods[:2] == ["sgd", "sgld"], "posteriors are made from these"
+        assert methods[:2] == ["sgd", "sgmcmc"], "posteriors are made from these"
         assert {made_one[1:] for made_one in made} == {(4, False)}
         assert capsys.readouterr().out.count("merged overlay.yaml") == len(methods)
 

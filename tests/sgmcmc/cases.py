@@ -7,14 +7,14 @@ from bdl_pipe.config import merge, read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.sgmcmc.chains import SgldConfig
-from tests.cases import SGLD
+from bdl_pipe.sgmcmc.method import SgmcmcConfig
+from tests.cases import SGMCMC
 
-SGLD_SECTION = merge(SGLD, {"target": {"step_size": {"name": "constant", "value": 1e-3}}})
+SECTION = merge(SGMCMC, {"sampler": {"step_size": {"name": "constant", "value": 1e-3}}})
 
 
-def sgld_config(**override) -> SgldConfig:
-    return read(SgldConfig, merge(SGLD_SECTION, override), "methods.sgld")
+def settings(**override) -> SgmcmcConfig:
+    return read(SgmcmcConfig, merge(SECTION, override), "methods.sgmcmc")
 
 
 def images() -> FitData:

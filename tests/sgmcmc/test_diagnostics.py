@@ -33,7 +33,9 @@ def test_independent_draws_pass():
     assert warnings == []
     assert metrics["rhat_prediction"] < 1.01
     assert metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
-    assert set(metrics) == {f"{a}_{b}" for a in ("rhat", "ess") for b in ("log_likelihood", "prediction")}
+    both = {f"{a}_{b}" for a in ("rhat", "ess") for b in ("log_likelihood", "prediction")}
+    assert set(metrics) == both | {"ess_tail_prediction"}
+    assert 1000 < metrics["ess_tail_prediction"] < 2500
 
 
 def test_autocorrelated_draws_have_the_ess_of_their_ar1():

@@ -18,13 +18,13 @@ from tests.cases import CONFIGS
 
 
 def sgld(step: float) -> Any:
-    numbers = config.merge(CONFIGS["sgld", "regression"], {"target": {"step_size": {"value": step}}})
-    return config.read(METHODS["sgld"].config, numbers, "sgld")
+    numbers = config.merge(CONFIGS["sgmcmc", "regression"], {"sampler": {"step_size": {"value": step}}})
+    return config.read(METHODS["sgmcmc"].config, numbers, "sgmcmc")
 
 
 def chain(step: float, data: FitData, report: Report) -> State:
     """A chain of SGLD, which diverges at a step of .01."""
-    fit = METHODS["sgld"].stages["teacher"].fit_one
+    fit = METHODS["sgmcmc"].stages["teacher"].fit_one
     (state,) = retried(lambda config, attempt: [fit(data, {}, config, rng=Seed(0), report=attempt)], sgld(step), report)
     return state
 
@@ -82,7 +82,7 @@ def test_every_rate_of_a_config_is_smaller_and_nothing_else() -> None:
         first, second = (flat(config.to_mapping(c)) for c in (whole, retry.slower(whole, 0.5)))
         changed = {key for key in first if first[key] != second[key]}
         rates = {k for k in first if k[-1] in ("lr", "label_lr", "step_size") and first[k] is not None}
-        rates |= {key for key in first if "step_size" in key[:-1] and key[-1] in ("value", "a")}
+        rates |= {key for key in first if "step_size" in key[:-1] and key[-1] in ("value", "a", "rate")}
         assert changed == rates, (name, task_name)
         assert all(second[key] == first[key] / 2 for key in changed)
 

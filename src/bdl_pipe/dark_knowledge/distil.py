@@ -22,7 +22,6 @@ from torch.func import functional_call
 
 from ..artifacts import State, under, unstack
 from ..data.fitdata import FitData
-from ..data.minibatches import Minibatches
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
@@ -30,9 +29,8 @@ from ..networks import NetworkConfig, dropout_masks
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from ..sgmcmc.chains import TargetConfig, average, step_sizes, teacher_spec
-from ..sgmcmc.joint import NetworkJoint
-from ..sgmcmc.sgld import Position, chain
+from ..sgmcmc.method import TargetConfig, average, network_chains
+from ..sgmcmc.sampler import SamplerConfig
 from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
@@ -53,11 +51,12 @@ class OfflineConfig:
 class OnlineConfig:
     """The mode that takes θ from a chain that runs alongside.
 
-    It has the chain's posterior and kernel, and its steps before the student's first.
+    It has the chain's posterior and sampler, and its steps before the student's first.
     """
 
     name: Literal["online"]
     target: TargetConfig
+    sampler: SamplerConfig
     burn_in: int
 
     def __post_init__(self) -> None:
@@ -130,31 +129,25 @@ class StoredDraws(Teacher):
 
 @final
 class LivingChain(Teacher):
-    """The online teacher: an SGLD chain that moves once a step; its state is its position."""
+    """The online teacher: a chain that moves once a step; its state is the chain's."""
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
-        self.spec, self._config, self._rng = teacher_spec(data, config.target), config, rng
-        target, rows = config.target, data.rows("train", data.device)
-        self._sizes = step_sizes(data, target)
-        self._joint = NetworkJoint(self.spec, rows, target.prior_precision, rng.fold("start"), target.temperature)
-        self._batches = Minibatches(len(data.train), config.target.batch, rng, data.device)
-        self._position: Position = {"flat": self._joint.start}
-        self._done = 0
+        self._chain = network_chains([data], config.target, config.sampler, [rng], config.burn_in)
+        self.spec, self._burn_in = self._chain.target.spec, config.burn_in
+        self._state, self._done = self._chain.begin(), 0
 
     def outputs(self, step: int, inputs: Tensor) -> Tensor:
-        stop = self._config.burn_in + step + 1
-        for done, position in chain(
-            self._position, self._joint.gradient, self._batches, self._sizes, self._rng, self._done, stop
-        ):
-            self._done, self._position = done, position
-        return self._joint.outputs(self._position["flat"], inputs)
+        for done, state in self._chain.steps(self._state, self._done, self._burn_in + step + 1):
+            self._done, self._state = done, state
+        return self._chain.target.outputs(self._state["position"][0], inputs)
 
     def state(self) -> dict[str, Tensor]:
-        return {"position": self._position["flat"], "done": torch.tensor(self._done)}
+        return self._chain.saved(self._state) | {"done": torch.tensor(self._done)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._done = int(state["done"])
-        self._position = {"flat": state["position"].to(self._joint.start)}
+        saved = dict(state)
+        self._done = int(saved.pop("done"))
+        self._state = self._chain.restored(saved)
 
 
 @final
@@ -240,5 +233,5 @@ DARK_KNOWLEDGE = Method(
         "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
-    default=Default(2.0, "sgld", default),
+    default=Default(2.0, "sgmcmc", default),
 )

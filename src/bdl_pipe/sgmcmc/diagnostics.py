@@ -1,4 +1,4 @@
-"""Have the chains mixed, as far as predictions can tell? Rank-normalised split R-hat and bulk ESS.
+"""Have the chains mixed, as far as predictions can tell? Rank-normalised split R-hat, bulk and tail ESS.
 
 Weights of a network are not identified (hidden units permute), so what is watched is what is used:
 functionals of the predictive, one number per draw: the log-likelihood of a few rows, and for each of
@@ -67,7 +67,8 @@ def summarise(
     """Return (metrics, warnings) of all chains together.
 
     Metrics: ``rhat_log_likelihood``, ``ess_log_likelihood``, and the worst over the rows' predictions,
-    ``rhat_prediction``, ``ess_prediction``; left out where they cannot be computed, which is a warning.
+    ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``; left out where they cannot be computed, which
+    is a warning.
     """
     part = "validation" if len(data.validation) else "train"
     inputs, targets = data.rows(part).slice(0, config.rows)  # type: ignore[arg-type]
@@ -89,6 +90,7 @@ def summarise(
         "ess_log_likelihood": float(library.ess(total)),
         "rhat_prediction": _worst(max, [float(library.rhat(c)) for c in columns]),
         "ess_prediction": _worst(min, [float(library.ess(c)) for c in columns]),
+        "ess_tail_prediction": _worst(min, [float(library.ess(c, method="tail")) for c in columns]),
     }
     return metrics, judge(metrics, config)
 

@@ -17,7 +17,7 @@ FACTOR: Final = 0.3
 RATE_SHARE: Final = "rate_share"  # key of a result that took several attempts: the factor of its rates
 _RATES: Final = frozenset({"lr", "label_lr", "step_size"})
 _ATTEMPT: Final = "attempt"
-_FACTORS: Final = ("value", "a")  # of schedules of step sizes
+_FACTORS: Final = ("value", "a", "rate")  # of schedules of step sizes
 
 
 def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Report) -> list[State]:

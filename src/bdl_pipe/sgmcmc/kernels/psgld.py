@@ -1,0 +1,64 @@
+"""Preconditioned SGLD: a step size for each weight, by the size of its gradients (Li et al. 2016, Algorithm 1).
+
+    V ← βV + (1 − β) g∘g,   G = 1/(δ + √(V / mean V)),   θ ← θ + (η/2) G∘g + N(0, ηT G),   g = ∇ log p(θ)
+
+The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code leaves out. With ``adapt: burn_in`` V stands
+still after burn-in, so that Γ is 0 and the law is SGLD's of a fixed metric. ``adapt: always`` is the approximation
+without Γ.
+Deviation: V is taken relative to its mean over the weights, so that η has SGLD's units whatever the number of rows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+
+from ...errors import require
+from ..kernel import ChainState, Density, Kernel, Positions, Randomness
+
+
+@final
+@dataclass(frozen=True)
+class Psgld(Kernel):
+    """The kernel preconditioned SGLD.
+
+    Attributes:
+        decay: β of the gradients' running second moment.
+        damping: δ: the largest step is 1/δ of that of a weight whose gradients are of mean size, less 1.
+        adapt: when V follows the gradients: ``burn_in`` alone, or ``always``, which leaves out Γ.
+    """
+
+    name: Literal["psgld"] = "psgld"
+    decay: float = 0.99
+    damping: float = 0.1
+    adapt: Literal["burn_in", "always"] = "burn_in"
+
+    def __post_init__(self) -> None:
+        require(0 < self.decay < 1, "decay", "must be in (0, 1)", self.decay)
+        require(self.damping > 0, "damping", "must be > 0", self.damping)
+
+    def init(self, positions: Positions, rng: Randomness, temperature: float = 1.0) -> ChainState:
+        return {"position": positions, "second_moment": torch.ones_like(positions)}
+
+    def step(
+        self,
+        state: ChainState,
+        density: Density,
+        rng: Randomness,
+        step_size: float,
+        temperature: float = 1.0,
+        adapt: bool = False,
+    ) -> ChainState:
+        position, moment = state["position"], state["second_moment"]
+        _, gradient = density(position)
+        if adapt or self.adapt == "always":
+            moment = self.decay * moment + (1 - self.decay) * gradient.square()
+        metric = 1 / (self.damping + (moment / moment.mean(1, keepdim=True)).sqrt())
+        noise = (step_size * temperature * metric).sqrt() * rng.normal(position)
+        return {"position": position + step_size / 2 * metric * gradient + noise, "second_moment": moment}
+
+    def step_size_of(self, rate: float, rows: float) -> float:
+        return 2 * rate / rows
+
+    def noise_ratio(self, step_size: float) -> float:
+        return step_size / 4  # of a weight whose metric is 1

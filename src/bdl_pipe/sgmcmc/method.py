@@ -1,0 +1,319 @@
+"""The method ``sgmcmc``: Markov chains over a network's weights, and the average of their draws.
+
+Teacher: one seed is one chain on the joint of ``target``, by the kernel of ``sampler``, from fresh weights, from the
+prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraws``): the kept draws, each parameter
+[draw, ...], and the network's spec. Student: the predictive (1/S) Σ_s p(y | x, θ^s) of the draws of all chains
+(Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..artifacts import State, under
+from ..config import read
+from ..data.fitdata import FitData
+from ..data.size import Section, Size
+from ..errors import ConfigError, require
+from ..method import Default, Inputs, Method, StageSpec, Upstream
+from ..networks import NetworkConfig
+from ..networks.flat import FlatNetwork
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+from ..training.snapshots import snapshot
+from . import diagnostics
+from .kernel import Positions
+from .sampler import NetworkChains, SamplerConfig
+from .sampling import acceptance, kept_steps
+from .schedules import Thinning
+from .target import NetworkTarget, factorises
+
+_LINEAR_ROWS: Final = 1_000_000  # that a linear model is fitted to
+_MOST_PRECISE: Final = 100.0  # λ_n: of targets that are a linear function of the inputs
+REPORT_EVERY: Final = 50  # steps; progress and checkpoints, which change no result
+_NOISE_BATCHES: Final = 60  # minibatches whose gradients are compared
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The settings of a posterior over a network's weights.
+
+    Attributes:
+        network: the teacher's architecture; no norm that ties the rows of a batch together.
+        prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
+        noise_precision: λ_n of regression targets in standardised units; not used for classes. Null: the inverse of the
+            variance that a linear model leaves of the training targets (scikit-learn's ``BayesianRidge``), at most 100.
+    """
+
+    network: NetworkConfig
+    prior_precision: float
+    noise_precision: float | None
+
+    def __post_init__(self) -> None:
+        require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
+        positive = self.noise_precision is None or self.noise_precision > 0
+        require(positive, "noise_precision", "must be > 0 or null", self.noise_precision)
+
+    def spec(self, data: FitData) -> NetworkSpec:
+        """Return the network whose weights are sampled.
+
+        Raises:
+            ConfigError: its norm makes a row's likelihood depend on its batch, or it has dropout.
+        """
+        likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
+        spec = NetworkSpec(self.network, data.input_shape, data.outputs, likelihood, 1 / self.precision(data))
+        network = spec.build(Seed(0))
+        dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
+        require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
+        if not factorises(network):
+            key = "norm" if hasattr(self.network, "norm") else "name"
+            rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
+            raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")
+        return spec
+
+    def precision(self, data: FitData) -> float:
+        """Return λ_n, found from the training rows where it is null; 1 for classes."""
+        if data.task == "classification":
+            return 1.0
+        return _linear_precision(data) if self.noise_precision is None else self.noise_precision
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """The settings of the average over draws.
+
+    ``max_draws``: how many draws the average keeps, evenly spaced over each chain; null: all.
+    """
+
+    max_draws: int | None
+
+    def __post_init__(self) -> None:
+        require(self.max_draws is None or self.max_draws > 0, "max_draws", "must be > 0 or null", self.max_draws)
+
+
+@dataclass(frozen=True)
+class SgmcmcConfig:
+    """The section ``methods.sgmcmc`` of params.yaml.
+
+    Attributes:
+        target: the posterior.
+        sampler: the kernel that samples it.
+        thinning: steps of a chain, of which ``burn_in`` are dropped and every ``every``-th after kept.
+        diagnostics: what R-hat and effective sample size are computed from, and when they warn.
+        student: the average over the chains' draws.
+    """
+
+    target: TargetConfig
+    sampler: SamplerConfig
+    thinning: Thinning
+    diagnostics: diagnostics.DiagnosticsConfig
+    student: AverageConfig
+
+
+def _linear_precision(data: FitData) -> float:
+    """Return the inverse of the variance that linear models leave of the training targets, of all outputs' mean.
+
+    Of many rows the first are enough: they are in random order.
+    """
+    from sklearn.linear_model import BayesianRidge
+
+    rows, targets = (tensor.cpu().double().numpy() for tensor in data.rows("train").slice(0, _LINEAR_ROWS))
+    left = [1 / BayesianRidge().fit(rows, column).alpha_ for column in targets.T]
+    return min(float(len(left) / sum(left)), _MOST_PRECISE)
+
+
+def network_chains(
+    data: Sequence[FitData], target: TargetConfig, sampler: SamplerConfig, rngs: Sequence[Seed], burn_in: int
+) -> NetworkChains:
+    """Return chains on the posterior given the training rows of each of ``data``, one for each address.
+
+    All have one noise precision.
+
+    Raises:
+        ConfigError: as :meth:`TargetConfig.spec`.
+    """
+    spec, first = target.spec(data[0]), data[0]
+    held = {id(each): each.rows("train", each.device) for each in data}
+    density = NetworkTarget(spec, [held[id(each)] for each in data], target.prior_precision)
+    schedule = sampler.schedule(len(first.train), 1 / spec.noise_variance)
+    return NetworkChains(density, sampler, schedule, rngs, burn_in)
+
+
+def teacher(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: SgmcmcConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """Run one chain for each of ``data``; those of one noise precision run as a batch.
+
+    They resume exactly: every random number is addressed by its step and its chain.
+
+    Raises:
+        ConfigError: as :meth:`TargetConfig.spec`; the trajectory is of another network.
+        Diverged: a chain left the numbers.
+    """
+    precisions = [config.target.precision(each) for each in data]
+    groups = [[i for i, other in enumerate(precisions) if other == p] for p in dict.fromkeys(precisions)]
+    ended, steps = _Ended.load(report), config.thinning.steps
+    for number, members in enumerate(groups):
+        if number < ended.groups:
+            continue
+        chains = network_chains(
+            [data[i] for i in members],
+            config.target,
+            config.sampler,
+            [rngs[i] for i in members],
+            config.thinning.burn_in,
+        )
+        starts = _starts([inputs[i] for i in members], chains.target)
+        draws = _draws(chains, starts, config.thinning, ended, len(groups), report)
+        noise = chains.noise_ratio(draws[-1], steps, _NOISE_BATCHES)
+        ended = ended.with_group(draws, noise, members)
+    return [ended.state(i, config.target.spec(each)) for i, each in enumerate(data)]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The chains that have ended, of the groups of one fit."""
+
+    groups: int
+    draws: dict[int, Tensor]  # chain -> [draw, weight]
+    noise: dict[int, Tensor]  # chain -> mean and worst
+
+    @classmethod
+    def load(cls, report: Report) -> "_Ended":
+        last = report.load()
+        if last is None:
+            return cls(0, {}, {})
+        named = {name: under(f"ended.{name}.", last.tensors) for name in ("draws", "noise")}
+        by_chain = {name: {int(i): value for i, value in chains.items()} for name, chains in named.items()}
+        return cls(int(last.config["group"]), by_chain["draws"], by_chain["noise"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = {"draws": self.draws, "noise": self.noise}
+        return {f"ended.{name}.{i}": value for name, chains in parts.items() for i, value in chains.items()}
+
+    def with_group(self, draws: Tensor, noise: tuple[float, float], members: Sequence[int]) -> "_Ended":
+        return _Ended(
+            self.groups + 1,
+            self.draws | {i: draws[:, c].clone() for c, i in enumerate(members)},
+            self.noise | {i: torch.tensor(noise, dtype=torch.float64) for i in members},
+        )
+
+    def state(self, chain: int, spec: NetworkSpec) -> State:
+        named = FlatNetwork(spec.build(Seed(0))).named(self.draws[chain])
+        found, (mean, worst) = NetworkDraws(spec, named).state(), self.noise[chain].tolist()
+        return State(found.tensors, {**found.config, "noise_mean": mean, "noise_worst": worst})
+
+
+def _draws(
+    chains: NetworkChains, starts: Positions | None, thinning: Thinning, ended: _Ended, groups: int, report: Report
+) -> Float[Tensor, "draw chain weight"]:
+    """Run chains from their last checkpoint, or from ``starts``, and return what they keep."""
+    kept, last = kept_steps(thinning, chains.schedule), report.load()
+    if last is None or int(last.config["group"]) != ended.groups or "step" not in last.config:
+        first, state = 0, chains.begin(starts)
+        draws: list[Tensor] = []
+    else:
+        saved = under("chains.", last.tensors)
+        draws = list(saved.pop("draws"))
+        first, state = int(last.config["step"]), chains.restored(saved)
+    wanted, total = {*kept}, thinning.steps
+    for done, state in chains.steps(state, first, total):  # noqa: B020
+        if done in wanted:
+            draws.append(state["position"])
+        if done % REPORT_EVERY == 0 or done == total:
+            likelihood = {"log_likelihood": float(chains.target.log_likelihood.mean())}
+            report(ended.groups * total + done, groups * total, likelihood | acceptance(state, done))
+            if report.due():
+                so_far = torch.stack(draws) if draws else state["position"].new_zeros(0, *state["position"].shape)
+                tensors = {f"chains.{name}": value.clone() for name, value in chains.saved(state).items()}
+                kept_tensors = tensors | {"chains.draws": so_far} | ended.tensors()
+                report.save(State(kept_tensors, {"step": done, "group": ended.groups}))
+    return torch.stack(draws)
+
+
+def _starts(inputs: Sequence[Inputs], target: NetworkTarget) -> Positions | None:
+    """Return where trajectories ended, [chain, weight]; None without trajectories."""
+    if not inputs[0].get("trajectory"):
+        return None
+    starts, spec = [], target.spec
+    for each in inputs:
+        (trajectory,) = each["trajectory"]
+        other = read(NetworkSpec, trajectory.config["spec"], "spec")
+        rule = f"must be the trajectory's ({other.network})"
+        require(other.network == spec.network, "target.network", rule, spec.network)
+        require(
+            other.likelihood == spec.likelihood,
+            "input",
+            f"must be a trajectory of {spec.likelihood} outputs",
+            other.likelihood,
+        )
+        starts.append(target.network.flat(snapshot(trajectory, -1)))
+    return torch.stack(starts).to(target.device)
+
+
+def student(data: FitData, inputs: Inputs, config: SgmcmcConfig, *, rng: Seed, report: Report) -> State:
+    """Return the average: draws of all chains in one posterior."""
+    state = average(inputs["teacher"], config.student.max_draws).state()
+    report(1, 1)
+    return state
+
+
+def average(chains: Sequence[State], max_draws: int | None = None) -> NetworkDraws:
+    """Return all chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
+
+    Of each chain the last draw is kept and those at even distances before it.
+    """
+    each = None if max_draws is None else max(1, max_draws // len(chains))
+    weights = [_thin(NetworkDraws.from_state(state).weights, each) for state in chains[:max_draws]]
+    spec = read(NetworkSpec, chains[0].config["spec"], "spec")
+    return NetworkDraws(spec, {name: torch.cat([w[name] for w in weights]) for name in weights[0]})
+
+
+def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
+    total = len(next(iter(weights.values())))
+    count = total if count is None else min(count, total)
+    index = torch.tensor([(i + 1) * total // count - 1 for i in range(count)])
+    return {name: w[index] for name, w in weights.items()}
+
+
+def summarise(states: list[State], data: FitData, config: Any) -> tuple[dict[str, float], list[str]]:
+    """Compute R-hat and effective sample sizes of what the chains predict, and the noise of their minibatches."""
+    metrics, warnings = diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
+    for name in ("noise_mean", "noise_worst"):
+        metrics[name] = max(float(state.config[name]) for state in states)
+    return metrics, warnings
+
+
+def default_chains(size: Size) -> Section:
+    """Return chains with a step that follows from the rows and their noise."""
+    burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
+    every = max(1, kept // count)
+    return {
+        "target": {"network": size.network, "prior_precision": 2.0, "noise_precision": None},
+        "sampler": {"kernel": {"name": "sgld"}, "step_size": {"name": "scaled", "rate": 0.05}, "batch": 3 * size.batch},
+        "thinning": {"steps": burn_in + count * every, "burn_in": burn_in, "every": every},
+    }
+
+
+SGMCMC = Method(
+    name="sgmcmc",
+    config=SgmcmcConfig,
+    tasks=("classification", "regression"),
+    stages={
+        "teacher": StageSpec(
+            fit_many=teacher, needs={"trajectory": "cyclic"}, input_optional=True, summarise=summarise
+        ),
+        "student": StageSpec(student, needs={"teacher": "all"}, in_driver=True),
+    },
+    search={
+        "target.prior_precision": (0.1, 1000.0, "log"),
+        "target.noise_precision": (1.0, 30.0, "log"),
+    },
+    default=Default(6.0, "sgmcmc", lambda size: {"student": {"max_draws": 100}}),
+    upstream={"sgmcmc": Upstream("teacher", 3, 6.0, default_chains)},
+)

@@ -1,0 +1,148 @@
+"""The section ``sampler`` of params.yaml: which kernel samples, at which step sizes; and chains over networks by it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from ..data.minibatches import Minibatches
+from ..errors import require
+from ..seeds import Seed
+from .kernel import Chains, ChainState, Density, Kernel, Positions
+from .kernels import KernelConfig
+from .sampling import run
+from .schedules import ScaledSteps, Schedule, StepSizes
+from .target import NetworkTarget
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """The settings of a sampler.
+
+    Attributes:
+        kernel: one of ``KERNELS``.
+        step_size: in the kernel's units; ``scaled``: in units of the rows' mean loss.
+        batch: M, rows of a minibatch; N or more, or null: all rows.
+        temperature: T of the posterior^(1/T) that is sampled; 1 is the posterior.
+        start: where a chain begins that no trajectory is given for: the network's own initial weights, or the prior.
+        control_variates: null, or after how many steps the anchor of control variates moves to the chain's place.
+    """
+
+    kernel: KernelConfig
+    step_size: StepSizes
+    batch: int | None
+    temperature: float = 1.0
+    start: Literal["network", "prior"] = "network"
+    control_variates: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.batch is None or self.batch > 0, "batch", "must be > 0 or null", self.batch)
+        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
+        refresh = self.control_variates
+        require(refresh is None or refresh > 0, "control_variates", "must be > 0 or null", refresh)
+        accepts = isinstance(self.kernel, Kernel) and self.kernel.accepts
+        whole = not accepts or self.batch is None
+        require(whole, "batch", f"must be null for the kernel {self.kernel.name}, which compares values", self.batch)
+        plain = not accepts or refresh is None
+        require(plain, "control_variates", f"must be null for the kernel {self.kernel.name}", refresh)
+
+    def schedule(self, rows: int, precision: float) -> Schedule:
+        """Return the step size of each step, for this many rows of noise precision λ_n (1 for classes)."""
+        if not isinstance(self.step_size, ScaledSteps):
+            return self.step_size
+        assert isinstance(self.kernel, Kernel)
+        return self.step_size.settle(self.kernel, rows, precision, rows // min(self.batch or rows, rows))
+
+
+@final
+class NetworkChains:
+    """Chains over a network's weights, which go on from any step: a target, a sampler, and the chains' addresses."""
+
+    def __init__(
+        self, target: NetworkTarget, sampler: SamplerConfig, schedule: Schedule, rngs: Sequence[Seed], burn_in: int
+    ) -> None:
+        assert isinstance(sampler.kernel, Kernel)
+        self.target, self.schedule, self._sampler, self._burn_in = target, schedule, sampler, burn_in
+        self._kernel, self._chains, self._rngs = sampler.kernel, Chains(rngs), list(rngs)
+        rows, device = target.rows, target.device
+        self._batches = [Minibatches(rows, sampler.batch or rows, rng, device) for rng in rngs]
+        self._whole = target.whole() if (sampler.batch or rows) >= rows else None
+        self._anchor: Positions | None = None
+        self._at_anchor: Positions | None = None
+
+    def begin(self, starts: Positions | None = None) -> ChainState:
+        """Return the state of chains at ``starts``, or at the sampler's own start."""
+        if starts is None:
+            addresses = [rng.fold("start") for rng in self._rngs]
+            prior = self._sampler.start == "prior"
+            starts = self.target.from_prior(addresses) if prior else self.target.start(addresses)
+        return self._kernel.init(starts, self._chains.at(0), self._sampler.temperature)
+
+    def steps(self, state: ChainState, first: int, stop: int) -> Iterator[tuple[int, ChainState]]:
+        """Yield (steps done, state) of the steps ``first`` … ``stop − 1``.
+
+        Raises:
+            Diverged: a position became NaN or infinite.
+        """
+        self._at: ChainState = state
+        moves = run(
+            self._kernel,
+            self._density_at,
+            state,
+            self.schedule,
+            self._chains,
+            first=first,
+            steps=stop,
+            temperature=self._sampler.temperature,
+            burn_in=self._burn_in,
+        )
+        for done, self._at in moves:
+            yield done, self._at
+
+    def _density_at(self, step: int) -> Density:
+        if self._whole is not None:
+            return self._whole
+        index = [batches(step) for batches in self._batches]
+        every = self._sampler.control_variates
+        if every is None:
+            return self.target.density(index)
+        if self._anchor is None or step % every == 0:
+            if step % every == 0:
+                self._anchor = self._at["position"]
+            assert self._anchor is not None, "restored"
+            self._at_anchor = self.target.likelihood_gradient(self._anchor)
+        assert self._at_anchor is not None
+        return self.target.controlled(index, self._anchor, self._at_anchor)
+
+    def saved(self, state: ChainState) -> dict[str, Tensor]:
+        """Return the tensors that the steps after ``state`` depend on."""
+        anchor = {} if self._anchor is None else {"anchor": self._anchor}
+        return {**state, **anchor}
+
+    def restored(self, saved: dict[str, Tensor]) -> ChainState:
+        """Undo :meth:`saved`."""
+        state = {name: value.to(self.target.device) for name, value in saved.items()}
+        anchor = state.pop("anchor", None)
+        if anchor is not None:
+            self._anchor, self._at_anchor = anchor, self.target.likelihood_gradient(anchor)
+        return state
+
+    def noise_ratio(self, positions: Positions, step: int, batches: int) -> tuple[float, float]:
+        """Compare the noise of minibatches with the kernel's own noise, at the positions of the first chain.
+
+        Returns:
+            The variance that minibatches add over the injected one: in the mean over all directions, and in the
+            direction where it is largest; by ``batches`` minibatches of the epochs after ``step``, at the mean over
+            the step sizes of all steps after burn-in.
+        """
+        if self._whole is not None:
+            return 0.0, 0.0
+        gradients = torch.stack([self._density_at(step + k)(positions)[1][0] for k in range(batches)]).double()
+        centred = (gradients - gradients.mean(0)) / (batches - 1) ** 0.5
+        steps = [t for t in range(self._burn_in, step) if self.schedule.samples(t)]
+        factor = sum(self._kernel.noise_ratio(self.schedule.at(t)) for t in steps) / len(steps)
+        mean = float(centred.square().sum()) / centred.shape[1]
+        worst = float(torch.linalg.eigvalsh(centred @ centred.T)[-1])
+        return factor * mean, factor * worst

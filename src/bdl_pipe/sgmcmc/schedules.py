@@ -1,0 +1,145 @@
+"""The step size of each step of a chain, and which steps are kept."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, final
+
+from ..errors import require
+from .kernel import Kernel
+
+
+class Schedule(ABC):
+    """The step size of each step, in the units of the kernel."""
+
+    @abstractmethod
+    def at(self, step: int) -> float:
+        """Return the step size of step ``step``, counted from 0."""
+
+    def samples(self, step: int) -> bool:
+        """Say whether step ``step`` has the kernel's noise; without, it is one of an optimiser, and is not kept."""
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class ConstantStep(Schedule):
+    """One step size for all steps."""
+
+    value: float
+    name: Literal["constant"] = "constant"
+
+    def __post_init__(self) -> None:
+        require(self.value > 0, "value", "must be > 0", self.value)
+
+    def at(self, step: int) -> float:
+        return self.value
+
+
+@final
+@dataclass(frozen=True)
+class PolynomialDecay(Schedule):
+    """The step size a (b + t)^(−c) (Welling & Teh 2011). Σ and Σ² of it are as they should for c in (1/2, 1].
+
+    Draws are equally weighted; Welling & Teh weight them by the step size.
+    """
+
+    a: float
+    b: float
+    c: float
+    name: Literal["polynomial"] = "polynomial"
+
+    def __post_init__(self) -> None:
+        require(self.a > 0, "a", "must be > 0", self.a)
+        require(self.b > 0, "b", "must be > 0", self.b)
+        require(0 <= self.c <= 1, "c", "must be in [0, 1]", self.c)
+
+    def at(self, step: int) -> float:
+        return self.a * (self.b + step) ** -self.c
+
+
+@final
+@dataclass(frozen=True)
+class CyclicalSteps(Schedule):
+    """The step size value/2 (1 + cos(π u)), u the share of its cycle that is done (Zhang et al. 2020, eq. 1).
+
+    The first part of each cycle explores: the kernel runs without noise, and nothing is kept.
+
+    Attributes:
+        value: the step size at the start of each cycle.
+        cycle: steps of one.
+        exploration: the share of a cycle without noise; in [0, 1).
+    """
+
+    value: float
+    cycle: int
+    exploration: float
+    name: Literal["cyclical"] = "cyclical"
+
+    def __post_init__(self) -> None:
+        require(self.value > 0, "value", "must be > 0", self.value)
+        require(self.cycle > 1, "cycle", "must be > 1", self.cycle)
+        require(0 <= self.exploration < 1, "exploration", "must be in [0, 1)", self.exploration)
+
+    def at(self, step: int) -> float:
+        return self.value / 2 * (1 + math.cos(math.pi * (step % self.cycle) / self.cycle))
+
+    def samples(self, step: int) -> bool:
+        return step % self.cycle >= self.exploration * self.cycle
+
+
+@final
+@dataclass(frozen=True)
+class ScaledSteps:
+    """Step sizes in units that do not depend on the number N of rows, their noise, or the kernel.
+
+    ``rate`` is the learning rate at which gradient descent on the rows' mean loss would move as far as the kernel's
+    drift does; for regression the loss is half the squared error of standardised targets.
+
+    Attributes:
+        cycle: as in the schedule ``cyclical``, in epochs; null: one step size for all steps.
+        exploration: as there.
+    """
+
+    rate: float
+    cycle: float | None = None
+    exploration: float = 0.0
+    name: Literal["scaled"] = "scaled"
+
+    def __post_init__(self) -> None:
+        require(self.rate > 0, "rate", "must be > 0", self.rate)
+        require(self.cycle is None or self.cycle > 0, "cycle", "must be > 0 or null", self.cycle)
+        require(0 <= self.exploration < 1, "exploration", "must be in [0, 1)", self.exploration)
+
+    def settle(self, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:
+        """Return the schedule for ``rows`` rows of noise precision λ_n, and ``per_epoch`` steps an epoch."""
+        value = kernel.step_size_of(self.rate, rows * precision)
+        if self.cycle is None:
+            return ConstantStep(value)
+        return CyclicalSteps(value, max(2, round(self.cycle * per_epoch)), self.exploration)
+
+
+StepSizes = ConstantStep | PolynomialDecay | CyclicalSteps | ScaledSteps
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """The choice of positions θ_1 … θ_steps that are kept: every ``every``-th after the first ``burn_in``."""
+
+    steps: int
+    burn_in: int
+    every: int
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, "every", "must be > 0", self.every)
+        require(0 <= self.burn_in < self.steps, "burn_in", f"must be in [0, {self.steps}), the steps", self.burn_in)
+        require(self.count > 0, "every", f"must leave a draw of {self.steps - self.burn_in} steps", self.every)
+
+    @property
+    def count(self) -> int:
+        """Return how many are kept."""
+        return (self.steps - self.burn_in) // self.every
+
+    def keeps(self, done: int) -> bool:
+        """Say whether the position after ``done`` steps is kept."""
+        return done > self.burn_in and (done - self.burn_in) % self.every == 0

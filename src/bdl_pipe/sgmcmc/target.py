@@ -1,0 +1,150 @@
+"""The log joint of networks' weights and their data, for several chains at once.
+
+    log p(θ, D) = −(λ/2) ‖θ‖² + Σ_i log p(y_i | x_i, θ) + const
+    log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
+                    = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression
+
+(Korattikara et al. 2015, eqs. 1, 6 and 9.) A minibatch stands for all rows: its sum is taken N/M times. With control
+variates (Baker et al. 2019, eq. 3) the minibatch estimates only how far the gradient is from that at an anchor θ̂, where
+the gradient of all rows is known: ∇(θ) ≈ ∇(θ̂) + (N/M) Σ [∇_i(θ) − ∇_i(θ̂)].
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from ..data.rows import Rows
+from ..networks.convnet import BatchStatistics
+from ..networks.flat import FlatNetwork
+from ..posterior import NetworkSpec
+from ..seeds import Seed
+from .kernel import Density, Positions
+
+_BATCH: Final = 1000  # rows of one pass over all of them
+
+
+@final
+class NetworkTarget:
+    """The log joint density of chains over one architecture's weights, each with rows of its own.
+
+    Attributes:
+        network: the architecture, as a function of a vector of weights.
+        rows: N, of each chain.
+        device: where the rows are.
+        log_likelihood: mean log p(y | x, θ) of the rows of the last density that was computed, [chain].
+    """
+
+    def __init__(self, spec: NetworkSpec, rows: Sequence[Rows], prior_precision: float) -> None:
+        """Take transformed inputs [row, ...] and labels [row] or standardised targets [row, output] of each chain.
+
+        All chains have equally many rows.
+        """
+        assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
+        self.spec, self.prior_precision, self._rows = spec, prior_precision, list(rows)
+        self.rows, self.device = len(rows[0]), rows[0].device
+        self.network = FlatNetwork(spec.build(Seed(0)).to(self.device))
+        self.log_likelihood = torch.zeros(len(rows))
+
+    def start(self, rngs: Sequence[Seed]) -> Positions:
+        """Return freshly initialised weights, one chain for each address."""
+        fresh = [self.network.flat(self.spec.build(rng).state_dict()) for rng in rngs]
+        return torch.stack(fresh).to(self.device)
+
+    def from_prior(self, rngs: Sequence[Seed]) -> Positions:
+        """Return weights drawn from N(0, I/λ)."""
+        device, size = self.device, self.network.size
+        each = [torch.randn(size, generator=rng.generator(device), device=device) for rng in rngs]
+        return torch.stack(each) / self.prior_precision**0.5
+
+    def density(self, index: Sequence[Tensor]) -> Density:
+        """Return the density that the rows ``index`` [batch] of each chain stand for."""
+        taken = [rows.take(some) for rows, some in zip(self._rows, index, strict=True)]
+
+        def of(positions: Positions) -> tuple[Tensor, Tensor]:
+            mean, gradient = self._likelihood(positions, taken)
+            self.log_likelihood = mean
+            value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
+            return value, gradient.mul_(self.rows).sub_(positions, alpha=self.prior_precision)
+
+        return of
+
+    def whole(self) -> Density:
+        """Return the density of all rows, which are held in memory."""
+        everything = torch.arange(self.rows, device=self.device)
+        return self.density([everything] * len(self._rows))
+
+    def controlled(self, index: Sequence[Tensor], anchor: Positions, at_anchor: Positions) -> Density:
+        """Return the density of a minibatch with control variates; its value is the minibatch's.
+
+        Args:
+            anchor: θ̂ [chain, weight].
+            at_anchor: :meth:`likelihood_gradient` there.
+        """
+        taken = [rows.take(some) for rows, some in zip(self._rows, index, strict=True)]
+
+        def of(positions: Positions) -> tuple[Tensor, Tensor]:
+            _, known = self._likelihood(anchor, taken)
+            mean, gradient = self._likelihood(positions, taken)
+            self.log_likelihood = mean
+            value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
+            slope = at_anchor + self.rows * (gradient - known)
+            return value, slope.sub_(positions, alpha=self.prior_precision)
+
+        return of
+
+    def likelihood_gradient(self, positions: Positions) -> Positions:
+        """Return ∇ Σ_i log p(y_i | x_i, θ) over all rows, a part of them at a time."""
+        total = torch.zeros_like(positions)
+        for begin in range(0, self.rows, _BATCH):
+            parts = [rows.slice(begin, begin + _BATCH) for rows in self._rows]
+            _, gradient = self._likelihood(positions, parts)
+            total += len(parts[0][0]) * gradient
+        return total
+
+    def _likelihood(self, positions: Positions, taken: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the mean log p(y | x, θ) of each chain's rows, [chain], and its gradient."""
+        if self.network.at_once(len(taken), len(taken[0][0])):
+            inputs, targets = (torch.stack(part) for part in zip(*taken, strict=True))
+            with torch.enable_grad():
+                leaf = positions.detach().requires_grad_()
+                outputs = self.network.each(leaf, inputs).flatten(0, 1)
+                mean = (
+                    row_log_likelihood(self.spec, outputs, targets.flatten(0, 1)).unflatten(0, (len(taken), -1)).mean(1)
+                )
+                (gradient,) = torch.autograd.grad(mean.sum(), leaf)
+            return mean.detach(), gradient
+        means, gradients = [], []
+        for weights, (inputs, targets) in zip(positions, taken, strict=True):
+            with torch.enable_grad():
+                one = row_log_likelihood(self.spec, self.network.tied(weights)(inputs), targets).mean()
+                gradients.append(self.network.gradient(one))
+            means.append(one.detach())
+        return torch.stack(means), torch.stack(gradients)
+
+    @torch.no_grad()
+    def outputs(self, weights: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:
+        """Return f_θ of a batch."""
+        outputs: Tensor = self.network.tied(weights)(inputs)
+        return outputs
+
+
+def row_log_likelihood(
+    spec: NetworkSpec, outputs: Float[Tensor, "batch output"], targets: Shaped[Tensor, "batch ..."]
+) -> Float[Tensor, " batch"]:
+    """Return log p(y | x, θ) of each row, without the constant of the Gaussian."""
+    if spec.likelihood == "categorical":
+        return -F.cross_entropy(outputs, targets, reduction="none")
+    return -(targets - outputs).square().sum(-1) / (2 * spec.noise_variance)
+
+
+def factorises(network: nn.Module) -> bool:
+    """Say whether p(y | x, θ) of a row does not depend on the other rows of its batch.
+
+    It does not where no layer normalises over them.
+    """
+    norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
+    return not any(isinstance(module, norms) for module in network.modules())

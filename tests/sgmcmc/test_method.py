@@ -1,0 +1,347 @@
+"""The teacher's chains and their average: gradients, resumption, thinning, the posterior sampled."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import torch
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Normal
+from torch.func import functional_call
+
+from bdl_pipe import networks
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import merge
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc import method
+from bdl_pipe.sgmcmc.target import NetworkTarget, factorises
+from tests.resuming import resumed, same_bits
+from tests.sgmcmc import cases
+
+DATA = {"classification": cases.images(), "regression": cases.table()}
+KERNELS = {
+    "sgld": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1e-4}},
+    "psgld": {"kernel": {"name": "psgld", "decay": 0.9, "damping": 0.1, "adapt": "burn_in"}},
+    "sghmc, cyclical": {
+        "kernel": {"name": "sghmc", "friction": 0.1},
+        "step_size": {"name": "cyclical", "value": 1e-2, "cycle": 23, "exploration": 0.5},
+    },
+    "sgnht, control variates": {
+        "kernel": {"name": "sgnht", "friction": 0.1, "thermostat": 0.01},
+        "step_size": {"name": "scaled", "rate": 1e-3},
+        "control_variates": 17,
+    },
+    "hmc": {
+        "kernel": {"name": "hmc", "leapfrogs": 3, "jitter": 0.1, "acceptance": 0.8},
+        "step_size": {"name": "constant", "value": 1e-3},
+        "batch": None,
+    },
+}
+tasks = pytest.mark.parametrize("task", list(DATA))
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """A network without hidden layers."""
+
+    name: Literal["linear"] = "linear"
+
+
+@pytest.fixture
+def linear() -> Iterator[None]:
+    networks.register_network(Linear, lambda config, shape, generator: (torch.nn.Identity(), shape[0]))
+    yield
+    networks.NETWORKS._remove("linear")
+
+
+def fit(
+    task: str, report=None, members: tuple[int, ...] = (0,), data: FitData | None = None, **override
+) -> list[State]:
+    rngs, rows = [Seed(0).fold("member", member) for member in members], data or DATA[task]
+    many, inputs = [rows] * len(members), [{}] * len(members)
+    return method.teacher(many, inputs, cases.settings(**override), rngs=rngs, report=report or Silent())
+
+
+def target_of(task: str, precision: float, chains: int = 1) -> NetworkTarget:
+    data = DATA[task]
+    return NetworkTarget(cases.settings().target.spec(data), [data.rows("train")] * chains, precision)
+
+
+@tasks
+def test_the_gradient_is_that_of_torch_distributions(task):
+    """∇ log p(θ, D) written with torch.distributions and the full data, in named parameters."""
+    target, rows = target_of(task, 3.0), DATA[task].tensors("train")
+    network = target.spec.build(Seed(1))
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
+    outputs = functional_call(network, leaves, (rows[0],))
+    if task == "classification":
+        likelihood = TorchCategorical(logits=outputs).log_prob(rows[1]).sum()
+    else:
+        likelihood = Normal(outputs, 10.0**-0.5).log_prob(rows[1]).sum()
+    prior = sum(Normal(0.0, 3.0**-0.5).log_prob(p).sum() for p in leaves.values())
+    expected = torch.autograd.grad(likelihood + prior, list(leaves.values()))
+    flat = torch.cat([g.reshape(-1) for g in expected])
+    at = target.start([Seed(1)])
+    value, got = target.whole()(at)
+    torch.testing.assert_close(got[0], flat, rtol=1e-4, atol=1e-3)
+    assert torch.equal(got, target.whole()(at)[1])  # nothing accumulates
+    moved = at + 1e-2 * flat / flat.norm()
+    rise = float((target.whole()(moved)[0] - value).item())
+    assert rise == pytest.approx(1e-2 * float(flat.norm()), rel=0.05)  # the value is the gradient's
+
+
+@tasks
+def test_chains_at_once_have_the_gradients_of_each(task):
+    """A batch of three chains with different minibatches, against one chain after another."""
+    target, alone = target_of(task, 2.0, 3), target_of(task, 2.0)
+    at = target.start([Seed(1), Seed(2), Seed(3)])
+    index = [torch.randperm(len(DATA[task].train), generator=Seed(c).generator())[:10] for c in range(3)]
+    values, gradients = target.density(index)(at)
+    for c in range(3):
+        value, gradient = alone.density([index[c]])(at[c : c + 1])
+        torch.testing.assert_close(values[c], value[0], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(gradients[c], gradient[0], rtol=1e-4, atol=1e-3)
+
+
+@tasks
+def test_minibatch_gradients_average_to_the_full_gradient(task):
+    target = target_of(task, 1.0)
+    at, count = target.start([Seed(1)]), len(DATA[task].train)
+    order = torch.randperm(count, generator=Seed(2).generator())
+    parts = torch.stack([target.density([part])(at)[1] for part in order.chunk(4)])
+    full = target.whole()(at)[1]
+    torch.testing.assert_close(parts.mean(0), full, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(target.likelihood_gradient(at) - at, full, rtol=1e-4, atol=1e-3)
+
+
+@tasks
+def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(task):
+    target = target_of(task, 1.0)
+    anchor, count = target.start([Seed(1)]), len(DATA[task].train)
+    at = anchor + 1e-3 * torch.randn(anchor.shape, generator=Seed(3).generator())
+    parts = torch.randperm(count, generator=Seed(2).generator()).chunk(4)
+    known, full = target.likelihood_gradient(anchor), target.whole()(at)[1]
+    plain = torch.stack([target.density([part])(at)[1] for part in parts])
+    controlled = torch.stack([target.controlled([part], anchor, known)(at)[1] for part in parts])
+    torch.testing.assert_close(controlled.mean(0), full, rtol=1e-3, atol=1e-2)
+    assert float((controlled - full).norm()) < 0.05 * float((plain - full).norm())
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+@tasks
+def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
+    """Three chains, two of them with rows whose noise is another, so that they run in two groups."""
+    if task == "classification":
+        run = lambda report: fit(task, report, (0, 1), sampler=KERNELS[name])  # noqa: E731
+    else:
+        other, config = (
+            cases.table(rows=40, validation=4),
+            cases.settings(sampler=KERNELS[name], target={"noise_precision": None}),
+        )
+        many = [DATA[task], other, DATA[task]]
+        rngs = [Seed(0).fold("member", member) for member in range(3)]
+        run = lambda report: method.teacher(many, [{}] * 3, config, rngs=rngs, report=report or Silent())  # noqa: E731
+    whole = run(None)
+    for start in (60, 200 if task == "classification" else 270):
+        again = resumed(run, from_step=start)
+        assert all(same_bits(a, b) for a, b in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_a_chain_of_a_batch_is_the_chain_alone(name):
+    """Up to rounding, of few steps: chains are chaotic."""
+    short = {"thinning": {"steps": 40, "burn_in": 0, "every": 20}, "sampler": KERNELS[name]}
+    both = fit("regression", None, (0, 1), **short)
+    (alone,) = fit("regression", None, (1,), **short)
+    for key, value in alone.tensors.items():
+        torch.testing.assert_close(both[1].tensors[key], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_every_kernel_samples_one_posterior(linear):
+    """Means and variances of f at 5 inputs of a linear network, a conjugate model, against its closed form.
+
+    Within .3 standard deviations and 40 % of a variance: 20 chains of 15 kept draws, minibatches where the kernel takes
+    them. Told apart: a prior of four times the precision.
+    """
+    data, spec = (
+        DATA["regression"],
+        {"network": {"name": "linear"}, "prior_precision": 4.0, "noise_precision": 4.0},
+    )
+    x, y = (part.double() for part in data.tensors("train"))
+    design = torch.cat([x, torch.ones(len(x), 1)], 1)
+    some = design[:5]
+    laws = []
+    for precision in (4.0, 16.0):
+        covariance = torch.linalg.inv(4 * design.T @ design + precision * torch.eye(3))
+        laws.append(((some @ covariance @ (4 * design.T @ y))[:, 0], (some @ covariance @ some.T).diagonal()))
+    samplers = {
+        "sgld": {"step_size": {"name": "constant", "value": 2e-3}},
+        "psgld": {"step_size": {"name": "constant", "value": 2e-3}},
+        "sghmc, cyclical": {"step_size": {"name": "constant", "value": 1e-2}},
+        "sgnht, control variates": {"step_size": {"name": "constant", "value": 1e-2}, "control_variates": 100},
+        "hmc": {"step_size": {"name": "constant", "value": 0.05}},
+    }
+    thinning, members = {"steps": 500, "burn_in": 200, "every": 20}, tuple(range(20))
+    for name, steps in samplers.items():
+        sampler = KERNELS[name] | {"batch": None if name == "hmc" else 20} | steps
+        states = fit("regression", None, members, target=spec, sampler=sampler, thinning=thinning)
+        f = torch.cat(
+            [NetworkDraws.from_state(s).predict(some[:, :2].float()).draw_mean[..., 0] for s in states]
+        ).double()
+        fits = [
+            float(((f.mean(0) - mean) / variance.sqrt()).abs().max()) < 0.3
+            and float((f.var(0) / variance - 1).abs().max()) < 0.4
+            for mean, variance in laws
+        ]
+        assert fits == [True, False], (name, f.mean(0), f.var(0), laws)
+
+
+def test_the_noise_of_minibatches_is_compared_with_the_kernels_own(linear):
+    """A linear network: of M of N rows the gradient's covariance is N²(1/M)(1 − M/N) S; the factor is η/4."""
+    data = DATA["regression"]
+    config = cases.settings(target={"network": {"name": "linear"}}, sampler={"batch": 4})
+    chains = method.network_chains([data], config.target, config.sampler, [Seed(0)], 0)
+    at = torch.zeros(1, 3)
+    x, y = (part.double() for part in data.tensors("train"))
+    per_row = 10 * y * torch.cat([x, torch.ones(len(x), 1)], 1)  # ∇ log p at 0: λ_n y x
+    covariance = 40**2 * per_row.T.cov() / 4 * (1 - 4 / 40)
+    exact = 1e-3 / 4 * torch.tensor([covariance.trace() / 3, torch.linalg.eigvalsh(covariance)[-1]])
+    found = chains.noise_ratio(at, 0 + 1, 1000)
+    assert found == pytest.approx(exact.tolist(), rel=0.2)
+    whole = method.network_chains([data], config.target, cases.settings(sampler={"batch": None}).sampler, [Seed(0)], 0)
+    assert whole.noise_ratio(at, 1, 10) == (0.0, 0.0)
+
+
+def test_a_chain_starts_from_a_trajectory_or_from_the_prior():
+    trajectory = {"trajectory": [snapshots()]}
+    tiny = {
+        "sampler": {"step_size": {"name": "constant", "value": 1e-14}},
+        "thinning": {"steps": 1, "burn_in": 0, "every": 1},
+    }
+    config = cases.settings(**tiny)
+    (state,) = method.teacher([DATA["regression"]], [trajectory], config, rngs=[Seed(0)], report=Silent())
+    for name, value in NetworkDraws.from_state(trajectory["trajectory"][0]).weights.items():
+        torch.testing.assert_close(state.tensors[name][0], value[-1], rtol=0, atol=1e-5)
+    wide = merge(
+        tiny, {"sampler": {"start": "prior"}, "target": {"prior_precision": 0.25, "network": {"hidden": [200]}}}
+    )
+    (drawn,) = fit("regression", **wide)
+    weights = torch.cat([value.flatten() for value in drawn.tensors.values()])
+    assert float(weights.std()) == pytest.approx(2.0, rel=0.15)  # 801 of them, 6 standard errors
+    with pytest.raises(ConfigError, match=r"^target.network must be the trajectory's"):
+        method.teacher(
+            [DATA["regression"]],
+            [trajectory],
+            cases.settings(target={"network": {"hidden": [3]}}),
+            rngs=[Seed(0)],
+            report=Silent(),
+        )
+
+
+def snapshots() -> State:
+    """A trajectory of two networks of the teacher's shape."""
+    spec = cases.settings().target.spec(DATA["regression"])
+    return NetworkDraws.of(spec, [spec.build(Seed(c)).state_dict() for c in (5, 6)]).state()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "error"),
+    [
+        ({"temperature": 0}, r"sampler.temperature must be > 0, got 0.0"),
+        ({"batch": 0}, r"sampler.batch must be > 0 or null, got 0"),
+        ({"control_variates": 0}, r"sampler.control_variates must be > 0 or null, got 0"),
+        ({"kernel": {"name": "hmc", "leapfrogs": 2}}, r"sampler.batch must be null for the kernel hmc.*, got 16"),
+        (
+            {"kernel": {"name": "hmc", "leapfrogs": 2}, "batch": None, "control_variates": 3},
+            r"control_variates must be null",
+        ),
+        ({"kernel": {"name": "nuts"}}, r"sampler.kernel.name must be one of sgld, psgld, sghmc, sgnht, hmc"),
+    ],
+)
+def test_a_sampler_that_cannot_be_is_named(sampler, error):
+    with pytest.raises(ConfigError, match=rf"^methods.sgmcmc.{error}" if error.startswith("sampler") else error):
+        cases.settings(sampler=sampler)
+
+
+@tasks
+def test_a_chain_keeps_what_it_says(task):
+    (state,) = fit(task)
+    assert {len(t) for t in state.tensors.values()} == {13}
+    posterior = NetworkDraws.from_state(state)
+    assert posterior.spec.likelihood == ("categorical" if task == "classification" else "gaussian")
+    assert posterior.spec.noise_variance == pytest.approx(1.0 if task == "classification" else 0.1)
+    weights = state.tensors["head.weight"]
+    assert len(weights.unique(dim=0)) == 13
+
+
+def test_norms_that_tie_rows_are_refused():
+    network = {"name": "convnet", "width": 4, "blocks": 1, "norm": "batch"}
+    with pytest.raises(ConfigError, match="norm"):
+        fit("classification", target={"network": network})
+
+
+def numbered(count: int, offset: int) -> State:
+    spec = NetworkSpec(MlpConfig("mlp", (2,)), (1,), 1, "gaussian")
+    names = spec.build(Seed(0)).state_dict()
+    label = torch.arange(count, dtype=torch.float32) + offset
+    weights = {k: label.reshape(-1, *[1] * v.ndim).expand(-1, *v.shape).clone() for k, v in names.items()}
+    return NetworkDraws(spec, weights).state()
+
+
+@pytest.mark.parametrize(
+    ("max_draws", "expected"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]),
+        (6, [1, 3, 5, 101, 103, 105]),
+        (5, [2, 5, 102, 105]),
+        (1, [5]),
+        (99, [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]),
+    ],
+)
+def test_average_thins_evenly(max_draws, expected):
+    posterior = method.average([numbered(6, 0), numbered(6, 100)], max_draws)
+    assert posterior.weights["head.bias"][:, 0].tolist() == expected
+
+
+@tasks
+def test_student_is_the_mixture_of_all_draws(task):
+    states = fit(task, None, (0, 1))
+    state = method.student(DATA[task], {"teacher": states}, cases.settings(), rng=Seed(0), report=Silent())
+    x, y = DATA[task].tensors("train")
+    together = NetworkDraws.from_state(state).predict(x).log_prob(y).exp()
+    apart = [NetworkDraws.from_state(s).predict(x).log_prob(y).exp() for s in states]
+    torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
+
+
+@tasks
+def test_a_target_has_no_dropout(task):
+    target = dataclasses.replace(cases.settings().target, network=MlpConfig("mlp", (4,), dropout=0.1))
+    with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
+        target.spec(DATA[task])
+
+
+def test_networks_that_factorise():
+    convnets = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("none", "group", "instance")]
+    for network in (*convnets, VggConfig("vgg", "none", 0.0), MlpConfig("mlp", (4,))):
+        assert factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
+    normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
+    tied = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("batch", "batch_stats")]
+    for network in (*normal, *tied, VggConfig("vgg", "batch", 0.0)):
+        assert not factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
+
+
+def test_a_batch_norm_is_seen_in_a_network_of_any_class():
+    for norm in (
+        torch.nn.BatchNorm1d(3),
+        torch.nn.SyncBatchNorm(3),
+        torch.nn.BatchNorm1d(3, track_running_stats=False),
+    ):
+        assert not factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(norm)))
+    assert factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)))
