@@ -160,7 +160,7 @@ def test_minibatches_of_epochs_leave_their_exact_law() -> None:
     is −1/(m − 1) of the variance. The variance over chains and minibatches follows; told apart: independent
     minibatches, and a lost N/M.
     """
-    rows, size, eta, repeats, chains, steps = 12, 3, 0.08, 300, 30, 16
+    rows, size, eta, repeats, chains, steps = 12, 3, 0.08, 300, 30, 8
     centres = torch.randn(rows, generator=Seed(5).generator(), dtype=torch.float64)
     m, keep = rows // size, 1 - eta * rows / 2
     batch_variance = float(centres.var()) / size * (1 - size / rows)  # of a mean of 3 of 12, without replacement

@@ -17,7 +17,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
-from bdl_pipe.progress import Silent
+from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
 from bdl_pipe.sgmcmc.target import NetworkTarget, factorises
@@ -137,18 +137,18 @@ def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(ta
 @tasks
 def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
     """Three chains, two of them with rows whose noise is another, so that they run in two groups."""
-    if task == "classification":
-        run = lambda report: fit(task, report, (0, 1), sampler=KERNELS[name])  # noqa: E731
-    else:
-        other, config = (
-            cases.table(rows=40, validation=4),
-            cases.settings(sampler=KERNELS[name], target={"noise_precision": None}),
-        )
-        many = [DATA[task], other, DATA[task]]
-        rngs = [Seed(0).fold("member", member) for member in range(3)]
-        run = lambda report: method.teacher(many, [{}] * 3, config, rngs=rngs, report=report or Silent())  # noqa: E731
-    whole = run(None)
-    for start in (60, 200 if task == "classification" else 270):
+    changes = {"sampler": KERNELS[name], "thinning": {"steps": 100, "burn_in": 40, "every": 10}}
+    many, starts = [DATA["classification"]] * 2, (50, 100)
+    if task == "regression":
+        changes |= {"target": {"noise_precision": None}}
+        many, starts = [DATA[task], cases.table(rows=40, validation=4), DATA[task]], (50, 150)
+    rngs = [Seed(0).fold("member", member) for member in range(len(many))]
+
+    def run(report: Report) -> list[State]:
+        return method.teacher(many, [{}] * len(many), cases.settings(**changes), rngs=rngs, report=report)
+
+    whole = run(Silent())
+    for start in starts:
         again = resumed(run, from_step=start)
         assert all(same_bits(a, b) for a, b in zip(whole, again, strict=True))
 

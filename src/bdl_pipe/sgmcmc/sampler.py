@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from .kernels import KernelConfig
 from .sampling import run
 from .schedules import ScaledSteps, Schedule, StepSizes
 from .target import NetworkTarget
+
+_MOST_NUMBERS: Final = 2**27  # of the gradients that are compared, half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,11 @@ class NetworkChains:
         """
         if self._whole is not None:
             return 0.0, 0.0
-        gradients = torch.stack([self._density_at(step + k)(positions)[1][0] for k in range(batches)]).double()
+        batches = min(batches, max(2, _MOST_NUMBERS // positions.shape[1]))
+        gradients = torch.stack([self._density_at(step + k)(positions)[1][0] for k in range(batches)])
         centred = (gradients - gradients.mean(0)) / (batches - 1) ** 0.5
+        gram = (centred @ centred.T).double()
         steps = [t for t in range(self._burn_in, step) if self.schedule.samples(t)]
         factor = sum(self._kernel.noise_ratio(self.schedule.at(t)) for t in steps) / len(steps)
-        mean = float(centred.square().sum()) / centred.shape[1]
-        worst = float(torch.linalg.eigvalsh(centred @ centred.T)[-1])
+        mean, worst = float(gram.trace()) / positions.shape[1], float(torch.linalg.eigvalsh(gram)[-1])
         return factor * mean, factor * worst

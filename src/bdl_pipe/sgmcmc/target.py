@@ -25,6 +25,7 @@ from ..seeds import Seed
 from .kernel import Density, Positions
 
 _BATCH: Final = 1000  # rows of one pass over all of them
+_Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # of all chains [chain, row, ...], or of each chain
 
 
 @final
@@ -62,10 +63,10 @@ class NetworkTarget:
 
     def density(self, index: Sequence[Tensor]) -> Density:
         """Return the density that the rows ``index`` [batch] of each chain stand for."""
-        taken = [rows.take(some) for rows, some in zip(self._rows, index, strict=True)]
+        batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
-            mean, gradient = self._likelihood(positions, taken)
+            mean, gradient = self._likelihood(positions, batch)
             self.log_likelihood = mean
             value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
             return value, gradient.mul_(self.rows).sub_(positions, alpha=self.prior_precision)
@@ -84,11 +85,11 @@ class NetworkTarget:
             anchor: θ̂ [chain, weight].
             at_anchor: :meth:`likelihood_gradient` there.
         """
-        taken = [rows.take(some) for rows, some in zip(self._rows, index, strict=True)]
+        batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
-            _, known = self._likelihood(anchor, taken)
-            mean, gradient = self._likelihood(positions, taken)
+            _, known = self._likelihood(anchor, batch)
+            mean, gradient = self._likelihood(positions, batch)
             self.log_likelihood = mean
             value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
             slope = at_anchor + self.rows * (gradient - known)
@@ -101,24 +102,30 @@ class NetworkTarget:
         total = torch.zeros_like(positions)
         for begin in range(0, self.rows, _BATCH):
             parts = [rows.slice(begin, begin + _BATCH) for rows in self._rows]
-            _, gradient = self._likelihood(positions, parts)
+            _, gradient = self._likelihood(positions, self._batch(parts))
             total += len(parts[0][0]) * gradient
         return total
 
-    def _likelihood(self, positions: Positions, taken: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the mean log p(y | x, θ) of each chain's rows, [chain], and its gradient."""
+    def _batch(self, taken: Sequence[tuple[Tensor, Tensor]]) -> _Batch:
+        """Stack the rows of all chains, where they are computed at once."""
         if self.network.at_once(len(taken), len(taken[0][0])):
             inputs, targets = (torch.stack(part) for part in zip(*taken, strict=True))
+            return inputs, targets
+        return taken
+
+    def _likelihood(self, positions: Positions, batch: _Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean log p(y | x, θ) of each chain's rows, [chain], and its gradient."""
+        if isinstance(batch, tuple):
+            inputs, targets = batch
             with torch.enable_grad():
                 leaf = positions.detach().requires_grad_()
                 outputs = self.network.each(leaf, inputs).flatten(0, 1)
-                mean = (
-                    row_log_likelihood(self.spec, outputs, targets.flatten(0, 1)).unflatten(0, (len(taken), -1)).mean(1)
-                )
+                of_rows = row_log_likelihood(self.spec, outputs, targets.flatten(0, 1))
+                mean = of_rows.unflatten(0, (len(inputs), -1)).mean(1)
                 (gradient,) = torch.autograd.grad(mean.sum(), leaf)
             return mean.detach(), gradient
         means, gradients = [], []
-        for weights, (inputs, targets) in zip(positions, taken, strict=True):
+        for weights, (inputs, targets) in zip(positions, batch, strict=True):
             with torch.enable_grad():
                 one = row_log_likelihood(self.spec, self.network.tied(weights)(inputs), targets).mean()
                 gradients.append(self.network.gradient(one))

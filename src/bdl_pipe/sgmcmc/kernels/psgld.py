@@ -24,7 +24,7 @@ class Psgld(Kernel):
 
     Attributes:
         decay: β of the gradients' running second moment.
-        damping: δ: the largest step is 1/δ of that of a weight whose gradients are of mean size, less 1.
+        damping: δ; a weight without gradients moves 1 + 1/δ times as much as one whose gradients are of mean size.
         adapt: when V follows the gradients: ``burn_in`` alone, or ``always``, which leaves out Γ.
     """
 
