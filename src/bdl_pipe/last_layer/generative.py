@@ -165,6 +165,25 @@ class Generative(nn.Module):
             torch.log_softmax(joint, dim=-1)[None], {"feature_density": self._log_density(features, joint, True)}
         )
 
+    def drawn_log_probs(
+        self, features: Float[Tensor, "group row feature"], draws: int, rng: Seed
+    ) -> Float[Tensor, "draw group row class"]:
+        """Return log p(y | φ, φ̄) under draws of the class means φ̄ ~ q, which all inputs share, in float64.
+
+        Σ is the same for all classes, so that given the means a label's log-odds are linear in φ:
+        log p(k) + φᵀΣ⁻¹φ̄[k] − ½ φ̄[k]ᵀΣ⁻¹φ̄[k]. The average over draws is E_q[p(y | φ, φ̄)]; :meth:`predict` has
+        E_q[p(y, φ | φ̄)] / E_q[p(φ | φ̄)] instead, where the input itself is evidence of the class means. Only the
+        former is consistent: an input that is added to a group changes no other input's marginal.
+        """
+        generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
+        flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
+        log_probs = []
+        for _ in range(draws):
+            drawn = mean + std * torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
+            constant = self.class_log_probs - 0.5 * (drawn.square() * precision).sum(-1)
+            log_probs.append(torch.log_softmax(flat @ (drawn * precision).T + constant, -1))
+        return torch.stack(log_probs).unflatten(1, features.shape[:2])
+
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
     ) -> Float[Tensor, " batch"]:
