@@ -12,6 +12,7 @@ from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.posterior import Predictor, joint
@@ -181,6 +182,18 @@ def test_a_joint_is_a_distribution_of_the_targets_of_a_group(case: Case) -> None
         assert isinstance(found, JointCategorical)
         alike = sum(found.log_prob(torch.full((3, 3), k)).exp() for k in range(data.outputs))
         torch.testing.assert_close(found.same_class(), alike)
+
+
+@students
+def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
+    """A joint by draws needs it; a posterior with a joint of its own does not."""
+    posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
+    if keeps_functions(posterior):
+        return
+    whole = draws(posterior.predict(inputs, rng=Seed(1)))
+    parts = [draws(posterior.predict(part, rng=Seed(1))) for part in inputs.split([3, len(inputs) - 3])]
+    for together, *apart in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(torch.cat(apart, 1), together, atol=1e-4, rtol=1e-4)
 
 
 @students

@@ -92,30 +92,43 @@ class Joint(ABC):
 
 @final
 class JointCategorical(Joint):
-    """The joint of classes from S equally weighted draws of functions, given which the inputs are independent."""
+    """The joint of classes from S equally weighted draws of functions, given which the observations are independent.
 
-    def __init__(self, draw_log_probs: Float[Tensor, "draw group row class"]) -> None:
-        self.draw_log_probs = draw_log_probs.double()
-        self.draws, self.target_shape = len(draw_log_probs), tuple(draw_log_probs.shape[1:3])
+    Args:
+        draw_log_probs: log p(class | row, draw).
+        places: the row that is observed in each place of a group, as :func:`at_places` takes it; None: each row once.
+    """
+
+    def __init__(
+        self, draw_log_probs: Float[Tensor, "draw group row class"], places: Int[Tensor, "group place"] | None = None
+    ) -> None:
+        self.draw_log_probs = draw_log_probs
+        groups, rows = draw_log_probs.shape[1:3]
+        if places is None:
+            places = torch.arange(rows, device=draw_log_probs.device).expand(groups, rows)
+        self.places, self.draws, self.target_shape = places, len(draw_log_probs), tuple(places.shape)
         self.is_product = self.draws == 1
 
-    def _row_terms(self, targets: Int[Tensor, "group row"]) -> Float[Tensor, "draw group row"]:
-        index = targets.long().expand(self.draws, *targets.shape)[..., None]
-        return self.draw_log_probs.gather(-1, index)[..., 0]
+    def _row_terms(self, targets: Int[Tensor, "group place"]) -> Float[Tensor, "draw group place"]:
+        each = torch.arange(len(targets), device=targets.device)[:, None]
+        return self.draw_log_probs[:, each, self.places, targets.long()].double()
 
     def same_class(self) -> Float[Tensor, " group"]:
-        """Return P(Y_1 = … = Y_n), the probability that all inputs of a group have one class."""
-        return self.draw_log_probs.sum(2).exp().mean(0).sum(-1)
+        """Return P(Y_1 = … = Y_n), the probability that all observations of a group have one class."""
+        return self._product(self.draw_log_probs).mean(0).sum(-1)
 
     def marginal_same_class(self) -> Float[Tensor, " group"]:
         """Return P(Y_1 = … = Y_n) under the product of the marginals."""
-        return mixture(self.draw_log_probs).sum(1).exp().sum(-1)
+        return self._product(mixture(self.draw_log_probs.double())[None])[0].sum(-1)
+
+    def _product(self, log_probs: Float[Tensor, "draw group row class"]) -> Float[Tensor, "draw group class"]:
+        """Return Π_i p(class | row of observation i), each row to the power of its observations."""
+        observed = F.one_hot(self.places, log_probs.shape[2]).sum(1).double()  # [group, row]
+        return torch.einsum("dgrc,gr->dgc", log_probs.double(), observed).exp()
 
     def at(self, places: Int[Tensor, "group place"] | None) -> "JointCategorical":
-        """Return the joint of a group's rows in other places; see :func:`at_places`."""
-        if places is None:
-            return self
-        return JointCategorical(torch.take_along_dim(self.draw_log_probs, places[None, :, :, None], 2))
+        """Return the joint of these observations in other places: the place here of the observation in each place."""
+        return self if places is None else JointCategorical(self.draw_log_probs, self.places.gather(1, places))
 
 
 @final
@@ -154,10 +167,8 @@ class JointGaussian(Joint):
         """Factor the covariance once: row i of L⁻¹(y − μ) is row i's deviation given the rows before it."""
         if self.covariance is None:
             return super()._chain_terms(targets)
-        root = torch.linalg.cholesky(
-            self.covariance + torch.diag_embed(self.variance.mT)
-        )  # [draw, group, output, n, n]
-        error = (targets.double() - self.mean).mT[..., None]
+        root = torch.linalg.cholesky(self.covariance + torch.diag_embed(self.variance.mT))
+        error = (targets.double() - self.mean).mT[..., None]  # [draw, group, output, row, 1]
         white = torch.linalg.solve_triangular(root, error, upper=False)[..., 0]  # [draw, group, output, row]
         log_scale = root.diagonal(dim1=-2, dim2=-1).log()
         return (-0.5 * (white.square() + _LOG_2PI) - log_scale).sum(2).cumsum(-1)
@@ -244,14 +255,15 @@ class GaussianFunctions:
     def sample(self, draws: int, rng: Seed) -> Float[Tensor, "draw group row output"]:
         """Draw values of functions at all rows of each group together; a mixture's parts have equally many draws.
 
-        They are drawn on the CPU, so that every device has the same. There are at least ``draws`` of them.
+        There are at least ``draws`` of them. They are drawn on the CPU, so that every device has the same, and from
+        normal numbers in float32, which is three times as fast.
         """
         covariance = self.covariance.double()
         scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
         identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
         root = torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
         each = -(-draws // len(self.mean))
-        normal = self._normal(each, self.mean.mT.shape, rng)  # [each, draw, group, output, row]
+        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(covariance)
         values = self.mean.double() + (root @ normal[..., None])[..., 0].mT
         return values.flatten(0, 1)
 
@@ -259,17 +271,18 @@ class GaussianFunctions:
         """Return the joint of the observations in ``places`` (:func:`at_places`); None: at each row, once.
 
         The joint of regression is a Gaussian in closed form. For classes the softmax is averaged over ``draws``
-        functions. Observations of one row share its function, and each has its own noise.
+        functions. Observations of one row share its function, and each has its own noise. Logits are kept in float32.
         """
         if not self.classes:
             return self._gaussian(places)
-        values = self.sample(draws, rng.fold("functions"))
+        logits = self.sample(draws, rng.fold("functions")).float().mT  # [draw, group, class, row]
+        if not bool((self.noise > 0).any()):
+            return JointCategorical(F.log_softmax(logits, dim=-2).mT, places)
         if places is not None:
-            values = torch.take_along_dim(values, places[None, :, :, None], 2)
-        if bool((self.noise > 0).any()):
-            scale = self.noise.double().sqrt().repeat(len(values) // len(self.noise), 1)[:, None, None]
-            values = values + scale * self._normal(1, values.shape, rng.fold("noise"))[0]
-        return JointCategorical(F.log_softmax(values, dim=-1))
+            logits = logits.gather(3, places[None, :, None].expand(*logits.shape[:3], -1))
+        scale = self.noise.float().sqrt().repeat(len(logits) // len(self.noise), 1)[:, None, :, None]
+        noise = torch.randn(logits.shape, generator=rng.fold("noise").generator()).to(logits)
+        return JointCategorical(F.log_softmax(noise.mul_(scale).add_(logits), dim=-2).mT)  # in place: it is large
 
     def _gaussian(self, places: Tensor | None) -> JointGaussian:
         mean, covariance = self.mean, self.covariance
@@ -278,10 +291,6 @@ class GaussianFunctions:
             covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
             covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
         return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
-
-    def _normal(self, count: int, shape: torch.Size, rng: Seed) -> Tensor:
-        """Draw standard normal numbers [count, *shape]: in float32, which is three times as fast, kept in float64."""
-        return torch.randn(count, *shape, generator=rng.generator()).to(self.mean.device, torch.float64)
 
 
 def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group place"] | None) -> Tensor:

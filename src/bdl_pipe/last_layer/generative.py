@@ -18,6 +18,7 @@ appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,8 @@ from ..predictive import Categorical
 from ..seeds import Seed
 from .densities import LOG_2PI, check_features, check_labels, feature_log_prior, log_densities
 from .refit import NoisePrior, Refit, refit
+
+_DRAWS: Final = 50  # draws of the class means at a time
 
 
 class Generative(nn.Module):
@@ -178,11 +181,13 @@ class Generative(nn.Module):
         generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
         flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
         log_probs = []
-        for _ in range(draws):
-            drawn = mean + std * torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
-            constant = self.class_log_probs - 0.5 * (drawn.square() * precision).sum(-1)
-            log_probs.append(torch.log_softmax(flat @ (drawn * precision).T + constant, -1))
-        return torch.stack(log_probs).unflatten(1, features.shape[:2])
+        for start in range(0, draws, _DRAWS):
+            count = min(_DRAWS, draws - start)
+            drawn = mean + std * torch.randn(count, *mean.shape, generator=generator).to(mean)
+            constant = self.class_log_probs - 0.5 * (drawn.square() * precision).sum(-1)  # [draw, class]
+            linear = (drawn * precision).flatten(0, 1) @ flat.T  # all draws in one product
+            log_probs.append(torch.log_softmax(linear.unflatten(0, (count, -1)) + constant[..., None], 1).mT)
+        return torch.cat(log_probs).unflatten(1, features.shape[:2])
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
