@@ -1,6 +1,7 @@
 """Every registered method, in every stage, on every task, through the protocol on tiny data."""
 
 import functools
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.evaluation.joint import keeps_functions
+from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
-from bdl_pipe.posterior import Predictor
+from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
@@ -157,6 +160,40 @@ def test_predictives_are_distributions(case: Case) -> None:
         torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
     else:
         assert (predictive.variance > 0).all()
+
+
+@students
+def test_a_joint_is_a_distribution_of_the_targets_of_a_group(case: Case) -> None:
+    """Two rows a group, and the first one again; over all labels of the three the probabilities sum to one."""
+    data = data_of(case.task)
+    inputs, targets = data.tensors("validation")
+    groups, places = inputs[:6].unflatten(0, (3, 2)), torch.tensor([[0, 1, 0]] * 3)
+    found = joint(posterior_of(made(case)), groups, rng=Seed(1), draws=40, places=places)
+    again = joint(posterior_of(made(case)), groups, rng=Seed(1), draws=40, places=places)
+    own = targets[:6].unflatten(0, (3, 2))[:, [0, 1, 0]]
+    assert torch.equal(found.log_prob(own), again.log_prob(own)), "equal seeds give equal bits"
+    assert found.log_prob(own).isfinite().all() and found.log_prob(own).dtype == torch.float64
+    assert not found.is_product or found.gap(own).abs().max() < 1e-12
+    torch.testing.assert_close(found.chain_log_prob(own)[:, 0], found.row_log_prob(own)[:, 0])
+    if case.task == "classification":
+        labels = [torch.tensor([combination] * 3) for combination in product(range(data.outputs), repeat=3)]
+        total = sum(found.log_prob(combination).exp() for combination in labels)
+        torch.testing.assert_close(total, torch.ones(3).double(), atol=1e-6, rtol=0)
+        assert isinstance(found, JointCategorical)
+        alike = sum(found.log_prob(torch.full((3, 3), k)).exp() for k in range(data.outputs))
+        torch.testing.assert_close(found.same_class(), alike)
+
+
+@students
+def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
+    """A joint by draws needs it; a posterior with a joint of its own does not."""
+    posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
+    if keeps_functions(posterior):
+        return
+    whole = draws(posterior.predict(inputs, rng=Seed(1)))
+    parts = [draws(posterior.predict(part, rng=Seed(1))) for part in inputs.split([3, len(inputs) - 3])]
+    for together, *apart in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(torch.cat(apart, 1), together, atol=1e-4, rtol=1e-4)
 
 
 @students

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.special
+import scipy.stats
 import sklearn.metrics
 import torch
 from torch import Tensor
@@ -15,14 +16,17 @@ from bdl_pipe import config, evaluation, metrics
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.evaluation.joint import dyadic_places, neighbours, random_pairs
+from bdl_pipe.joint_predictive import GaussianFunctions
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.scores import Quantity
 from bdl_pipe.seeds import Seed
 
 SETTINGS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500)
+GROUPS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500, joint_groups=40)
 PLAIN = Transform("table", torch.zeros(2), torch.ones(2))
 
 
@@ -53,6 +57,17 @@ class Dense(Linear):
         predictive = super().predict(inputs, rng=rng)
         assert isinstance(predictive, Categorical)
         return Categorical(predictive.draw_log_probs, {"feature_density": -inputs.square().sum(-1)})
+
+
+@dataclass(frozen=True)
+class Functions(Linear):
+    """Outputs x · w_k, w_k ~ N(the weights' mean, I): a Gaussian over functions, of logits or of noise .3."""
+
+    def functions(self, inputs: Tensor, *, rng: Seed) -> GaussianFunctions:
+        rows = inputs.double()
+        noise = torch.full((1, self.weights.shape[-1]), 0.3 if self.gaussian else 0.0)
+        covariance = (rows @ rows.mT)[None, :, None]
+        return GaussianFunctions((rows @ self.weights.mean(0))[None], covariance, noise, not self.gaussian)
 
 
 @dataclass(frozen=True)
@@ -160,6 +175,104 @@ def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out(
     assert found["joint_gap"][0] == pytest.approx(math.log(joint / ((sure + other) / 2) ** 2), rel=1e-5)
 
 
+JOINT = [f"joint_{what}_{size}" for size in (2, 5, 20) for what in ("nll", "gap")]
+
+
+def test_groups_around_two_anchors_by_hand() -> None:
+    """Classes: each observation of a group is one of the pair's two rows; all posteriors have the same groups."""
+    fitted, split, probs = classes(draws=4)
+    found = evaluation.score_clean(fitted, split, GROUPS, Seed(0)).metrics
+    without = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).metrics
+    assert {name: found[name] for name in without} == without
+    assert [name for name in found if name not in without] == JOINT
+    anchors = random_pairs(61, 500, Seed(0).fold("elsewhere"))[:40]
+    places = dyadic_places(61, 40, Seed(0))
+    assert set(places.unique().tolist()) == {0, 1} and 0.4 < places.double().mean() < 0.6
+    logs = fitted.predict(split.inputs, rng=Seed(0)).draw_log_prob(torch.tensor(split.targets)).double().numpy()
+    for size in (2, 5, 20):
+        rows = anchors.gather(1, places)[:, :size].numpy()
+        joint = scipy.special.logsumexp(logs[:, rows].sum(-1), axis=0) - math.log(4)
+        product = np.log(probs[rows, split.targets[rows]]).sum(-1)
+        assert found[f"joint_nll_{size}"] == (pytest.approx(-joint.mean(), rel=1e-5), 40)
+        assert found[f"joint_gap_{size}"] == (pytest.approx((joint - product).mean(), abs=1e-5), 40)
+    assert found["joint_gap_20"][0] > found["joint_gap_5"][0] > found["joint_gap"][0]
+
+
+def test_a_posterior_that_holds_functions_is_scored_by_them_and_not_as_a_product() -> None:
+    """Against 20,000 draws of its weights on the same groups: 500 draws at each group and 40 groups."""
+    fitted, split, _ = classes(draws=1)
+    weights = fitted.posterior.weights
+    drawn = weights + torch.randn(20_000, *weights.shape[1:], generator=torch.Generator().manual_seed(0)).double()
+    found = evaluation.score_clean(Predictor(Functions(weights), PLAIN), split, GROUPS, Seed(0)).metrics
+    expected = evaluation.score_clean(Predictor(Linear(drawn), PLAIN), split, GROUPS, Seed(0)).metrics
+    for name in JOINT:
+        assert found[name] == (pytest.approx(expected[name][0], abs=0.5 if "20" in name else 0.05), 40)
+    assert found["joint_gap_20"][0] > 5
+    assert found["joint_gap"][1] == 40 and abs(found["joint_gap"][0]) > 1e-3
+    none = evaluation.score_clean(Predictor(Functions(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
+    assert not {"joint_nll", "joint_gap"} & set(none), "one draw would be a gap of 0"
+
+
+def test_regression_is_scored_on_neighbours_in_original_units() -> None:
+    """By the dense normal law of each group; one draw has no gap."""
+    random = Seed(8).numpy()
+    inputs, targets = random.normal(size=(30, 2)), 50 + 10 * random.normal(size=(30, 1))
+    transform = Transform(
+        "table", torch.zeros(2), torch.ones(2), shift=torch.tensor([50.0]), scale=torch.tensor([10.0])
+    )
+    split, mean = Examples(inputs, targets), torch.tensor(random.normal(size=(1, 2, 1)))
+    found = evaluation.score_clean(Predictor(Functions(mean, gaussian=True), transform), split, GROUPS, Seed(0)).metrics
+    assert [name for name in found if "joint" in name] == JOINT
+    rows = neighbours(torch.tensor(inputs), random_pairs(30, 500, Seed(0))[:40], dyadic_places(30, 40, Seed(0))).numpy()
+    x, z = inputs[rows], (targets[rows, 0] - 50) / 10
+    covariance = x @ x.transpose(0, 2, 1) + 0.3 * np.eye(20)
+    for size in (2, 5, 20):
+        logs = [
+            scipy.stats.multivariate_normal((a @ mean[0].numpy())[:size, 0], c[:size, :size]).logpdf(y[:size])
+            for a, c, y in zip(x, covariance, z, strict=True)
+        ]
+        expected = -np.mean(logs) + size * math.log(10)
+        assert found[f"joint_nll_{size}"] == (pytest.approx(expected, rel=1e-5), 40)
+    drawn, nine = Predictor(Linear(mean, gaussian=True), transform), Examples(inputs[:9], targets[:9])
+    assert evaluation.score_clean(drawn, split, GROUPS, Seed(0)).metrics["joint_gap_20"][0] == pytest.approx(
+        0, abs=1e-12
+    )
+    few = evaluation.score_clean(drawn, nine, GROUPS, Seed(0)).metrics
+    assert [name for name in few if "joint" in name] == JOINT[:4], "twenty neighbours of nine rows do not exist"
+
+
+def test_neighbours_are_the_nearest_rows_that_are_left() -> None:
+    random = Seed(9).numpy()
+    inputs, anchors = torch.tensor(random.normal(size=(12, 3))), torch.tensor([[3, 7], [0, 1]])
+    places = torch.tensor(random.integers(2, size=(2, 12)))
+    found = neighbours(inputs, anchors, places)
+    for group in range(2):
+        left = set(range(12))
+        for row, place in zip(found[group].tolist(), places[group].tolist(), strict=True):
+            distance = (inputs - inputs[anchors[group, place]]).norm(dim=1)
+            assert row == min(left, key=lambda other: float(distance[other]))
+            left.remove(row)
+    assert torch.equal(neighbours(inputs, anchors, places[:, :5]), found[:, :5])
+    with pytest.raises(DataError, match=r"^a group must have at most 12 inputs, as many as there are rows, got 13$"):
+        neighbours(inputs, anchors, torch.zeros(2, 13, dtype=torch.long))
+
+
+def test_the_same_class_along_a_line() -> None:
+    """Two draws that are each sure of one class everywhere, and one input twice at the line's beginning."""
+    weights = torch.tensor([[[9.0, 0, 0], [0, 0, 0]], [[0, 9.0, 0], [0, 0, 0]]]).double()
+    first, second = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
+    found = evaluation.same_class_along(Linear(weights), first, second, steps=5, rng=Seed(0)).to_pydict()
+    assert found["share"] == [0, 0.25, 0.5, 0.75, 1]
+    assert found["joint"][0] == pytest.approx(1, abs=1e-3) and found["product"][0] == pytest.approx(0.5, abs=1e-3)
+    assert found["joint"][-1] == pytest.approx(1 / 3) and found["product"][-1] == pytest.approx(1 / 3)
+    with pytest.raises(ConfigError, match=r"^steps must be > 1, got 1$"):
+        evaluation.same_class_along(Linear(weights), first, second, steps=1, rng=Seed(0))
+    with pytest.raises(DataError, match=r"^second must have the shape of first, \(2,\), got \(1,\)$"):
+        evaluation.same_class_along(Linear(weights), first, second[:1], steps=3, rng=Seed(0))
+    with pytest.raises(DataError, match=r"^the posterior must be one of classes, got one of regression$"):
+        evaluation.same_class_along(Linear(weights, gaussian=True), first, second, steps=3, rng=Seed(0))
+
+
 def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
     recording = Recording([])
     split = Examples(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
@@ -255,7 +368,9 @@ def test_predictions_that_are_not_finite_are_refused() -> None:
         evaluation.score_clean(broken, split, SETTINGS, Seed(0))
 
 
-@pytest.mark.parametrize(("key", "value"), [("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1), ("joint_groups", 10_001)]
+)
 def test_settings_out_of_range_are_named(key: str, value: int) -> None:
     section = {"calibration_bins": 15, "batch": 1000, "joint_pairs": 10_000}
     assert config.read(EvaluateConfig, section, "evaluate").batch == 1000

@@ -18,6 +18,7 @@ from bdl_pipe.coresets.shared.pictures import of_artifact
 from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced
 from bdl_pipe.metrics import DETECTION, metric_of
 from bdl_pipe.metrics import standings as which
+from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
 from . import columns, cross
@@ -133,6 +134,13 @@ def ood(table: Table) -> Data:
     return {"grids": grids} if grids else None
 
 
+def together(table: Table) -> Data:
+    """Return the joint scores of groups of test rows around two anchors, and the gap of random pairs."""
+    shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP)]
+    known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
+    return {"grid": _scores(table.done, shown)} if known else None
+
+
 def coreset_images(table: Table) -> Data:
     """Return a picture of each coreset of the data set, as a data URI."""
     drawn = {key: of_artifact(coreset.path, IMAGES) for key, coreset in table.coresets().items()}
@@ -230,6 +238,7 @@ SECTIONS: Final = (  # Each data set has these sections.
     Section("corruptions", "Accuracy % by corruption", corruptions),
     Section("cost", "NLL against cost", cost),
     Section("ood", "Out-of-distribution detection", ood),
+    Section("joint", "Several inputs together", together),
     Section("images", "Coreset images", coreset_images),
 )
 CLOSING: Final = (  # These sections follow; they are about all data sets together.

@@ -193,7 +193,7 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
         if evaluate is None:
             return {METRIC: search.validation_nll(fitted, data, branch.predictions)}
         predictor = Predictor(posterior_of(fitted, data.device), data.transform, data.classes)
-        without_joints = replace(evaluate, joint_pairs=0)
+        without_joints = replace(evaluate, joint_pairs=0, joint_groups=0)
         scored = evaluation.score_clean(predictor, data.validation, without_joints, branch.predictions, data.device)
         return {name: value for name, (value, _) in scored.metrics.items()}
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol, final, runtime_checkable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import functional_call
 
@@ -20,6 +21,17 @@ from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .errors import Diverged
+from .joint_predictive import (
+    DRAWS,
+    GaussianFunctions,
+    Joint,
+    JointCategorical,
+    JointContinuous,
+    JointGaussian,
+    JointInOwnUnits,
+    at_places,
+    check_places,
+)
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
@@ -44,6 +56,70 @@ class Posterior(Protocol):
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior":
         """Rebuild the posterior from what :meth:`state` returned, on ``device``."""
         ...
+
+
+@runtime_checkable
+class GaussianPosterior(Protocol):
+    """A posterior that holds a Gaussian over functions, or an equal mixture of several."""
+
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over the functions' values at the rows of each group; ``rng`` draws a mixture's parts."""
+        ...
+
+
+@runtime_checkable
+class JointPosterior(Protocol):
+    """A posterior whose joint of several inputs is neither a Gaussian's nor given by the draws of its predictive."""
+
+    def joint(
+        self,
+        inputs: Float[Tensor, "group row ..."],
+        *,
+        places: Int[Tensor, "group place"] | None,
+        draws: int,
+        rng: Seed,
+    ) -> Joint:
+        """Return the joint of each group of transformed inputs; see :func:`joint` for the arguments."""
+        ...
+
+
+def joint(
+    posterior: Posterior,
+    inputs: Float[Tensor, "group row ..."],
+    *,
+    rng: Seed,
+    draws: int = DRAWS,
+    places: Int[Tensor, "group place"] | None = None,
+) -> Joint:
+    """Return the joint distribution of the targets of each group of transformed inputs, in transformed units.
+
+    A posterior of networks, masks or weights is asked for its predictive, each draw of which is one function for all
+    inputs. A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged
+    over ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian
+    keeps nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
+
+    Args:
+        draws: the number of functions that are drawn where the posterior has no draws of its own.
+        places: the observations of each group, as :func:`~bdl_pipe.joint_predictive.at_places` takes them; None: each
+            input is observed once. An input that is observed often costs one prediction where the posterior holds
+            functions.
+
+    Raises:
+        DataError: a place is not the number of a row of its group.
+    """
+    if places is not None:
+        check_places(places, inputs.shape[1])
+    if isinstance(posterior, JointPosterior):
+        return posterior.joint(inputs, places=places, draws=draws, rng=rng)
+    if isinstance(posterior, GaussianPosterior):
+        return posterior.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
+    observed = at_places(inputs, places)
+    predictive, shape = posterior.predict(observed.flatten(0, 1), rng=rng), observed.shape[:2]
+    if isinstance(predictive, Categorical):
+        return JointCategorical(predictive.draw_log_probs.unflatten(1, shape))
+    if isinstance(predictive, Gaussian):
+        return JointGaussian(predictive.draw_mean.unflatten(1, shape), predictive.draw_variance.unflatten(1, shape))
+    return JointContinuous(predictive, (*shape, predictive.mean.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -154,6 +230,25 @@ class Predictor:
     def transformed(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
         """Predict raw rows in the units of the transformed targets, before any recalibration."""
         return self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
+
+    def joint(
+        self,
+        raw: np.ndarray,
+        *,
+        rng: Seed,
+        device: torch.device | str = "cpu",
+        draws: int = DRAWS,
+        places: Int[Tensor, "group place"] | None = None,
+    ) -> Joint:
+        """Return the joint of each group of raw rows [group, row, ...], of targets in their own units.
+
+        The arguments are those of :func:`joint`; a posterior's own draws are those of :meth:`batches`.
+        """
+        inputs = self.transform.inputs(raw.reshape(-1, *raw.shape[2:]), device).unflatten(0, raw.shape[:2])
+        found = joint(self.posterior, inputs, rng=rng.fold("predict"), draws=draws, places=places)
+        if self.transform.shift is None or self.transform.scale is None:
+            return found
+        return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
 
     def own_units(self, predictive: Predictive) -> Predictive:
         """Bring a predictive of transformed targets to their own units."""

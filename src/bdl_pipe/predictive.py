@@ -7,7 +7,7 @@ form has one draw. Nothing here averages implicitly: ``log_probs`` is the log of
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, final
@@ -45,6 +45,10 @@ class Predictive(ABC):
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
         """Return log p(y | x) of each example, natural log."""
+
+    def draw_log_prob(self, targets: Tensor) -> Float[Tensor, "draw batch"]:
+        """Return log p(y | x, draw) of each draw and example; a predictive that keeps no draws is one draw."""
+        return self.log_prob(targets)[None]
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
@@ -95,6 +99,10 @@ class Categorical(Predictive):
 
     def log_prob(self, targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         return self.log_probs.gather(-1, targets.long()[:, None])[:, 0]
+
+    def draw_log_prob(self, targets: Int[Tensor, " batch"]) -> Float[Tensor, "draw batch"]:
+        index = targets.long().expand(len(self.draw_log_probs), -1)[..., None]
+        return self.draw_log_probs.gather(-1, index)[..., 0]
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
         raise TypeError("classes have no scale")
@@ -186,9 +194,12 @@ class Gaussian(Continuous):
         return -everywhere, everywhere
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        return mixture(self.draw_log_prob(targets))
+
+    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
         squared = (targets - self.draw_mean) ** 2 / self.draw_variance
         each = -0.5 * (squared + self.draw_variance.log() + math.log(2 * math.pi))  # [draw, batch, output]
-        return mixture(each.sum(-1))
+        return each.sum(-1)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Gaussian":
         shift, scale = shift.to(self.draw_mean), scale.to(self.draw_mean)
@@ -235,9 +246,15 @@ class Exponential(Continuous):
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         """Return log p(log y | x) − Σ log y; −∞ where a target is not above 0."""
+        return self._own_units(self.base.log_prob, targets)
+
+    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
+        return self._own_units(self.base.draw_log_prob, targets)
+
+    def _own_units(self, log_density: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+        """Return the log density of the targets, given that of their logarithms."""
         logs = targets.log()
-        found = self.base.log_prob(logs) - logs.sum(-1)
-        return torch.where((targets > 0).all(-1), found, -torch.inf)
+        return torch.where((targets > 0).all(-1), log_density(logs) - logs.sum(-1), -torch.inf)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
         raise TypeError("what is exponential has its scale already")

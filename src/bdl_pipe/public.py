@@ -32,6 +32,12 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         require as require,
     )
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
+    from .joint_predictive import (
+        GaussianFunctions as GaussianFunctions,
+        Joint as Joint,
+        JointCategorical as JointCategorical,
+        JointGaussian as JointGaussian,
+    )
     from .metrics import register_metric as register_metric
     from .method import (
         Default as Default,
@@ -52,6 +58,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         NetworkSpec as NetworkSpec,
         Posterior as Posterior,
         Predictor as Predictor,
+        joint as joint,
     )
     from .predictive import (
         Categorical as Categorical,
@@ -102,7 +109,11 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Examples": "data.examples",
     "FitData": "data.fitdata",
     "Gaussian": "predictive",
+    "GaussianFunctions": "joint_predictive",
     "Inputs": "method",
+    "Joint": "joint_predictive",
+    "JointCategorical": "joint_predictive",
+    "JointGaussian": "joint_predictive",
     "Learner": "training.learner",
     "LearnerPosterior": "training.posterior",
     "LearnerSpec": "training.posterior",
@@ -131,6 +142,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "fit_epochs": "training.fit",
     "inspect_images": "data.inspect.images",
     "inspect_table": "data.inspect.table",
+    "joint": "posterior",
     "load_plugins": "plugins:load",
     "load_predictor": "registry",
     "posterior_of": "registry",

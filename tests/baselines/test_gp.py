@@ -12,13 +12,15 @@ from torch import Tensor
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.exact_gp import ExactGp
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
-from bdl_pipe.baselines.sparse_gp import SparseGp
+from bdl_pipe.baselines.sparse_gp import SparseGp, SvgpConfig, SvgpPosterior
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+
+from .cases import LEARN
 
 CONFIG = GpConfig(ard=True, steps=20, lr=0.1)
 
@@ -84,6 +86,28 @@ def test_predictions_and_evidence_are_the_dense_ones(ard: bool) -> None:
     other = Dense(posterior, 0)  # negative control: the comparison sees a percent of noise
     other.noise *= 1.01
     assert np.abs(other.predict(new.numpy())[1] - predictive.draw_variance[0, :, 0].numpy()).max() > 1e-5
+
+
+def test_the_covariance_of_a_group_is_the_dense_posterior_s() -> None:
+    """Groups of three rows, more than are computed at once; the joint without the covariances is another."""
+    data = table()
+    posterior = GpPosterior.from_state(fitted(data))
+    new, targets = (part[:180].unflatten(0, (60, 3)) for part in data.tensors("validation"))
+    new = torch.cat([new, new, new])  # 540 rows
+    functions = posterior.functions(new, rng=Seed(0))
+    found = functions.joint(None, draws=1, rng=Seed(0)).log_prob(torch.cat([targets] * 3))
+    for group in (0, 59, 179):
+        expected = 0.0
+        for k in range(2):
+            dense, rows = Dense(posterior, k), new[group].double().numpy()
+            across = dense.kernel(rows, dense.x)
+            covariance = dense.kernel(rows, rows) - across @ np.linalg.solve(dense.covariance(), across.T)
+            np.testing.assert_allclose(functions.covariance[0, group, k], covariance, atol=1e-8)
+            law = scipy.stats.multivariate_normal(dense.predict(rows)[0], covariance + dense.noise * np.eye(3))
+            expected += law.logpdf(targets[group % 60, :, k].double().numpy())
+        assert float(found[group]) == pytest.approx(expected, rel=1e-6)
+    product = posterior.predict(new[0]).log_prob(targets[0]).sum()
+    assert abs(float(product) - float(found[0])) > 1e-3
 
 
 def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
@@ -185,6 +209,11 @@ def test_predictions_are_then_those_of_the_exact_process() -> None:
     found = sparse.eval().predict(new, rng=Seed(0))
     torch.testing.assert_close(found.mean, mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.variance, variance, rtol=1e-3, atol=1e-3)
+    groups, config = new.unflatten(0, (3, 3)), SvgpConfig(24, True, LEARN)
+    together = SvgpPosterior(sparse, config).functions(groups, rng=Seed(0))
+    for part, whole in zip((together.mean[0], together.covariance[0]), exact.functions(groups), strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(together.noise[0], exact.likelihood.noise[:, 0])
 
 
 def test_a_minibatch_s_loss_is_an_unbiased_estimate() -> None:

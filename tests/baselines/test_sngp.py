@@ -123,6 +123,12 @@ def test_class_covariance_and_predictive_are_the_dense_formulas(tiny_images: Fit
     assert isinstance(predictive, Categorical)
     expected = scipy.special.log_softmax(test @ beta / np.sqrt(1 + np.pi / 8 * variance)[:, None], axis=1)
     np.testing.assert_allclose(predictive.log_probs.numpy(), expected, atol=1e-4)
+    functions = posterior_of(state).functions(inputs[:6].unflatten(0, (2, 3)), rng=Seed(0))
+    groups = test[:6].reshape(2, 3, -1)
+    together = groups @ np.linalg.inv(precision) @ groups.transpose(0, 2, 1)
+    np.testing.assert_allclose(functions.covariance[0, :, 0], together, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(functions.mean[0], groups @ beta, atol=1e-4)
+    assert functions.classes and functions.noise.count_nonzero() == 0
     unshrunk = scipy.special.log_softmax(test @ beta, axis=1)
     assert np.abs(unshrunk - expected).max() > 1e-2  # the test can tell
 

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,23 @@ def last(weights: Weights, count: int | None = 3, tail: float = 0.0, spec: Netwo
 
 def second(weights: Weights, count: int = 2, tail: float = 0.0) -> CiberSecondPosterior:
     return CiberSecondPosterior(SPEC, CiberSecondConfig("density", tail, count), weights)
+
+
+@pytest.mark.parametrize("make", [last, second])
+def test_inputs_share_the_collapsed_weights(make: Any) -> None:
+    """The marginals are the exact ones; of two inputs twice the joint is above the product, each box being wide."""
+    posterior = make(snapshots_of(SPEC, spread=0.5))
+    rows = inputs(2)
+    exact = posterior.predict(rows)
+    targets = exact.mean.expand(1, 2, 1)
+    found = posterior.joint(rows[None], places=None, draws=60_000, rng=Seed(0))
+    torch.testing.assert_close(found.row_log_prob(targets)[0], exact.log_prob(targets[0]), atol=0.03, rtol=0)
+    torch.testing.assert_close(found.predictive.mean, exact.mean, atol=0.03, rtol=0.03)
+    twice = torch.tensor([[0, 0, 1, 1]])
+    together = posterior.joint(rows[None], places=twice, draws=60_000, rng=Seed(0))
+    assert float(together.gap(targets[:, twice[0]])) > 0.1
+    listed = posterior.joint(rows[None, twice[0]], places=None, draws=60_000, rng=Seed(0))
+    torch.testing.assert_close(together.log_prob(targets[:, twice[0]]), listed.log_prob(targets[:, twice[0]]))
 
 
 def layers(weights: Weights, s: int, rows: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:

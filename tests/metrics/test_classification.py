@@ -67,7 +67,8 @@ def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> 
     assert [name for name in better if metrics.METRICS[name].shifted] == ["accuracy", "nll", "brier", "ece"]
     names = """rmse nll_recalibrated crps_recalibrated coverage_conformal size_conformal width_conformal accuracy nll
     brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps out_of_reach ece
-    ece_recalibrated joint_nll joint_gap log_likelihood_normalised"""
+    ece_recalibrated joint_nll joint_gap joint_nll_2 joint_gap_2 joint_nll_5 joint_gap_5 joint_nll_20 joint_gap_20
+    log_likelihood_normalised"""
     assert list(better) == names.split()
     assert all(metric.label and metric.about for metric in metrics.registered())
 
@@ -88,7 +89,7 @@ def test_dirichlet_draws_lie_between_the_nll_and_the_mean_over_draws(concentrati
     for _ in range(20):
         probs = torch.tensor(random.dirichlet(np.full(10, concentration), size=(5, 60)))
         predictive = Categorical(probs.clamp_min(1e-300).log())
-        terms = metrics.target_terms(predictive, targets)
+        terms = predictive.draw_log_prob(targets)
         batches = [metrics.batch_nll(part) for part in terms.split([7, 30, 23], dim=1)]
         found = sum(batches, metrics.Mean()).value
         low, high = metrics.nll(predictive, targets).value, -float(terms.mean())
@@ -100,7 +101,7 @@ def test_one_row_is_the_nll_and_one_draw_is_all_three() -> None:
     generator = torch.Generator().manual_seed(0)
     logs = torch.randn(4, 1, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
     one_row, target = Categorical(logs), torch.tensor([2])
-    found = metrics.batch_nll(metrics.target_terms(one_row, target)).value
+    found = metrics.batch_nll(one_row.draw_log_prob(target)).value
     assert found == pytest.approx(metrics.nll(one_row, target).value, rel=1e-12)
     terms = torch.randn(1, 50, generator=generator, dtype=torch.float64)
     assert metrics.batch_nll(terms).value == pytest.approx(-float(terms.mean()), rel=1e-12)
@@ -109,8 +110,8 @@ def test_one_row_is_the_nll_and_one_draw_is_all_three() -> None:
 def test_two_draws_that_disagree_by_hand() -> None:
     """Both rows say class 0 with .9 under one draw and .2 under the other: labels 0, 0 belong together."""
     probs = torch.tensor([[[0.9, 0.1], [0.9, 0.1]], [[0.2, 0.8], [0.2, 0.8]]], dtype=torch.float64)
-    terms = metrics.target_terms(Categorical(probs.log()), torch.tensor([0, 0]))
-    nll, gap = metrics.joint_scores(terms, torch.tensor([0]), torch.tensor([1]))
+    terms = Categorical(probs.log()).draw_log_prob(torch.tensor([0, 0]))
+    nll, gap = metrics.GroupLogProbs.of_terms(terms, torch.tensor([[0, 1]])).scores(2)
     joint, marginal = (0.81 + 0.04) / 2, 0.55
     assert nll.value == pytest.approx(-np.log(joint), rel=1e-12)
     assert gap.value == pytest.approx(np.log(joint / marginal**2), rel=1e-12)
@@ -124,30 +125,31 @@ def predictive() -> Categorical:
     return Categorical(logits.log_softmax(-1))
 
 
-def test_the_joint_of_pairs_by_brute_force(predictive: Categorical) -> None:
+def test_the_joint_of_groups_by_brute_force(predictive: Categorical) -> None:
+    """Of pairs, and of the first two of triples; a row may stand twice."""
     targets, probs = [0, 2, 1, 1], predictive.draw_log_probs.exp().numpy()
-    pairs = list(itertools.combinations(range(4), 2))
-    expected = [
-        np.log(np.mean([probs[s, i, targets[i]] * probs[s, j, targets[j]] for s in range(5)])) for i, j in pairs
-    ]
-    first, second = torch.tensor(pairs).T
-    terms = metrics.target_terms(predictive, torch.tensor(targets))
-    np.testing.assert_allclose(metrics.joint_log_prob(terms, first, second), expected, atol=1e-12)
-    assert metrics.joint_scores(terms, first, second)[0].value == pytest.approx(-np.mean(expected), rel=1e-12)
-    product = predictive.log_prob(torch.tensor(targets))  # the control: independence is another number
-    assert not np.allclose(expected, product[first] + product[second], atol=1e-3)
+    groups = list(itertools.product(range(4), repeat=3))
+    terms = predictive.draw_log_prob(torch.tensor(targets))
+    found = metrics.GroupLogProbs.of_terms(terms, torch.tensor(groups))
+    product = predictive.log_prob(torch.tensor(targets)).numpy()
+    for rows in (1, 2, 3):
+        each = [np.prod([probs[:, i, targets[i]] for i in group[:rows]], 0).mean() for group in groups]
+        np.testing.assert_allclose(found.joint[:, rows - 1], np.log(each), atol=1e-12)
+        np.testing.assert_allclose(found.product[:, rows - 1], [product[list(g[:rows])].sum() for g in groups])
+        assert found.scores(rows)[0].value == pytest.approx(-np.mean(np.log(each)), rel=1e-12)
+    assert not np.allclose(found.joint[:, 1:], found.product[:, 1:], atol=1e-3)  # independence is another number
 
 
 def test_terms_of_batches_can_be_put_together(predictive: Categorical) -> None:
     targets = torch.tensor([0, 2, 1, 1])
     parts = [Categorical(predictive.draw_log_probs[:, rows]) for rows in (slice(0, 1), slice(1, 4))]
-    terms = torch.cat([metrics.target_terms(p, t) for p, t in zip(parts, targets.split([1, 3]), strict=True)], 1)
-    assert torch.equal(terms, metrics.target_terms(predictive, targets))
+    terms = torch.cat([p.draw_log_prob(t) for p, t in zip(parts, targets.split([1, 3]), strict=True)], 1)
+    assert torch.equal(terms, predictive.draw_log_prob(targets))
 
 
 def test_one_draw_has_no_gap_at_all() -> None:
-    terms = torch.randn(1, 50)
-    assert metrics.joint_scores(terms, torch.arange(25), torch.arange(25, 50))[1].value == 0.0
+    pairs = torch.arange(50).unflatten(0, (25, 2))
+    assert metrics.GroupLogProbs.of_terms(torch.randn(1, 50), pairs).scores(2)[1].value == 0.0
 
 
 def predictions(batch: int, sharpen: float = 1.0) -> tuple[Categorical, torch.Tensor]:

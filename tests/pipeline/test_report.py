@@ -156,6 +156,19 @@ def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     assert text.count('<a href="index.html">') == 2
 
 
+def test_scores_of_several_inputs_together_are_a_section_where_there_are_some(built, tmp_path):
+    assert page.together(tables.gather(built[1])) is None
+    gaps = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001}
+    scores = [Score(0, 0, Quantity(name), value, 250) for name, value in gaps.items()]
+    run = write_run(tmp_path, "d", "d_vbll", "s", [*scores, Score(0, 0, Quantity("nll"), 0.3, 10)])
+    report.build([run], tmp_path / "out", provenance={}, dpi=80)
+    parsed = Page((tmp_path / "out/index.html").read_text())
+    assert parsed.open == [] and "Several inputs together" in parsed.text
+    (grid,) = page.together(tables.gather([run])).values()
+    assert grid.head == ["Method, setting", "Joint NLL 20", "Joint gap 20", "Joint gap"]
+    assert [cell.text for cell in grid.rows[0][1:]] == ["3.200", "1.250", "0.001"]
+
+
 @pytest.mark.slow
 def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, built):
     _, runs = built

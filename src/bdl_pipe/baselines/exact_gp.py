@@ -8,6 +8,7 @@ equal seeds would no longer give equal bits. float64 throughout.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, final
 
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
+_ROWS: Final = 250  # rows whose covariance is computed at once
 _NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
 
 
@@ -59,6 +61,30 @@ class ExactGp(gpytorch.models.ExactGP):
         with dense():
             answer = self.likelihood(self(wide))
             return answer.mean.T, answer.variance.T
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "g r d"]) -> tuple[Float[Tensor, "g r o"], Float[Tensor, "g o r r"]]:
+        """Return the mean and the covariance of f at the rows of each group."""
+        self.eval()
+        return group_moments(lambda rows: self(rows.expand(len(self.train_targets), -1, -1)), inputs)
+
+
+def group_moments(
+    process: Callable[[Tensor], MultivariateNormal], inputs: Float[Tensor, "g r d"]
+) -> tuple[Float[Tensor, "g r o"], Float[Tensor, "g o r r"]]:
+    """Return the mean and the covariance of f at the rows of each group, some groups at a time in one call.
+
+    Args:
+        process: rows [n, d] in float64 -> f at these rows, a batch of o.
+    """
+    rows, means, covariances = inputs.shape[1], [], []
+    with dense():
+        for part in inputs.double().split(max(1, _ROWS // rows)):
+            latent, each = process(part.flatten(0, 1)), torch.arange(len(part), device=part.device)
+            blocks = latent.covariance_matrix.unflatten(-1, (-1, rows)).unflatten(-3, (-1, rows))
+            covariances.append(blocks[:, each, :, each])  # [group, o, row, row]: of a group with itself
+            means.append(latent.mean.T.unflatten(0, (-1, rows)))
+    return torch.cat(means), torch.cat(covariances)
 
 
 def dense() -> ExitStack:

@@ -21,6 +21,7 @@ from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError
+from ..joint_predictive import GaussianFunctions
 from ..networks import MlpConfig, Network
 from ..predictive import Gaussian
 from ..progress import Report
@@ -123,6 +124,12 @@ class ExactLayerPosterior:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         return predict(self.layer, self.trunk, inputs)
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        phi = features(self.trunk, inputs.flatten(0, 1))
+        return linear.functions(self.layer, phi.unflatten(0, inputs.shape[:2]))
 
     def state(self) -> State:
         return self._state

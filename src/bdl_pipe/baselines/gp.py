@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import DataError, require
+from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
@@ -87,6 +89,13 @@ class GpPosterior:
         mean, variance = self.process.predictive(inputs)
         mean, variance = self._unit * mean, self._unit.square() * variance
         return Gaussian(mean[None].to(inputs.dtype), variance[None].to(inputs.dtype))
+
+    def functions(self, inputs: Float[Tensor, "group row d"], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group, in the targets' units; ``rng`` is not used."""
+        mean, covariance = self.process.functions(inputs)
+        noise = self._unit.square() * self.process.likelihood.noise.detach()[:, 0]
+        covariance = self._unit.square()[:, None, None] * covariance
+        return GaussianFunctions((self._unit * mean)[None], covariance[None], noise[None], classes=False)
 
     def state(self) -> State:
         hyperparameters = {f"gp.{k}": v.detach().clone() for k, v in self.process.named_parameters()}

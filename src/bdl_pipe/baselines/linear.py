@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.func import jacfwd, vmap
 
 from ..errors import Diverged, require
+from ..joint_predictive import GaussianFunctions
 from ..predictive import Gaussian
 
 Variance = float | Float[Tensor, "..."]  # one for all members, or one each [member]
@@ -114,6 +115,14 @@ def predict(q: LinearPosterior, features: Float[Tensor, "*#member b h"]) -> Gaus
     mean, variance = moments(q, features)
     total = (variance + q.noise_variance[..., None])[..., None].expand_as(mean)
     return Gaussian(mean.reshape(-1, *mean.shape[-2:]), total.reshape(-1, *mean.shape[-2:]))
+
+
+def functions(q: LinearPosterior, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+    """Return the Gaussian over φᵀw_k at the rows of each group, which share w_k."""
+    whitened = torch.linalg.solve_triangular(q.factor, features.flatten(0, 1).mT, upper=False)  # L⁻¹φ
+    grouped, mean = whitened.mT.unflatten(0, features.shape[:2]), features @ q.mean
+    noise = q.noise_variance.expand(1, mean.shape[-1])
+    return GaussianFunctions(mean[None], (grouped @ grouped.mT)[None, :, None], noise, classes=False)
 
 
 def gbll_loss(

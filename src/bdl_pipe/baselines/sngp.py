@@ -31,6 +31,7 @@ from ..data.fitdata import FitData
 from ..data.rows import Rows
 from ..data.size import Section, Size
 from ..errors import require
+from ..joint_predictive import GaussianFunctions
 from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.spectral import bound_spectral_norms, remove_bounds
@@ -141,6 +142,18 @@ class Sngp(Learner):
         variance = torch.linalg.solve_triangular(factor, phi.T.to(factor), upper=False).square().sum(0)  # [batch]
         return self._plain(phi @ self.head, variance.to(phi))
 
+    def functions(self, inputs: Float[Tensor, "group row ..."]) -> GaussianFunctions:
+        """Return the Gaussian over φᵀβ, β ~ N(β̂, Λ⁻¹), at the rows of each group."""
+        assert self.factor is not None, "the precision is computed after training"
+        phi, shape = self.features(inputs.flatten(0, 1)), inputs.shape[:2]
+        white = torch.linalg.solve_triangular(self.factor, phi.T.to(self.factor), upper=False).T.unflatten(0, shape)
+        classes = self.spec.task == "classification"
+        noise = phi.new_zeros(()) if classes else self.log_noise.exp()
+        mean = (phi @ self.head).unflatten(0, shape)
+        return GaussianFunctions(
+            mean[None], (white @ white.mT)[None, :, None], noise.expand(1, mean.shape[-1]), classes
+        )
+
     def curvature(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return φ [batch, feature] and the weight of each row in Λ [batch], both float64."""
         phi = self.features(inputs)
@@ -174,6 +187,11 @@ class SngpPosterior(LearnerPosterior[Sngp]):
     """A fitted :class:`Sngp` with the factor of Λ; its weights are the bounded ones, so nothing bounds them again."""
 
     key, spec_class = "sngp", SngpSpec
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return :meth:`Sngp.functions` of transformed inputs; ``rng`` is not used."""
+        return self.learner.functions(inputs)
 
     @classmethod
     def spec(cls, config: SngpConfig, data: FitData) -> SngpSpec:

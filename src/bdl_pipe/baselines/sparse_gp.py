@@ -17,6 +17,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
@@ -24,13 +25,14 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
+from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
-from .exact_gp import AFFORDABLE, dense
+from .exact_gp import AFFORDABLE, dense, group_moments
 
 _NOISE: Final = 0.1  # σ² before the first step, in standardised units
 
@@ -122,6 +124,13 @@ class SvgpPosterior:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs; ``rng`` is not used."""
         return self.learner.predict(inputs, rng=rng)
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row d"], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        mean, covariance = group_moments(self.learner.process, inputs)
+        noise = self.learner.likelihood.noise[:, 0]
+        return GaussianFunctions(mean[None], covariance[None], noise[None], classes=False)
 
     def state(self) -> State:
         tensors = {name: value.detach().clone() for name, value in self.learner.state_dict().items()}

@@ -19,9 +19,9 @@ snapshot, or snapshots with one last layer, are their ensemble.
 
 The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
 the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box (the
-classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none); and the joint over
-inputs takes the collapsed weights as independent between them. Statistics of batch normalisation are those that each
-snapshot was trained with: its weights are its own, not an average's.
+classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none). The joint of several
+inputs is by draws of the collapsed weights (:meth:`CiberPosterior.joint`). Each snapshot has the statistics of batch
+normalisation that it was trained with: its weights are its own, not an average's.
 
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
 """
@@ -39,6 +39,7 @@ from torch.func import functional_call
 from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..errors import require
+from ..joint_predictive import JointCategorical
 from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
@@ -127,6 +128,24 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
             collapsed.append(self._head.collapse(number, features, self._count))
         together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
         return Categorical(log_probs(torch.stack(logits), together, self.config.form))
+
+    @torch.no_grad()
+    def joint(
+        self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed
+    ) -> JointCategorical:
+        """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
+
+        The integral over weights that several inputs share has no closed form. Given a draw, p_k ∝ σ(a_k + Σ (W − w)φ)
+        with the sigmoid itself, divided by the sum of each draw.
+        """
+        each, flat, log_probs = -(-draws // len(self._head.weights)), inputs.flatten(0, 1), []
+        for number, weights in self.numbered():
+            features = functional_call(self.trunk, under("trunk.", weights), (flat,))
+            odds = log_odds(F.linear(features, weights["head.weight"], weights["head.bias"]))
+            drawn = self._head.draw(each, rng.fold("weights", number))
+            shift = self._head.drawn_shift(number, features, self._count, drawn)
+            log_probs.append(F.logsigmoid(odds + shift).double().log_softmax(-1))
+        return JointCategorical(torch.cat(log_probs).unflatten(1, inputs.shape[:2])).at(places)
 
 
 cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch

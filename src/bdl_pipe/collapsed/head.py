@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from ..seeds import Seed
+
 SCORES: Final = 1 << 15  # half-widths at a time; for more torch calls other threads, which costs more here
 FEW: Final = 4  # of the largest that are found one by one
 GROUP: Final = 32  # inputs whose largest is found first, since where it lies takes five times as long as what it is
@@ -60,6 +62,29 @@ class Head:
         blocks = zip(grouped.split(rows), peaks.split(rows), strict=True)
         parts = [_chosen(part, peak, half, offset, count) for part, peak in blocks]
         return Collapsed(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+    def draw(self, draws: int, rng: Seed) -> Float[Tensor, "draw class input"]:
+        """Draw all weights from the box, on the CPU, so that every device has the same."""
+        low, high = self.weights.amin(0), self.weights.amax(0)
+        uniform = torch.rand(draws, *low.shape, generator=rng.generator(), dtype=low.dtype)
+        return low + (high - low) * uniform.to(low.device)
+
+    def drawn_shift(
+        self,
+        snapshot: int,
+        features: Float[Tensor, "batch width"],
+        count: int,
+        drawn: Float[Tensor, "draw class input"],
+    ) -> Float[Tensor, "draw batch class"]:
+        """Return Σ_{i ∈ C} (W_i − w_i)φ_i under drawn weights W, C the weights that ``collapse`` chooses for an input.
+
+        Inputs share W. Memory: draws × inputs × classes × count.
+        """
+        inputs = F.pad(features, (0, 1), value=1.0)
+        half = (self.weights.amax(0) - self.weights.amin(0)) / 2
+        chosen = (half * inputs.abs()[:, None]).topk(count, -1).indices  # [batch, class, d]
+        moved = (drawn - self.weights[snapshot])[:, torch.arange(len(half), device=half.device)[:, None], chosen]
+        return (moved * inputs[:, None].expand(-1, len(half), -1).gather(-1, chosen)).sum(-1)
 
 
 def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:

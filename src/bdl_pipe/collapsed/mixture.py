@@ -54,12 +54,15 @@ class CollapsedMixture(Continuous):
         return low.amin(0), high.amax(0)
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        return mixture(self.draw_log_prob(targets))
+
+    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
         each = self.part.log_density(targets)  # [draw, batch, output]
         if self.tail > 0:
             squared = (targets - self.draw_mean).square() / self.draw_variance
             gaussian = -0.5 * (squared + self.draw_variance.log() + math.log(2 * math.pi))
             each = torch.logaddexp(each + math.log1p(-self.tail), gaussian + math.log(self.tail))
-        return mixture(each.sum(-1))
+        return each.sum(-1)
 
     @cached_property
     def _series(self) -> Series | None:

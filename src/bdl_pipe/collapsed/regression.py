@@ -17,11 +17,13 @@ transforms are the training rows', and a density integrates to one over the line
 alone: the unit of ``ciber_second`` would move the variance, too, which stays the snapshot's.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -29,13 +31,14 @@ from ..artifacts import State, under
 from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import require
+from ..joint_predictive import JointContinuous
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from .head import Head
+from .head import Collapsed, Head
 from .integrals import few_uniforms
 from .integrals.triangle import radius
 from .mixture import CollapsedMixture
@@ -97,6 +100,35 @@ class _Regression(CollapsedSnapshots[Config]):
         super().__init__(spec, config, weights)
         self.head = Head.of(weights["head.weight"][:, : spec.outputs], weights["head.bias"][:, : spec.outputs])
 
+    @torch.no_grad()
+    def joint(
+        self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed
+    ) -> JointContinuous:
+        """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
+
+        The integral over weights that several inputs share has no closed form. Given a draw, a target is its mean and
+        triangular noise, and the tail a Gaussian of the moments of that.
+        """
+        flat, (groups, rows) = inputs.flatten(0, 1), inputs.shape[:2]
+        snapshots = len(self.head.weights)
+        each, located = -(-draws // snapshots), list[tuple[Tensor, Tensor]]()
+        for number, weights in self.numbered():
+            located.append(self.drawn(number, weights, flat, each, rng.fold("weights", number)))
+        centre = torch.cat([place for place, _ in located])  # [draw, batch, output]
+        radii = torch.cat([noise.expand(each, -1, -1) for _, noise in located])
+        if places is not None:
+            observed = (torch.arange(groups, device=places.device)[:, None] * rows + places).flatten()
+            centre, radii, rows = centre[:, observed], radii[:, observed], places.shape[1]
+        assert isinstance(self.config, LikelihoodConfig)
+        part = Linear(centre, torch.zeros_like(centre)[..., None], radii)
+        return JointContinuous(CollapsedMixture(part, self.config.tail), (groups, rows, centre.shape[-1]))
+
+    @abstractmethod
+    def drawn(
+        self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
+    ) -> tuple[Float[Tensor, "draw batch output"], Float[Tensor, "batch output"]]:
+        """Return the means under draws of the collapsed weights, and the radius of the noise, for one snapshot."""
+
     def outputs(self, weights: dict[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and standard deviation of one snapshot [batch, output]."""
         found = self.spec.predictive(F.linear(features, weights["head.weight"], weights["head.bias"])[None])
@@ -120,9 +152,48 @@ class CiberLastPosterior(_Regression[CiberLastConfig]):
         """Return centre, half-widths and radius for one snapshot."""
         features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
         mean, sd = self.outputs(weights, features)
-        count = self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
-        collapsed = self.head.collapse(number, features, count)
+        collapsed = self.head.collapse(number, features, self._count)
         return mean + collapsed.shift, collapsed.half_widths.double(), radius(sd, self.config.radius)
+
+    @property
+    def _count(self) -> int:
+        """Return the number of collapsed weights of each target's mean."""
+        return self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
+
+    def drawn(
+        self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
+    ) -> tuple[Tensor, Tensor]:
+        features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
+        mean, sd = self.outputs(weights, features)
+        shift = self.head.drawn_shift(number, features, self._count, self.head.draw(draws, rng))
+        return mean + shift.double(), radius(sd, self.config.radius)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """The collapsed unit of each input, for one snapshot.
+
+    Attributes:
+        before: the inputs of the units.
+        active: what each unit passes to its rectifier.
+        collapsed: the boxes of each unit's incoming weights.
+        number: the collapsed unit.
+        outgoing: the weight of the collapsed unit in the mean.
+        base: the mean without the collapsed unit.
+        radius: the radius of the noise.
+    """
+
+    before: Float[Tensor, "batch width"]
+    active: Float[Tensor, "batch unit"]
+    collapsed: Collapsed
+    number: Int[Tensor, " batch"]
+    outgoing: Float[Tensor, " batch"]
+    base: Float[Tensor, " batch"]
+    radius: Float[Tensor, " batch"]
+
+    def own(self, values: Float[Tensor, "batch unit ..."]) -> Float[Tensor, "batch ..."]:
+        """Return the values of the collapsed unit, in float64."""
+        return values[torch.arange(len(self.number), device=values.device), self.number].double()
 
 
 @final
@@ -155,6 +226,25 @@ class CiberSecondPosterior(_Regression[CiberSecondConfig]):
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
         """Return base, sign, centre, half-widths and radius for one snapshot."""
+        unit = self._unit(number, weights, inputs)
+        w, size = unit.outgoing, unit.outgoing.abs()
+        moved = (
+            size * unit.own(unit.active + unit.collapsed.shift),
+            size[:, None] * unit.own(unit.collapsed.half_widths),
+        )
+        return unit.base, torch.where(w < 0, -1.0, 1.0).to(w), *moved, unit.radius
+
+    def drawn(
+        self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
+    ) -> tuple[Tensor, Tensor]:
+        unit = self._unit(number, weights, inputs)
+        drawn = self._layer.draw(draws, rng)
+        shift = self._layer.drawn_shift(number, unit.before, self.config.weights, drawn)  # [draw, batch, unit]
+        passed = F.relu(torch.stack([unit.own(unit.active + one) for one in shift]))
+        return (unit.base + unit.outgoing * passed)[..., None], unit.radius[:, None]
+
+    def _unit(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> "_Unit":
+        """Return the collapsed unit of each input for one snapshot."""
         names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
         before = functional_call(self._before, names, (inputs,))
         own = self._layer.weights[number]
@@ -167,8 +257,7 @@ class CiberSecondPosterior(_Regression[CiberSecondConfig]):
         unit = effect.argmax(-1)  # [batch]
         rows, w = torch.arange(len(unit), device=unit.device), outgoing[unit].double()
         base = mean[:, 0] - w * F.relu(active[rows, unit]).double()
-        moved = w.abs() * centre[rows, unit].double(), w.abs()[:, None] * collapsed.half_widths[rows, unit].double()
-        return base, torch.where(w < 0, -1.0, 1.0).to(w), *moved, radius(sd[:, 0], self.config.radius)
+        return _Unit(before, active, collapsed, unit, w, base, radius(sd[:, 0], self.config.radius))
 
 
 def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: Seed, report: Report) -> State:

@@ -20,6 +20,7 @@ from ..scores import Quantity, Set
 from ..seeds import Seed
 from .config import EvaluateConfig
 from .gathered import Gathered, Scores, normalised
+from .joint import joint_scores, keeps_functions, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "measure_cost",
     "ood_scores",
     "register_ood_score",
+    "same_class_along",
     "score_all",
     "score_classification",
     "score_clean",
@@ -72,7 +74,8 @@ def score_clean(
 
     The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
     ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
-    somewhere, and the scores ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior.
+    somewhere, the scores of several rows together what :func:`.joint.joint_scores` says, and the scores
+    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
     regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
@@ -80,7 +83,7 @@ def score_clean(
     Raises:
         Diverged: a prediction is not finite.
     """
-    gathered = Gathered()
+    gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
         predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
@@ -92,9 +95,11 @@ def score_clean(
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
+        if config.joint_pairs and not own_joint:
+            gathered.terms.append(predictive.draw_log_prob(targets).cpu())
     scores = gathered.scores()
-    if "accuracy" in scores:
-        scores |= gathered.joint(config.joint_pairs, rng)
+    terms = torch.cat(gathered.terms, dim=1) if gathered.terms else None
+    scores |= joint_scores(fitted, examples, terms, config, rng, device)
     if "log_likelihood" in scores:
         scores |= normalised(scores["log_likelihood"], fitted.transform, examples.targets)
     assert scores.keys() <= metrics.METRICS.keys(), "a score that no metric describes"

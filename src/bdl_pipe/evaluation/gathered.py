@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from .. import metrics
@@ -14,7 +13,6 @@ from ..data.transform import Transform
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
-from ..seeds import Seed
 from .config import EvaluateConfig
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
@@ -53,20 +51,18 @@ class Gathered:
         self.bins = more if self.bins is None else self.bins + more
 
     def add_classes(self, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
-        """Add a batch of test rows to entropies, calibration bins, joints and the table of predictions."""
+        """Add a batch of test rows to entropies, calibration bins and the table of predictions."""
         self.add_bins(predictive, targets, config)
         entropy, information = predictive.entropy(), predictive.mutual_information()
         self.mean("entropy", metrics.Mean.of(entropy))
-        terms = metrics.target_terms(predictive, targets)
         if len(predictive.draw_log_probs) > 1:
             self.mean("mutual_information", metrics.Mean.of(information))
-            self.mean("batch_nll", metrics.batch_nll(terms))
+            self.mean("batch_nll", metrics.batch_nll(predictive.draw_log_prob(targets)))
         for k, probability in enumerate(predictive.mean.unbind(-1)):
             self.column(f"p_{k}", probability)
         self.column("entropy", entropy)
         self.column("mutual_information", information)
         self.column("log_prob", predictive.log_prob(targets))
-        self.terms.append(terms.cpu())
 
     def add_regression(self, predictive: Continuous, targets: Tensor) -> None:
         """Add a batch of test rows to the means of the central interval and to the table of predictions."""
@@ -113,19 +109,6 @@ class Gathered:
             again = self.recalibrated_bins
             scores["ece_recalibrated"] = (again.ece(), int(again.count.sum()))
         return scores
-
-    def joint(self, pairs: int, rng: Seed) -> Scores:
-        """Return the scores of ``pairs`` pairs of rows; none where there are fewer than two rows."""
-        terms = torch.cat(self.terms, dim=1)  # [draw, row]
-        rows = terms.shape[1]
-        if not pairs or rows < 2:
-            return {}
-        # the root seed alone chooses the pairs, so that all posteriors are scored on the same pairs
-        random = Seed(rng.root).fold("evaluate", "pairs", rows, pairs).numpy()
-        first = random.integers(rows, size=pairs)
-        second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # another row, each as likely
-        nll, gap = metrics.joint_scores(terms, torch.from_numpy(first), torch.from_numpy(second))
-        return {"joint_nll": (nll.value, nll.count), "joint_gap": (gap.value, gap.count)}
 
     def table(self, examples: Examples) -> pa.Table:
         """Return the predictions, one for each row."""

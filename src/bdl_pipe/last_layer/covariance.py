@@ -14,6 +14,7 @@ blocks of rows of Pᵀ skip the zeros below its diagonal.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, final, get_args
 
@@ -34,6 +35,10 @@ class Form(ABC):
     @abstractmethod
     def quadratic(self, features: Float[Tensor, "batch h"]) -> Float[Tensor, "batch count"]:
         """Return φᵀSφ."""
+
+    @abstractmethod
+    def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
+        """Return φ_iᵀSφ_j of all pairs of rows of each group, in float64, as a root times its transpose."""
 
     @abstractmethod
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
@@ -76,6 +81,12 @@ class _Excess(torch.autograd.Function):
         return curved if gradient is None else curved + gradient * slope
 
 
+def _products(root: Float[Tensor, "group row count m"]) -> Float[Tensor, "group count row row"]:
+    """Return the inner products of all pairs of rows of each group, in float64."""
+    by_matrix = root.double().transpose(1, 2)
+    return by_matrix @ by_matrix.mT
+
+
 def _excess(log_scale: Tensor, prior_variance: float) -> Tensor:
     """Return Σ e^d − 1 − d of d = 2m − log s: what a diagonal S diverges from sI."""
     total: Tensor = _Excess.apply(2 * log_scale - math.log(prior_variance))[0]
@@ -98,15 +109,23 @@ class Dense(Form):
 
     def quadratic(self, features: Float[Tensor, "batch h"]) -> Float[Tensor, "batch count"]:
         total = features.new_zeros(())
+        for root in self._roots(features):
+            total = total + root.square().sum(-1)
+        return total
+
+    def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
+        parts = [_products(root.unflatten(0, features.shape[:2])) for root in self._roots(features.flatten(0, 1))]
+        return torch.stack(parts).sum(0)
+
+    def _roots(self, features: Float[Tensor, "batch h"]) -> Iterator[Float[Tensor, "batch count rows"]]:
+        """Yield Pᵀφ, the rows of one block at a time."""
         start = 0
         for block in self.blocks:
             count, rows, _ = block.shape
             here = slice(start, start + rows)
             strict = F.linear(features[:, start:], block.flatten(0, 1)).unflatten(1, (count, rows))
-            root = strict + features[:, None, here] * self.log_scale[:, here].exp()  # Pᵀφ [batch, count, rows]
-            total = total + root.square().sum(-1)
+            yield strict + features[:, None, here] * self.log_scale[:, here].exp()
             start += rows
-        return total
 
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         strict = torch.stack([block.square().sum() for block in self.blocks]).sum()
@@ -132,6 +151,9 @@ class Diagonal(Form):
     def quadratic(self, features: Float[Tensor, "batch h"]) -> Float[Tensor, "batch count"]:
         return F.linear(features.square(), (2 * self.log_scale).exp())
 
+    def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
+        return _products(features[:, :, None] * self.log_scale.exp())
+
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         return _excess(self.log_scale, prior_variance)
 
@@ -154,6 +176,10 @@ class LowRank(Form):
         count, _, rank = self.factor.shape
         root = F.linear(features, self.factor.mT.flatten(0, 1)).unflatten(1, (count, rank))  # Fᵀφ
         return F.linear(features.square(), (2 * self.log_scale).exp()) + root.square().sum(-1)
+
+    def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
+        root = torch.einsum("grh,chm->grcm", features, self.factor)  # Fᵀφ
+        return _products(root) + _products(features[:, :, None] * self.log_scale.exp())
 
     def _log_det_ratio(self) -> Float[Tensor, " count"]:
         """Return log det(I + FᵀD⁻¹F), what F adds to log det D."""

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import DataError, require
+from ..joint_predictive import GaussianFunctions
 from ..predictive import Categorical
 from ..seeds import Seed
 from .covariance import Form
@@ -85,6 +86,10 @@ class Discriminative(LastLayer):
         """Return the mean and variance of each class's logit, noise included; independent over classes."""
         with full_precision(features):
             return self._moments(self._cast(features), self.covariance())
+
+    def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over the logits Wφ at the rows of each group; each observation's noise ε has σ_k²."""
+        return self._functions(features, self.noise_variance, classes=True)
 
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Categorical:
         """Return E[softmax(Wφ + ε)] by the configured rule; only "sampled" uses ``rng`` and keeps draws."""

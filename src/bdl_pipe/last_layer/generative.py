@@ -18,6 +18,7 @@ appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,8 @@ from ..predictive import Categorical
 from ..seeds import Seed
 from .densities import LOG_2PI, check_features, check_labels, feature_log_prior, log_densities
 from .refit import NoisePrior, Refit, refit
+
+_DRAWS: Final = 50  # draws of the class means at a time
 
 
 class Generative(nn.Module):
@@ -164,6 +167,27 @@ class Generative(nn.Module):
         return Categorical(
             torch.log_softmax(joint, dim=-1)[None], {"feature_density": self._log_density(features, joint, True)}
         )
+
+    def drawn_log_probs(
+        self, features: Float[Tensor, "group row feature"], draws: int, rng: Seed
+    ) -> Float[Tensor, "draw group row class"]:
+        """Return log p(y | φ, φ̄) under draws of the class means φ̄ ~ q, which all inputs share, in float64.
+
+        Σ is the same for all classes, so that given the means a label's log-odds are linear in φ:
+        log p(k) + φᵀΣ⁻¹φ̄[k] − ½ φ̄[k]ᵀΣ⁻¹φ̄[k]. The average over draws is E_q[p(y | φ, φ̄)]; :meth:`predict` has
+        E_q[p(y, φ | φ̄)] / E_q[p(φ | φ̄)] instead, where the input itself is evidence of the class means. Only the
+        former is consistent: an input that is added to a group changes no other input's marginal.
+        """
+        generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
+        flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
+        log_probs = []
+        for start in range(0, draws, _DRAWS):
+            count = min(_DRAWS, draws - start)
+            drawn = mean + std * torch.randn(count, *mean.shape, generator=generator).to(mean)
+            constant = self.class_log_probs - 0.5 * (drawn.square() * precision).sum(-1)  # [draw, class]
+            linear = (drawn * precision).flatten(0, 1) @ flat.T  # all draws in one product
+            log_probs.append(torch.log_softmax(linear.unflatten(0, (count, -1)) + constant[..., None], 1).mT)
+        return torch.cat(log_probs).unflatten(1, features.shape[:2])
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
+from ..joint_predictive import GaussianFunctions
 from ..seeds import Seed
 from .covariance import Covariance, Form, gaussian_kl
 
@@ -101,6 +102,17 @@ class LastLayer(nn.Module, ABC):
     @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
         """Return tr(Σ⁻¹)."""
+
+    @abstractmethod
+    def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over W̄φ at the rows of each group, which share W, and the noise of an observation."""
+
+    @final
+    def _functions(self, features: Tensor, noise: Tensor, classes: bool) -> GaussianFunctions:
+        with full_precision(features):
+            features = self._cast(features)
+            covariance = self.covariance().covariance(features)
+            return GaussianFunctions((features @ self.mean.mT)[None], covariance[None], noise[None], classes)
 
     @final
     def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:

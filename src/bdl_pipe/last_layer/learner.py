@@ -11,14 +11,17 @@ Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", app
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import networks
-from ..errors import require
+from ..errors import UserError, require
+from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
@@ -223,7 +226,34 @@ class LastLayerLearner(Learner):
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._average(inputs, self.spec.features.draws if self.spec.features else 1, rng)
+        return self._average(inputs, self._draws, rng)
+
+    @property
+    def _draws(self) -> int:
+        """Return the number of draws of the features in a prediction."""
+        return self.spec.features.draws if self.spec.features else 1
+
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group: a mixture over draws of the features.
+
+        Raises:
+            UserError: the layer is generative, whose functions are not Gaussian.
+        """
+        layer = self.layer
+        if isinstance(layer, Generative):
+            raise UserError("the functions of a generative last layer are not Gaussian: ask for their joint")
+        drawn = self._drawn_features(inputs.flatten(0, 1), self._draws, rng)
+        return GaussianFunctions.mixed([layer.functions(part.unflatten(0, inputs.shape[:2])) for part in drawn])
+
+    def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
+        """Return the joint of each group; of a generative layer by draws of its class means, which all inputs share."""
+        if not isinstance(self.layer, Generative):
+            return self.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
+        parts, each = [], -(-draws // self._draws)
+        for number, features in enumerate(self._drawn_features(inputs.flatten(0, 1), self._draws, rng)):
+            grouped = features.unflatten(0, inputs.shape[:2])
+            parts.append(self.layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
+        return JointCategorical(torch.cat(parts)).at(places)
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
@@ -240,12 +270,16 @@ class LastLayerLearner(Learner):
     def _after_trunk(self, features: Tensor, noise: dict[str, Tensor]) -> Tensor:
         return features if self.linear is None else self.linear(features, noise)
 
-    def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        parts = []
+    def _drawn_features(self, inputs: Tensor, draws: int, rng: Seed) -> Iterator[Tensor]:
+        """Yield φ(x) [batch, width] of each draw; a point trunk is computed once."""
         shared = None if isinstance(self.trunk, MeanField) else self.trunk(inputs)
         for draw in range(draws):
             noise = self.draw(rng.fold("trunk", draw), inputs.device)
-            features = self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
+            yield self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
+
+    def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+        parts = []
+        for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
             part = self.layer.predict(features, rng=rng.fold("layer", draw))
             if self.refit is not None:
                 assert isinstance(part, Categorical)

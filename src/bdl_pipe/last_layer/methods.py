@@ -10,10 +10,12 @@ from typing import final
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
+from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, Method, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
@@ -83,6 +85,16 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     """
 
     key, spec_class = "last_layer", LastLayerSpec
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return :meth:`LastLayerLearner.functions` of transformed inputs."""
+        return self.learner.functions(inputs, rng=rng)
+
+    @torch.no_grad()
+    def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
+        """Return :meth:`LastLayerLearner.joint` of transformed inputs."""
+        return self.learner.joint(inputs, places=places, draws=draws, rng=rng)
 
     @classmethod
     def spec(cls, config: Config, data: FitData) -> LastLayerSpec:

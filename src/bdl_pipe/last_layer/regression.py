@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import DataError, require
+from ..joint_predictive import GaussianFunctions
 from ..predictive import Gaussian
 from ..seeds import Seed
 from .covariance import Form
@@ -70,6 +71,10 @@ class Regression(LastLayer):
         spread = form.quadratic(features)[:, 0] * root.square().sum()  # φᵀSφ tr(Σ⁻¹)
         log_det = 2 * self.noise_log_root.sum()
         return 0.5 * (log_det - error.shape[-1] * math.log(2 * math.pi) - (squared + spread).mean())
+
+    def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over Wφ at the rows of each group; the noise is Σ_ii, as in ``predict``."""
+        return self._functions(features, self.noise_covariance.diagonal(), classes=False)
 
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
         """Return N(W̄φ, φᵀSφ + Σ_ii) of each output (eq. 17), one draw.

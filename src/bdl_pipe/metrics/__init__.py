@@ -1,7 +1,7 @@
 """Metrics of predictives, as states (sum, count) that partial results from many workers add up to.
 
 Every function takes a :class:`~bdl_pipe.predictive.Predictive` whose draws are already mixed by its
-own ``log_prob`` and ``mean``; where draws matter by themselves (joint, mutual information) it says so.
+own ``log_prob`` and ``mean``; where draws matter by themselves (mutual information) it says so.
 Natural logarithms and per-example means throughout.
 """
 
@@ -13,11 +13,9 @@ from .classification import (
     bins_of,
     brier,
     detection,
-    joint_log_prob,
-    joint_scores,
-    target_terms,
 )
 from .cost import COSTS
+from .joint import GroupLogProbs
 from .metric import Mean, Metric
 from .registered import METRICS, metric_of, register_metric, registered
 from .regression import covered, crps, interval, out_of_reach, squared_error
@@ -28,6 +26,7 @@ __all__ = [
     "DETECTION",
     "METRICS",
     "Bins",
+    "GroupLogProbs",
     "Mean",
     "Metric",
     "accuracy",
@@ -38,8 +37,6 @@ __all__ = [
     "crps",
     "detection",
     "interval",
-    "joint_log_prob",
-    "joint_scores",
     "log_likelihood",
     "metric_of",
     "nll",
@@ -47,5 +44,4 @@ __all__ = [
     "register_metric",
     "registered",
     "squared_error",
-    "target_terms",
 ]

@@ -1,11 +1,8 @@
-"""Scores of classes: accuracy, Brier, calibration, joint likelihoods of pairs, and telling *in* from *out*.
+"""Scores of classes: accuracy, Brier, calibration, and how well *in* is separated from *out*.
 
 Calibration: how often what is said with probability p is true. ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over
 bins of the largest class probability (Naeini et al. 2015; Guo et al. 2017, eq. 3). Equal-width bins are ((b−1)/B, b/B]
 as in Guo; their sums add up across workers.
-
-Joint likelihood: log p(y_i, y_j | x_i, x_j, D) = log (1/S) Σ_s p(y_i|x_i, θ_s) p(y_j|x_j, θ_s) keeps the dependence
-that shared parameters make; a predictive of one draw has none, and a gap of exactly 0.
 
 NLL of a batch: −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) mixes the draws by how they explain the whole
 batch. The published evaluation of pseudo-coresets by Markov chains (Kim et al. 2022, 2023) prints its mean over
@@ -93,34 +90,6 @@ def _sums(stated: np.ndarray, happened: np.ndarray, bins: int) -> Bins:
     return Bins(count, np.bincount(place, stated, bins), np.bincount(place, happened, bins))
 
 
-def target_terms(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Float[Tensor, "draw batch"]:
-    """Return log p(y_i | x_i, θ_s): all of a predictive that the joint needs, so that batches can be put together."""
-    index = targets.long().expand(len(predictive.draw_log_probs), -1)[..., None]
-    return predictive.draw_log_probs.gather(-1, index)[..., 0]
-
-
-def joint_log_prob(
-    terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
-) -> Float[Tensor, " pair"]:
-    """Return log p(y_i, y_j | x_i, x_j, D) for pairs of rows, in float64, dependence across inputs kept.
-
-    The quantity that a distilled predictive cannot form (Korattikara et al. 2015, discussion notes, eq. 14).
-    """
-    terms = terms.double()
-    return mixture(terms[:, first] + terms[:, second])
-
-
-def joint_scores(
-    terms: Float[Tensor, "draw batch"], first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
-) -> tuple[Mean, Mean]:
-    """Return (joint NLL, joint gap) over pairs of rows; the gap is log joint − log product of marginals, in nats.
-
-    A gap above 0 says that the dependence that the draws imply is borne out by the labels.
-    """
-    joint, marginal = joint_log_prob(terms, first, second), mixture(terms.double())
-    return Mean.of(-joint), Mean.of(joint - (marginal[first] + marginal[second]))
-
-
 def batch_nll(terms: Float[Tensor, "draw batch"]) -> Mean:
     """Return −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) of one batch, in nats, as the value of each of its rows.
 
@@ -179,8 +148,6 @@ BATCH_NLL = Metric(
     "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a batch, by its rows", better=-1
 )
 ECE = Metric("ece", "ECE %", "expected calibration error, equal-width bins", better=-1, percent=True, shifted=True)
-JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log probability of the labels of two rows", better=-1)
-JOINT_GAP = Metric("joint_gap", "Joint gap", "log of the joint over the product of both rows' probabilities", better=+1)
 
 DETECTION = (  # the metrics of an OOD score, which :func:`detection` computes
     Metric("auroc", "AUROC", "area under the ROC curve", better=+1),

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import short
 from ..plugins import PluginError, Registered
 from ..predictive import Predictive
-from . import classification, cost, regression, scores
+from . import classification, cost, joint, regression, scores
 from .metric import Mean, Metric
 
 Values = Callable[[Predictive, Tensor], Tensor | None]
@@ -46,8 +46,9 @@ METRICS: Final[Registered[Metric]] = Registered(
             regression.OUT_OF_REACH,
             classification.ECE,
             *_RECALIBRATED[2:],
-            classification.JOINT_NLL,
-            classification.JOINT_GAP,
+            joint.JOINT_NLL,
+            joint.JOINT_GAP,
+            *joint.DYADIC,
             regression.LOG_LIKELIHOOD_NORMALISED,
         )
     },

@@ -15,6 +15,7 @@ from ... import networks
 from ...artifacts import State, pack, unpack
 from ...data.fitdata import FitData
 from ...errors import require
+from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
 from ...predictive import Categorical
 from ...progress import Report
@@ -74,6 +75,10 @@ class TrunkMixture:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return Categorical(torch.stack([part.predict(inputs).log_probs for part in self.parts]))
+
+    def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
+        """Return the mixture over trunks of Gaussians over logits, at the rows of each group [group, row, ...]."""
+        return GaussianFunctions.mixed([part.functions(inputs) for part in self.parts])
 
     def state(self) -> State:
         packed = pack([part.state() for part in self.parts])

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...errors import Diverged, require
+from ...joint_predictive import GaussianFunctions
 from ...predictive import Categorical, mean_field
 from ...seeds import Seed
 
@@ -62,6 +63,25 @@ class HeadPosterior:
             test_features, self.features, self.factor, rho=self.rho, ratio=self.ratio
         )
 
+    def functions(self, test_features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over the logits φᵀw_j at the rows of each group, which share w_j (eq. 31), in float64.
+
+        The factor of A is computed anew in float64: of φᵀVφ′ = ρ⁻¹(φᵀφ′ − aφᵀΦᵀA⁻¹Φφ′) little is left where the
+        coreset knows the direction, and what float32 leaves need not be the covariance of anything.
+        """
+        phi = test_features.double()
+        if self.features is None:
+            white = _whitened(self.factor.double(), phi)
+            covariance = white @ white.mT
+        else:
+            known = self.features.double()
+            identity = torch.eye(len(known), dtype=known.dtype, device=known.device)
+            white = _whitened(torch.linalg.cholesky(identity + self.ratio * known @ known.T), phi @ known.T)
+            covariance = phi @ phi.mT - self.ratio * white @ white.mT
+        mean = phi @ self.mean.double()
+        noise = mean.new_zeros(1, mean.shape[-1])
+        return GaussianFunctions(mean[None], (covariance / self.rho)[None, :, None], noise, classes=True)
+
     def covariance(self, most_bytes: int = 2**30) -> Float[Tensor, "h h"]:
         """Form V = ρ⁻¹(I + aΦᵀΦ)⁻¹, which no prediction needs.
 
@@ -99,6 +119,11 @@ class HeadPosterior:
     def predict(self, test_features: Float[Tensor, "b h"]) -> Categorical:
         """Return softmax(mean / √(1 + π/8 · variance)) (eq. 25), as a predictive of one draw."""
         return Categorical(class_log_probs(*self.logit_moments(test_features))[None])
+
+
+def _whitened(factor: Float[Tensor, "m m"], vectors: Float[Tensor, "group row m"]) -> Float[Tensor, "group row m"]:
+    """Return L⁻¹v of each vector."""
+    return torch.linalg.solve_triangular(factor, vectors.flatten(0, 1).T, upper=False).T.unflatten(0, vectors.shape[:2])
 
 
 def solve(

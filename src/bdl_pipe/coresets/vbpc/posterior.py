@@ -18,6 +18,7 @@ from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
 from ...data.size import Section, Size
 from ...errors import require
+from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
 from ...predictive import Categorical
 from ...progress import Report
@@ -87,6 +88,11 @@ class VbpcPosterior:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return self.head.predict(self.features(inputs))
+
+    @torch.no_grad()
+    def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
+        """Return the Gaussian over logits at the rows of each group [group, row, ...]; ``rng`` is not used."""
+        return self.head.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
 
     def state(self) -> State:
         head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}

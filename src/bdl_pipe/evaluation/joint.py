@@ -1,0 +1,219 @@
+"""What a posterior says of several test rows together: groups of rows, their scores, and two inputs along a line.
+
+Random pairs share little of a function, so that their joint is nearly the product of its marginals. Dyadic sampling
+(Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two anchors, random test
+rows, and each observation of a group is of one of the two, at random.
+
+Classes: an observation is an anchor itself, with the anchor's label, so that a group of 20 is two images, each about
+ten times. An image has one label, so all observations of it agree.
+
+Regression: a row that stands twice would bring its target's noise twice, as two observations that agree to the last
+digit, which no noise model allows: a posterior would be rewarded for the wrong noise. So an observation is the row
+nearest to its anchor that the group does not have yet (the anchor itself first), with the row's own target.
+
+Groups, anchors and pairs depend on the root seed and on the test rows alone: they are the same for all posteriors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..data.examples import Examples
+from ..errors import DataError, require
+from ..joint_predictive import DRAWS, Joint, JointCategorical
+from ..metrics import GroupLogProbs
+from ..metrics.joint import SIZES, names
+from ..posterior import GaussianPosterior, JointPosterior, Posterior, Predictor, joint
+from ..seeds import Seed
+from .config import EvaluateConfig
+from .gathered import Scores
+
+_ROWS: Final = 100  # rows of groups that are predicted at once, so that the draws of their functions stay small
+_NEAREST: Final = 50  # anchors whose distances to all rows are computed at once
+
+
+def keeps_functions(posterior: Posterior) -> bool:
+    """Say whether a posterior has a joint of its own, beside the draws of its predictive."""
+    return isinstance(posterior, JointPosterior | GaussianPosterior)
+
+
+def random_pairs(rows: int, pairs: int, rng: Seed) -> Int[Tensor, "pair 2"]:
+    """Draw pairs of two different rows; the root of ``rng`` alone chooses them."""
+    random = Seed(rng.root).fold("evaluate", "pairs", rows, pairs).numpy()
+    first = random.integers(rows, size=pairs)
+    second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # another row, each as likely
+    return torch.from_numpy(np.stack([first, second], 1))
+
+
+def dyadic_places(rows: int, groups: int, rng: Seed) -> Int[Tensor, "group place"]:
+    """Draw of which anchor, 0 or 1, each observation of the largest groups is; the root of ``rng`` alone chooses it.
+
+    The first observations are those of the smaller groups.
+    """
+    random = Seed(rng.root).fold("evaluate", "dyadic", rows, groups).numpy()
+    return torch.from_numpy(random.integers(2, size=(groups, SIZES[-1])))
+
+
+def neighbours(
+    inputs: Float[Tensor, "row ..."], anchors: Int[Tensor, "group 2"], places: Int[Tensor, "group place"]
+) -> Int[Tensor, "group place"]:
+    """Return the rows of groups of neighbours: each observation is the nearest row to its anchor that is still left.
+
+    Args:
+        inputs: the rows, transformed, so that distances in all columns count alike.
+        anchors: the rows that are the anchors of each group.
+        places: the anchor of each observation, 0 or 1.
+
+    Raises:
+        DataError: a group has more observations than there are rows.
+    """
+    rows, size = len(inputs), places.shape[1]
+    if size > rows:
+        raise DataError(f"a group must have at most {rows} inputs, as many as there are rows, got {size}")
+    flat = inputs.flatten(1).double()
+    # A row that one anchor needs can be taken by the other: twice as many candidates are always enough.
+    nearest = [
+        torch.cdist(flat[part], flat).topk(min(rows, 2 * size), largest=False).indices
+        for part in anchors.flatten().split(_NEAREST)
+    ]
+    candidates = torch.cat(nearest).unflatten(0, anchors.shape).tolist()
+    return torch.tensor([_taken(*group) for group in zip(candidates, places.tolist(), strict=True)])
+
+
+def _taken(candidates: list[list[int]], places: list[int]) -> list[int]:
+    """Return the rows of one group, from the rows that are nearest to each anchor, the nearest first."""
+    taken: dict[int, None] = {}
+    for place in places:
+        taken[next(row for row in candidates[place] if row not in taken)] = None
+    return list(taken)
+
+
+def joint_scores(
+    fitted: Predictor,
+    examples: Examples,
+    terms: Float[Tensor, "draw row"] | None,
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """Return the joint NLL and the gap of random pairs of rows, for classes, and of groups around two anchors.
+
+    A posterior with a joint of its own (:func:`keeps_functions`) predicts the anchors, or in regression the groups,
+    once more, and its random pairs are those of the anchors. In regression there are no scores of groups of more
+    observations than rows.
+
+    Args:
+        terms: the log probability of each row's own target under each draw of the predictive; None for a posterior with
+            a joint of its own.
+    """
+    rows, classes = len(examples), examples.targets.ndim == 1
+    sizes = [size for size in SIZES if classes or size <= rows]
+    if not config.joint_pairs or rows < 2 or not sizes:
+        return {}
+    pairs = random_pairs(rows, config.joint_pairs, rng)
+    anchors = pairs[: config.joint_groups]
+    places = dyadic_places(rows, len(anchors), rng)[:, : sizes[-1]]
+    scored: dict[int | None, GroupLogProbs] = {}
+    if terms is not None and classes:
+        scored[None] = GroupLogProbs.of_terms(terms, pairs)
+    if len(anchors):
+        found = _Groups(fitted, examples, rng, device)
+        groups = anchors.gather(1, places) if classes else found.neighbours(anchors, places)
+        if terms is not None:
+            scored |= dict.fromkeys(sizes, GroupLogProbs.of_terms(terms, groups))
+        elif classes:
+            scored[None], around = found.classes(anchors, places)
+            scored |= dict.fromkeys(sizes, around)
+        else:
+            scored |= dict.fromkeys(sizes, found.regression(groups))
+    scores: Scores = {}
+    for size, of_groups in scored.items():
+        for name, mean in zip(names(size), of_groups.scores(size or 2), strict=True):
+            scores[name] = (mean.value, mean.count)
+    return scores
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The joints of groups of test rows by a posterior with a joint of its own, some groups at a time."""
+
+    fitted: Predictor
+    examples: Examples
+    rng: Seed
+    device: torch.device | str
+
+    def neighbours(self, anchors: Tensor, places: Tensor) -> Tensor:
+        """Return :func:`neighbours` among the transformed test rows."""
+        return neighbours(self.fitted.transform.inputs(self.examples.inputs, self.device).cpu(), anchors, places)
+
+    def classes(self, anchors: Tensor, places: Tensor) -> tuple[GroupLogProbs, GroupLogProbs]:
+        """Return the log probabilities of the anchors themselves, as a pair, and of the observations of them."""
+        labels = torch.from_numpy(self.examples.targets[anchors.numpy()])
+        observed = torch.cat([torch.arange(2).expand(len(anchors), 2), places], 1)
+        pairs, around = [], []
+        for part in self._parts(anchors):
+            joint = self._joint(anchors[part], part.start, observed[part])
+            assert isinstance(joint, JointCategorical)
+            targets = labels[part].gather(1, observed[part]).to(self.device)
+            numbers = torch.arange(targets.shape[1], device=self.device).expand_as(targets)
+            pairs.append(GroupLogProbs.of_joint(joint.at(numbers[:, :2]), targets[:, :2]))
+            around.append(GroupLogProbs.of_joint(joint.at(numbers[:, 2:]), targets[:, 2:]))
+        return GroupLogProbs.cat(pairs), GroupLogProbs.cat(around)
+
+    def regression(self, groups: Tensor) -> GroupLogProbs:
+        """Return the log probabilities of the rows' own targets, in original units."""
+        found = []
+        for part in self._parts(groups):
+            targets = torch.from_numpy(self.examples.targets[groups[part].numpy()]).to(self.device)
+            found.append(GroupLogProbs.of_joint(self._joint(groups[part], part.start), targets))
+        return GroupLogProbs.cat(found)
+
+    def _parts(self, groups: Tensor) -> Iterator[slice]:
+        count = max(1, _ROWS // groups.shape[1])
+        return (slice(start, start + count) for start in range(0, len(groups), count))
+
+    def _joint(self, groups: Tensor, number: int, places: Tensor | None = None) -> Joint:
+        """Return the joint of some groups of rows, by draws at an address of their own."""
+        places = None if places is None else places.to(self.device)
+        raw, rng = self.examples.inputs[groups.numpy()], self.rng.fold("groups", number)
+        return self.fitted.joint(raw, rng=rng, device=self.device, places=places)
+
+
+def same_class_along(
+    posterior: Posterior,
+    first: Float[Tensor, " ..."],
+    second: Float[Tensor, " ..."],
+    *,
+    steps: int,
+    rng: Seed,
+    draws: int = DRAWS,
+) -> pa.Table:
+    """Return P(Y_1 = Y_2) of ``first`` and each of ``steps`` inputs on the line from it to ``second``.
+
+    The table has the columns ``share`` (the place on the line: 0 is ``first``, so that the input stands twice, and 1 is
+    ``second``), ``joint`` and ``product`` (of the marginals), and a row a place.
+
+    Args:
+        first, second: transformed inputs of a posterior of classes.
+        draws: as in :func:`bdl_pipe.posterior.joint`.
+
+    Raises:
+        ConfigError: fewer than two steps.
+        DataError: the inputs have different shapes, or the posterior is one of regression.
+    """
+    require(steps > 1, "steps", "must be > 1", steps)
+    if first.shape != second.shape:
+        raise DataError(f"second must have the shape of first, {tuple(first.shape)}, got {tuple(second.shape)}")
+    share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)
+    line = torch.lerp(first[None], second[None], share.reshape(-1, *[1] * first.ndim))
+    found = joint(posterior, torch.stack([first.expand_as(line), line], 1), rng=rng, draws=draws)
+    if not isinstance(found, JointCategorical):
+        raise DataError("the posterior must be one of classes, got one of regression")
+    columns = {"share": share.double(), "joint": found.same_class(), "product": found.marginal_same_class()}
+    return pa.table({name: values.cpu().numpy() for name, values in columns.items()})

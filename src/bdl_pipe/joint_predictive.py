@@ -1,0 +1,317 @@
+"""The joint distribution of the targets of several inputs, which shared functions make dependent.
+
+    p(y_1 … y_n | x_1 … x_n, D) = E_f[Π_i p(y_i | f(x_i))],    f from the posterior, one function for all inputs
+
+Inputs come in groups, and each group has a joint of its own. The product of the marginals Π_i p(y_i | x_i, D) has the
+same marginals and forgets that the inputs share their function; log joint − log product is the *gap* of a group, in
+nats. A posterior keeps its functions as draws (networks, masks, weights: :class:`JointCategorical`,
+:class:`JointContinuous`), or as a Gaussian over their values at any inputs (:class:`GaussianFunctions`). All log
+probabilities are natural logarithms in float64.
+
+Source: Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning"; Korattikara et al. 2015,
+discussion notes, equations 12 to 14.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .errors import DataError
+from .predictive import Predictive, mixture
+from .seeds import Seed
+
+DRAWS: Final = 500  # Draws of functions where no closed form exists. A mean over D draws has an error of order 1/√D.
+_JITTER: Final = (
+    1e-9  # Relative to the mean variance: it makes the covariance of an input that stands twice factorable.
+)
+_LOG_2PI: Final = math.log(2 * math.pi)
+
+
+class Joint(ABC):
+    """The joint distribution of the targets of each group of inputs: a mixture over equally weighted draws.
+
+    Attributes:
+        draws: the number of draws.
+        is_product: whether the targets are independent because the posterior keeps nothing that inputs share: it has
+            one draw, and no Gaussian over functions. Then the joint is the product of the marginals.
+        target_shape: the shape of targets: [group, row] of classes, [group, row, output] of regression.
+    """
+
+    draws: int
+    is_product: bool
+    target_shape: tuple[int, ...]
+
+    @abstractmethod
+    def _row_terms(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
+        """Return log p(y_i | x_i, draw)."""
+
+    def _chain_terms(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
+        """Return log p(y_1 … y_i | x_1 … x_i, draw); rows are independent given a draw unless a subclass says not."""
+        return self._row_terms(targets).cumsum(-1)
+
+    @final
+    def log_prob(self, targets: Tensor) -> Float[Tensor, " group"]:
+        """Return log p(y_1 … y_n | x_1 … x_n, D).
+
+        Raises:
+            DataError: the targets have another shape than ``target_shape``.
+        """
+        return self.chain_log_prob(targets)[:, -1]
+
+    @final
+    def chain_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
+        """Return log p(y_1 … y_i | x_1 … x_i, D) of the first i = 1 … n inputs; it raises what ``log_prob`` does."""
+        return mixture(self._chain_terms(self._checked(targets)))
+
+    @final
+    def row_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
+        """Return the marginals log p(y_i | x_i, D); it raises what ``log_prob`` does."""
+        return mixture(self._row_terms(self._checked(targets)))
+
+    @final
+    def marginal_log_prob(self, targets: Tensor) -> Float[Tensor, " group"]:
+        """Return the log of the product of the marginals, Σ_i log p(y_i | x_i, D)."""
+        return self.row_log_prob(targets).sum(-1)
+
+    @final
+    def gap(self, targets: Tensor) -> Float[Tensor, " group"]:
+        """Return log joint − log product of marginals, in nats; 0 for one input."""
+        return self.log_prob(targets) - self.marginal_log_prob(targets)
+
+    def _checked(self, targets: Tensor) -> Tensor:
+        if tuple(targets.shape) != self.target_shape:
+            raise DataError(f"targets must have shape {self.target_shape}, got {tuple(targets.shape)}")
+        return targets
+
+
+@final
+class JointCategorical(Joint):
+    """The joint of classes from S equally weighted draws of functions, given which the observations are independent.
+
+    Args:
+        draw_log_probs: log p(class | row, draw).
+        places: the row that is observed in each place of a group, as :func:`at_places` takes it; None: each row once.
+    """
+
+    def __init__(
+        self, draw_log_probs: Float[Tensor, "draw group row class"], places: Int[Tensor, "group place"] | None = None
+    ) -> None:
+        self.draw_log_probs = draw_log_probs
+        groups, rows = draw_log_probs.shape[1:3]
+        if places is None:
+            places = torch.arange(rows, device=draw_log_probs.device).expand(groups, rows)
+        self.places, self.draws, self.target_shape = places, len(draw_log_probs), tuple(places.shape)
+        self.is_product = self.draws == 1
+
+    def _row_terms(self, targets: Int[Tensor, "group place"]) -> Float[Tensor, "draw group place"]:
+        each = torch.arange(len(targets), device=targets.device)[:, None]
+        return self.draw_log_probs[:, each, self.places, targets.long()].double()
+
+    def same_class(self) -> Float[Tensor, " group"]:
+        """Return P(Y_1 = … = Y_n), the probability that all observations of a group have one class."""
+        return self._product(self.draw_log_probs).mean(0).sum(-1)
+
+    def marginal_same_class(self) -> Float[Tensor, " group"]:
+        """Return P(Y_1 = … = Y_n) under the product of the marginals."""
+        return self._product(mixture(self.draw_log_probs.double())[None])[0].sum(-1)
+
+    def _product(self, log_probs: Float[Tensor, "draw group row class"]) -> Float[Tensor, "draw group class"]:
+        """Return Π_i p(class | row of observation i), each row to the power of its observations."""
+        observed = F.one_hot(self.places, log_probs.shape[2]).sum(1).double()  # [group, row]
+        return torch.einsum("dgrc,gr->dgc", log_probs.double(), observed).exp()
+
+    def at(self, places: Int[Tensor, "group place"] | None) -> "JointCategorical":
+        """Return the joint of these observations in other places: the place here of the observation in each place."""
+        return self if places is None else JointCategorical(self.draw_log_probs, self.places.gather(1, places))
+
+
+@final
+class JointGaussian(Joint):
+    """The joint of regression: an equal mixture over draws of Gaussians, whose outputs are independent given a draw.
+
+    Given a draw, output k of a group has the mean ``mean[…, k]`` and the covariance ``covariance[k]`` +
+    diag(``variance[…, k]``).
+
+    Args:
+        mean: the mean of each target.
+        variance: the variance that a target shares with no other: its noise.
+        covariance: the covariance of the functions' values over the rows, of each output or of all outputs alike; None:
+            rows are independent given a draw.
+    """
+
+    def __init__(
+        self,
+        mean: Float[Tensor, "draw group row output"],
+        variance: Float[Tensor, "draw group row output"],
+        covariance: Float[Tensor, "draw group #output row row"] | None = None,
+    ) -> None:
+        self.mean, self.variance = torch.broadcast_tensors(mean.double(), variance.double())
+        self.covariance = None if covariance is None else covariance.double()
+        self.draws, self.target_shape = len(mean), tuple(mean.shape[1:])
+        self.is_product = self.draws == 1 and covariance is None
+
+    def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
+        variance = self.variance
+        if self.covariance is not None:
+            variance = variance + self.covariance.diagonal(dim1=-2, dim2=-1).mT
+        squared = (targets.double() - self.mean).square() / variance
+        return -0.5 * (squared + variance.log() + _LOG_2PI).sum(-1)
+
+    def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
+        """Factor the covariance once: row i of L⁻¹(y − μ) is row i's deviation given the rows before it."""
+        if self.covariance is None:
+            return super()._chain_terms(targets)
+        root = torch.linalg.cholesky(self.covariance + torch.diag_embed(self.variance.mT))
+        error = (targets.double() - self.mean).mT[..., None]  # [draw, group, output, row, 1]
+        white = torch.linalg.solve_triangular(root, error, upper=False)[..., 0]  # [draw, group, output, row]
+        log_scale = root.diagonal(dim1=-2, dim2=-1).log()
+        return (-0.5 * (white.square() + _LOG_2PI) - log_scale).sum(2).cumsum(-1)
+
+
+@final
+class JointContinuous(Joint):
+    """The joint of regression from the draws of a predictive of any form, given which the inputs are independent.
+
+    Args:
+        predictive: the predictive of all rows of all groups, group by group.
+        target_shape: [group, row, output].
+    """
+
+    def __init__(self, predictive: Predictive, target_shape: tuple[int, ...]) -> None:
+        self.predictive, self.target_shape = predictive, target_shape
+        self.draws = len(predictive.draw_log_prob(predictive.mean))
+        self.is_product = self.draws == 1
+
+    def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
+        terms = self.predictive.draw_log_prob(targets.flatten(0, 1).to(self.predictive.mean))
+        return terms.double().unflatten(1, self.target_shape[:2])
+
+
+@final
+class JointInOwnUnits(Joint):
+    """The joint of regression in the targets' own units, given the joint ``base`` of the transformed targets.
+
+    With z = (y − shift)/scale, p(y) = p(z)/Π scale; with z = (log y − shift)/scale, p(y) = p(z)/Π y scale.
+    """
+
+    def __init__(self, base: Joint, shift: Tensor, scale: Tensor, log: bool) -> None:
+        self.base, self.shift, self.scale, self.log = base, shift.double(), scale.double(), log
+        self.draws, self.is_product, self.target_shape = base.draws, base.is_product, base.target_shape
+
+    def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
+        transformed, log_volume = self._transformed(targets)
+        return self.base._row_terms(transformed) - log_volume
+
+    def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
+        transformed, log_volume = self._transformed(targets)
+        return self.base._chain_terms(transformed) - log_volume.cumsum(-1)
+
+    def _transformed(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z, and log |dy/dz| of each row: infinite where a target has no logarithm, so that its density is 0."""
+        values, scale = targets.double(), self.scale.to(targets.device)
+        log_volume = scale.log().sum().expand(values.shape[:2])
+        if self.log:
+            possible = values > 0
+            logs = torch.where(possible, values, 1.0).log()
+            log_volume = log_volume + torch.where(possible, logs, torch.inf).sum(-1)
+            values = logs
+        return (values - self.shift.to(values)) / scale, log_volume
+
+
+@final
+@dataclass(frozen=True)
+class GaussianFunctions:
+    """A Gaussian over the values of functions at the rows of each group, or an equal mixture of several such.
+
+    Outputs are independent of each other. Observations have independent noise: the noise of the target in regression,
+    of the logits before the softmax for classes.
+
+    Attributes:
+        mean: the functions' mean.
+        covariance: the functions' covariance over the rows of a group, of each output or of all outputs alike.
+        noise: the variance of each observation's noise.
+        classes: whether the functions are logits; otherwise they are means of targets.
+    """
+
+    mean: Float[Tensor, "draw group row output"]
+    covariance: Float[Tensor, "draw group #output row row"]
+    noise: Float[Tensor, "draw output"]
+    classes: bool
+
+    @classmethod
+    def mixed(cls, parts: "list[GaussianFunctions]") -> "GaussianFunctions":
+        """Return the equal mixture of several Gaussians over functions at the same rows."""
+        mean, covariance, noise = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "covariance", "noise")
+        )
+        return cls(mean, covariance, noise, parts[0].classes)
+
+    def sample(self, draws: int, rng: Seed) -> Float[Tensor, "draw group row output"]:
+        """Draw values of functions at all rows of each group together; a mixture's parts have equally many draws.
+
+        There are at least ``draws`` of them. They are drawn on the CPU, so that every device has the same, and from
+        normal numbers in float32, which is three times as fast.
+        """
+        covariance = self.covariance.double()
+        scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+        identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
+        root = torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
+        each = -(-draws // len(self.mean))
+        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(covariance)
+        values = self.mean.double() + (root @ normal[..., None])[..., 0].mT
+        return values.flatten(0, 1)
+
+    def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
+        """Return the joint of the observations in ``places`` (:func:`at_places`); None: at each row, once.
+
+        The joint of regression is a Gaussian in closed form. For classes the softmax is averaged over ``draws``
+        functions. Observations of one row share its function, and each has its own noise. Logits are kept in float32.
+        """
+        if not self.classes:
+            return self._gaussian(places)
+        logits = self.sample(draws, rng.fold("functions")).float().mT  # [draw, group, class, row]
+        if not bool((self.noise > 0).any()):
+            return JointCategorical(F.log_softmax(logits, dim=-2).mT, places)
+        if places is not None:
+            logits = logits.gather(3, places[None, :, None].expand(*logits.shape[:3], -1))
+        scale = self.noise.float().sqrt().repeat(len(logits) // len(self.noise), 1)[:, None, :, None]
+        noise = torch.randn(logits.shape, generator=rng.fold("noise").generator()).to(logits)
+        return JointCategorical(F.log_softmax(noise.mul_(scale).add_(logits), dim=-2).mT)  # in place: it is large
+
+    def _gaussian(self, places: Tensor | None) -> JointGaussian:
+        mean, covariance = self.mean, self.covariance
+        if places is not None:
+            mean = torch.take_along_dim(mean, places[None, :, :, None], 2)
+            covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
+            covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
+        return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
+
+
+def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group place"] | None) -> Tensor:
+    """Return the inputs that stand in each place of a group [group, place, ...].
+
+    Args:
+        inputs: the different inputs of each group.
+        places: the number in its group of the input that stands in each place; an input may stand in several. None:
+            each input once, in order.
+    """
+    if places is None:
+        return inputs
+    return inputs[torch.arange(len(inputs), device=inputs.device)[:, None], places]
+
+
+def check_places(places: Int[Tensor, "group place"], rows: int) -> None:
+    """Check that places are numbers of the ``rows`` rows of a group.
+
+    Raises:
+        DataError: one is not.
+    """
+    wrong = places[(places < 0) | (places >= rows)]
+    if len(wrong):
+        raise DataError(f"places must be numbers of rows of a group, 0 … {rows - 1}, got {int(wrong[0])}")

@@ -1,0 +1,83 @@
+"""Scores of several rows together: the joint likelihood of random pairs, and of groups around two anchors.
+
+Joint NLL: −log p(y_1 … y_n | x_1 … x_n, D) in nats a group; gap: log joint − log product of the marginals, in nats a
+group. A gap above 0 says that the targets bear out the dependence that the posterior sees between the rows. On random
+pairs it is nearly 0 for every posterior, since random rows share little of a function; groups around two anchors show
+what a posterior knows of several rows together (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..joint_predictive import Joint
+from ..predictive import mixture
+from .metric import Mean, Metric
+
+SIZES: Final = (2, 5, 20)  # The groups around two anchors have these numbers of rows.
+
+
+@dataclass(frozen=True)
+class GroupLogProbs:
+    """Log probabilities of the first 1, 2, … n targets of each group, in float64.
+
+    Attributes:
+        joint: log p(y_1 … y_i | x_1 … x_i, D).
+        product: the log of the product of the marginals, Σ_{j ≤ i} log p(y_j | x_j, D).
+    """
+
+    joint: Float[Tensor, "group row"]
+    product: Float[Tensor, "group row"]
+
+    @classmethod
+    def of_terms(cls, terms: Float[Tensor, "draw batch"], groups: Int[Tensor, "group row"]) -> "GroupLogProbs":
+        """Return those of groups of rows, from log p(y_i | x_i, θ_s) of each row's own target under each draw."""
+        terms = terms.double()
+        return cls(mixture(terms[:, groups].cumsum(-1)), mixture(terms)[groups].cumsum(-1))
+
+    @classmethod
+    def of_joint(cls, joint: Joint, targets: Tensor) -> "GroupLogProbs":
+        """Return those of a joint."""
+        return cls(joint.chain_log_prob(targets), joint.row_log_prob(targets).cumsum(-1))
+
+    @classmethod
+    def cat(cls, parts: "Sequence[GroupLogProbs]") -> "GroupLogProbs":
+        """Join those of several parts of the groups, on the CPU."""
+        return cls(torch.cat([part.joint.cpu() for part in parts]), torch.cat([part.product.cpu() for part in parts]))
+
+    def scores(self, rows: int) -> tuple[Mean, Mean]:
+        """Return (joint NLL, gap) of the first ``rows`` rows of the groups, in nats a group."""
+        joint, product = self.joint[:, rows - 1], self.product[:, rows - 1]
+        return Mean.of(-joint), Mean.of(joint - product)
+
+
+def names(rows: int | None) -> tuple[str, str]:
+    """Return the names of the joint NLL and of the gap: of groups of ``rows`` rows, or of random pairs (None)."""
+    suffix = "" if rows is None else f"_{rows}"
+    return f"joint_nll{suffix}", f"joint_gap{suffix}"
+
+
+JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log probability of the labels of two rows", better=-1)
+JOINT_GAP = Metric("joint_gap", "Joint gap", "log of the joint over the product of both rows' probabilities", better=+1)
+DYADIC: Final = tuple(
+    metric
+    for rows in SIZES
+    for metric in (
+        Metric(
+            names(rows)[0],
+            f"Joint NLL {rows}",
+            f"mean negative log probability of the targets of {rows} rows around two anchors, nats a group",
+            better=-1,
+        ),
+        Metric(
+            names(rows)[1],
+            f"Joint gap {rows}",
+            f"log of the joint over the product of the marginals, {rows} rows around two anchors, nats a group",
+            better=+1,
+        ),
+    )
+)

@@ -1,0 +1,386 @@
+"""Joints of several inputs: against enumeration, dense algebra and quadrature, with the variants that must differ."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.baselines import linear
+from bdl_pipe.collapsed.mixture import CollapsedMixture
+from bdl_pipe.collapsed.output_distributions import Linear
+from bdl_pipe.coresets.vbpc.closed_form import solve
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import DataError
+from bdl_pipe.joint_predictive import (
+    GaussianFunctions,
+    JointCategorical,
+    JointContinuous,
+    JointGaussian,
+    JointInOwnUnits,
+    at_places,
+)
+from bdl_pipe.last_layer import Discriminative, Generative, Regression
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor, joint
+from bdl_pipe.predictive import Exponential, Gaussian
+from bdl_pipe.seeds import Seed
+from tests.last_layer.cases import FORMS, draw, perturbed
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def dense_log_prob(mean: Any, covariance: Any, targets: Any) -> float:
+    law = scipy.stats.multivariate_normal(np.asarray(mean), np.asarray(covariance))
+    return float(law.logpdf(np.asarray(targets)))
+
+
+@pytest.fixture
+def classes() -> JointCategorical:
+    """Four draws of functions, two groups of three inputs, three classes."""
+    return JointCategorical(draw(0, 4, 2, 3, 3).log_softmax(-1))
+
+
+def test_over_all_labels_a_joint_sums_to_one_and_is_the_mixture(classes: JointCategorical) -> None:
+    probs, total, alike = classes.draw_log_probs.exp().numpy(), 0.0, 0.0
+    for labels in itertools.product(range(3), repeat=3):
+        found = classes.log_prob(torch.tensor([labels, labels])).exp().numpy()
+        rows = probs[:, :, np.arange(3), labels]  # [draw, group, row]
+        np.testing.assert_allclose(found, rows.prod(-1).mean(0), rtol=1e-12)
+        np.testing.assert_allclose(
+            classes.marginal_log_prob(torch.tensor([labels, labels])).exp(), rows.mean(0).prod(-1), rtol=1e-12
+        )
+        total, alike = total + found, alike + found * (len(set(labels)) == 1)
+    np.testing.assert_allclose(total, 1, rtol=1e-12)
+    np.testing.assert_allclose(classes.same_class(), alike, rtol=1e-12)
+    np.testing.assert_allclose(classes.marginal_same_class(), (probs.mean(0).prod(1)).sum(-1), rtol=1e-12)
+
+
+def test_draws_that_are_not_shared_by_the_rows_are_another_joint(classes: JointCategorical) -> None:
+    """The wrong variant: each row has draws of its own, here the same ones in another order."""
+    labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
+    apart = torch.stack([classes.draw_log_probs[:, :, i].roll(i, 0) for i in range(3)], 2)
+    wrong = JointCategorical(apart)
+    torch.testing.assert_close(wrong.marginal_log_prob(labels), classes.marginal_log_prob(labels))
+    assert (wrong.log_prob(labels) - classes.log_prob(labels)).abs().min() > 1e-3
+
+
+def test_one_input_has_no_gap_and_one_draw_is_a_product(classes: JointCategorical) -> None:
+    labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
+    torch.testing.assert_close(classes.chain_log_prob(labels)[:, 0], classes.row_log_prob(labels)[:, 0])
+    first = JointCategorical(classes.draw_log_probs[:, :, :1])
+    assert torch.equal(first.gap(labels[:, :1]), torch.zeros(2, dtype=torch.float64))
+    one = JointCategorical(classes.draw_log_probs[:1])
+    assert one.is_product and not classes.is_product
+    assert one.gap(labels).abs().max() < 1e-12
+
+
+def test_the_chain_is_the_joint_of_the_first_inputs(classes: JointCategorical) -> None:
+    labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
+    for rows in (1, 2, 3):
+        first = JointCategorical(classes.draw_log_probs[:, :, :rows])
+        torch.testing.assert_close(classes.chain_log_prob(labels)[:, rows - 1], first.log_prob(labels[:, :rows]))
+
+
+def gaussians() -> tuple[JointGaussian, Tensor, Tensor]:
+    """Two draws, two groups of three rows, two outputs; the whole covariance [draw, group, output, row, row]."""
+    root = draw(1, 2, 2, 2, 3, 3)
+    covariance, variance = root @ root.mT, draw(2, 2, 2, 3, 2).exp()
+    found = JointGaussian(draw(3, 2, 2, 3, 2), variance, covariance)
+    return found, covariance + torch.diag_embed(variance.mT), draw(4, 2, 3, 2)
+
+
+def test_a_gaussian_joint_is_the_mixture_of_multivariate_normals() -> None:
+    found, whole, targets = gaussians()
+    for group, rows in itertools.product(range(2), (1, 2, 3)):
+        means, covariances = found.mean[:, group, :rows], whole[:, group, :, :rows, :rows]
+        each = [
+            sum(dense_log_prob(mean[:, k], covariance[k], targets[group, :rows, k]) for k in range(2))
+            for mean, covariance in zip(means, covariances, strict=True)
+        ]
+        expected = np.logaddexp(*each) - math.log(2)
+        assert float(found.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_marginals_of_a_gaussian_joint_are_those_of_the_predictive() -> None:
+    found, whole, targets = gaussians()
+    variance = whole.diagonal(dim1=-2, dim2=-1).mT
+    predictive = Gaussian(found.mean.flatten(1, 2), variance.flatten(1, 2))
+    expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
+    torch.testing.assert_close(found.row_log_prob(targets), expected)
+    without = JointGaussian(found.mean, variance)  # the wrong variant: no cross terms
+    torch.testing.assert_close(without.row_log_prob(targets), expected)
+    assert (without.log_prob(targets) - found.log_prob(targets)).abs().min() > 1e-2
+
+
+def test_a_joint_by_draws_is_the_mixture_of_products_for_any_predictive() -> None:
+    part = Linear(draw(5, 4, 6, 2), draw(6, 4, 6, 2, 3).abs(), draw(7, 4, 6, 2).abs() + 3)
+    predictive, targets = CollapsedMixture(part, 0.1), draw(8, 2, 3, 2)
+    found = JointContinuous(predictive, (2, 3, 2))
+    terms = predictive.draw_log_prob(targets.flatten(0, 1)).unflatten(1, (2, 3))
+    torch.testing.assert_close(found.log_prob(targets), terms.sum(-1).logsumexp(0) - math.log(4))
+    expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
+    torch.testing.assert_close(found.row_log_prob(targets), expected)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_own_units_change_densities_and_no_gap(log: bool) -> None:
+    base, _, standard = gaussians()
+    shift, scale = torch.tensor([0.5, -1.0]).double(), torch.tensor([0.3, 2.0]).double()
+    targets = shift + scale * standard
+    targets = targets.exp() if log else targets
+    found = JointInOwnUnits(base, shift, scale, log)
+    variance = base.variance + base.covariance.diagonal(dim1=-2, dim2=-1).mT  # type: ignore[union-attr]
+    rescaled = Gaussian(base.mean.flatten(1, 2), variance.flatten(1, 2)).rescale(shift, scale)
+    predictive = Exponential(rescaled) if log else rescaled
+    expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
+    torch.testing.assert_close(found.row_log_prob(targets), expected)
+    torch.testing.assert_close(found.gap(targets), base.gap(standard))
+    if log:
+        assert found.log_prob(-targets).tolist() == [-math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(("form", "rank"), FORMS)
+def test_the_functions_of_a_variational_layer_have_the_dense_covariance(form: str, rank: int | None) -> None:
+    features = draw(1, 2, 4, 5)
+    regression = perturbed(Regression(5, 2, covariance=form, rank=rank))
+    (dense,) = regression.covariance().matrix()
+    found, targets = regression.functions(features), draw(2, 2, 4, 2)
+    noise = regression.noise_covariance.diagonal()
+    joint_density = found.joint(None, draws=1, rng=Seed(0)).log_prob(targets).detach()
+    for group in range(2):
+        phi = features[group]
+        expected = sum(
+            dense_log_prob(
+                (phi @ regression.mean[k]).detach(),
+                (phi @ dense @ phi.T + noise[k] * torch.eye(4).double()).detach(),
+                targets[group, :, k],
+            )
+            for k in range(2)
+        )
+        assert float(joint_density[group]) == pytest.approx(expected, rel=1e-9)
+    single = found.joint(None, draws=1, rng=Seed(0)).row_log_prob(targets)
+    expected_rows = regression.predict(features.flatten(0, 1)).log_prob(targets.flatten(0, 1))
+    torch.testing.assert_close(single.flatten(), expected_rows)
+    discriminative = perturbed(Discriminative(5, 3, covariance=form, rank=rank))
+    logits = discriminative.functions(features)
+    expected = torch.einsum("gri,kij,gsj->gkrs", features, discriminative.covariance().matrix(), features)
+    torch.testing.assert_close(logits.covariance[0], expected)
+    mean, variance = discriminative.logit_moments(features.flatten(0, 1))
+    torch.testing.assert_close(logits.mean[0].flatten(0, 1), mean)
+    marginal = logits.covariance[0].diagonal(dim1=-2, dim2=-1).mT + logits.noise[0]
+    torch.testing.assert_close(marginal.flatten(0, 1), variance)
+
+
+def same_class_twice(mean: float, variance: float, noise: float) -> tuple[float, float]:
+    """P(Y₁ = Y₂) of one input twice, joint and product: two classes, the difference of logits N(mean, variance)."""
+    inside = mean + math.sqrt(variance) * NODES
+    p = (WEIGHTS / (1 + np.exp(-(inside[:, None] + math.sqrt(noise) * NODES)))).sum(-1)  # given the function
+    whole = float((WEIGHTS * p).sum())
+    return float((WEIGHTS * (p**2 + (1 - p) ** 2)).sum()), whole**2 + (1 - whole) ** 2
+
+
+def test_an_image_twice_under_a_wide_discriminative_layer_is_the_integral() -> None:
+    """Two observations share the function and not the noise; the joint is far from the product of the marginals."""
+    layer = perturbed(Discriminative(2, 2, initial_variance=4.0))
+    features = draw(3, 1, 1, 2)
+    functions, twice = layer.functions(features), torch.zeros(1, 2, dtype=torch.long)
+    mean = float(functions.mean[0, 0, 0].diff().detach())
+    variance, noise = float(functions.covariance[0, 0, :, 0, 0].sum().detach()), float(functions.noise.sum().detach())
+    expected, product = same_class_twice(mean, variance, noise)
+    found = functions.joint(twice, draws=40_000, rng=Seed(0))
+    listed = layer.functions(features.expand(1, 2, 2)).joint(None, draws=40_000, rng=Seed(1))
+    for one in (found, listed):
+        assert isinstance(one, JointCategorical)
+        assert float(one.same_class()) == pytest.approx(expected, abs=0.006)  # 4 standard errors of at most .0015
+        assert float(one.marginal_same_class()) == pytest.approx(product, abs=0.012)
+    assert expected - product > 0.1
+    shared_noise = same_class_twice(mean, variance + noise, 1e-30)[0]  # the wrong variant: one noise for both
+    assert shared_noise - expected > 0.012
+    apart = GaussianFunctions(
+        functions.mean.expand(1, 1, 2, 2),
+        torch.diag_embed(functions.covariance[..., 0].expand(1, 1, 2, 2)),
+        functions.noise,
+        classes=True,
+    )  # the wrong variant: no covariance between the two
+    wrong = apart.joint(None, draws=40_000, rng=Seed(2))
+    assert isinstance(wrong, JointCategorical)
+    assert float(wrong.same_class()) == pytest.approx(product, abs=0.012)
+
+
+def test_two_rows_of_class_logits_are_drawn_with_their_covariance() -> None:
+    root = draw(4, 2, 3, 2, 2, 2)  # [draw, group, output, row, row]
+    functions = GaussianFunctions(draw(5, 2, 3, 2, 2), root @ root.mT, torch.zeros(2, 2).double(), classes=True)
+    values = functions.sample(40_000, Seed(0)).unflatten(0, (-1, 2))  # [each, draw, group, row, output]
+    error = values - functions.mean
+    found = torch.einsum("edgro,edgso->dgors", error, error) / len(values)
+    torch.testing.assert_close(found, functions.covariance, atol=0.25, rtol=0.1)
+    torch.testing.assert_close(values.mean(0), functions.mean, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+def test_the_functions_of_a_coreset_s_head_have_its_covariance(rows: int) -> None:
+    """In the dual form and in the primal one."""
+    head = solve(draw(1, rows, 5), draw(2, rows, 3), rho=0.7, gamma=20.0)
+    assert (head.features is None) == (rows == 9)
+    phi = draw(3, 2, 4, 5)
+    found = head.functions(phi)
+    torch.testing.assert_close(found.covariance[0, :, 0], phi @ head.covariance() @ phi.mT)
+    torch.testing.assert_close(found.mean[0], phi @ head.mean)
+    _, variance = head.logit_moments(phi.flatten(0, 1))
+    torch.testing.assert_close(found.covariance[0, :, 0].diagonal(dim1=-2, dim2=-1).flatten(), variance)
+
+
+def test_an_exact_layer_is_the_dense_posterior_and_its_gap_of_one_row_twice_is_closed() -> None:
+    phi, y, new, targets = draw(1, 8, 3), draw(2, 8, 1), draw(3, 2, 4, 3), draw(4, 2, 4, 1)
+    q = linear.posterior(phi, y, 2.0, 0.3)
+    precision = phi.T @ phi / 0.3 + torch.eye(3).double() / 2.0
+    mean, inverse = torch.linalg.solve(precision, phi.T @ y / 0.3), torch.linalg.inv(precision)
+    found = linear.functions(q, new).joint(None, draws=1, rng=Seed(0)).log_prob(targets)
+    for group in range(2):
+        covariance = new[group] @ inverse @ new[group].T + 0.3 * torch.eye(4).double()
+        expected = dense_log_prob(new[group] @ mean[:, 0], covariance, targets[group, :, 0])
+        assert float(found[group]) == pytest.approx(expected, rel=1e-9)
+    row = new[:1, :1]
+    variance = float(row[0] @ inverse @ row[0].T)
+    twice = linear.functions(q, row).joint(torch.tensor([[0, 0]]), draws=1, rng=Seed(0))
+    centre = (row[0] @ mean).expand(1, 2, 1)
+    ratio = variance / (variance + 0.3)
+    assert float(twice.gap(centre)) == pytest.approx(-0.5 * math.log(1 - ratio**2), rel=1e-9)
+    assert float(twice.gap(centre)) > 0
+
+
+def test_a_generative_layer_is_the_integral_over_class_means_that_inputs_share() -> None:
+    """One feature and two classes: by quadrature over both means, and the marginals of two rows are those of one."""
+    layer = perturbed(Generative(1, 2, class_counts=[3.0, 5.0]))
+    with torch.no_grad():
+        layer.log_root_precision += 0.7
+        layer.concentration.fill_(1)
+    phi = torch.tensor([[[0.9], [0.7]]]).double()
+    found = JointCategorical(layer.drawn_log_probs(phi, 10_000, Seed(0)))
+    moments = zip(layer.mean[:, 0].tolist(), layer.log_std[:, 0].exp().tolist(), strict=True)
+    means = [mean + std * NODES for mean, std in moments]
+    noise, prior = float(layer.noise_variance.detach()), layer.class_log_probs.numpy()
+    weights = WEIGHTS[:, None] * WEIGHTS
+    scores = [-((phi.flatten().numpy()[:, None] - m) ** 2) / (2 * noise) + prior[k] for k, m in enumerate(means)]
+    first = 1 / (1 + np.exp(scores[1][:, None, :] - scores[0][:, :, None]))  # [row, node of mean 0, node of mean 1]
+    for labels in itertools.product(range(2), repeat=2):
+        terms = [first[i] if label == 0 else 1 - first[i] for i, label in enumerate(labels)]
+        expected = float((weights * terms[0] * terms[1]).sum())
+        assert float(found.log_prob(torch.tensor([labels])).exp()) == pytest.approx(expected, abs=0.02)  # 4 s.e.
+        product = float((weights * terms[0]).sum() * (weights * terms[1]).sum())
+        assert abs(product - expected) > 0.04  # the wrong variant: class means of its own for each input
+    marginal = float(found.row_log_prob(torch.tensor([[0, 0]]))[0, 0].exp())
+    assert marginal == pytest.approx(float((weights * first[0]).sum()), abs=0.02)
+
+
+@dataclass(frozen=True)
+class Bayesian:
+    """Linear regression, or linear logits, of weights N(mean, covariance), as a Gaussian over functions."""
+
+    mean: Tensor
+    root: Tensor
+    noise: float
+    classes: bool
+
+    def functions(self, inputs: Tensor, *, rng: Seed) -> GaussianFunctions:
+        white = inputs.double() @ self.root
+        outputs = inputs.double() @ self.mean
+        noise = torch.full((1, outputs.shape[-1]), self.noise)
+        return GaussianFunctions(outputs[None], (white @ white.mT)[None, :, None], noise, self.classes)
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Any:
+        raise AssertionError("the joint needs no predictive")
+
+    def state(self) -> State:
+        return State()
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Bayesian":
+        raise AssertionError("it is not stored")
+
+
+def networks_of(count: int, likelihood: str = "categorical") -> NetworkDraws:
+    spec = NetworkSpec(MlpConfig("mlp", (4,)), (3,), 2, likelihood, noise_variance=0.2)  # type: ignore[arg-type]
+    return NetworkDraws.of(spec, [spec.build(Seed(k)).state_dict() for k in range(count)])
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+def test_networks_are_a_joint_by_their_draws(likelihood: str) -> None:
+    posterior, inputs = networks_of(5, likelihood), draw(1, 4, 3, 3).float()
+    predictive = posterior.predict(inputs.flatten(0, 1))
+    targets = torch.randint(2, (4, 3)) if likelihood == "categorical" else draw(2, 4, 3, 2).float()
+    found = joint(posterior, inputs, rng=Seed(0))
+    terms = predictive.draw_log_prob(targets.flatten(0, 1)).double().unflatten(1, (4, 3))
+    expected = terms.sum(-1).logsumexp(0) - math.log(5)
+    torch.testing.assert_close(found.log_prob(targets), expected, rtol=1e-6, atol=1e-6)
+    assert found.draws == 5 and not found.is_product
+    assert joint(networks_of(1, likelihood), inputs, rng=Seed(0)).is_product
+    places = torch.tensor([[2, 0]] * 4)
+    observed = joint(posterior, inputs, rng=Seed(0), places=places).log_prob(targets[:, [2, 0]])
+    listed = joint(posterior, at_places(inputs, places), rng=Seed(0)).log_prob(targets[:, [2, 0]])
+    torch.testing.assert_close(observed, listed)
+
+
+def test_a_gaussian_over_functions_is_the_limit_of_draws_of_weights() -> None:
+    """Classes: 500 draws of functions at each group against 100,000 draws of weights that all inputs share."""
+    posterior = Bayesian(draw(1, 3, 2), 1.5 * draw(2, 3, 3), 0.0, classes=True)
+    inputs, labels = draw(3, 1, 4, 3), torch.tensor([[0, 0, 1, 0]])
+    weights = posterior.mean + (posterior.root @ draw(4, 100_000, 3, 2))
+    by_weights = JointCategorical(torch.einsum("grf,sfo->sgro", inputs, weights).log_softmax(-1))
+    found = joint(posterior, inputs, rng=Seed(0), draws=50_000)
+    assert float(found.log_prob(labels)) == pytest.approx(float(by_weights.log_prob(labels)), abs=0.05)
+    assert float(found.gap(labels)) == pytest.approx(float(by_weights.gap(labels)), abs=0.05)
+    assert abs(float(found.gap(labels))) > 0.2
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_an_input_that_stands_in_several_places_is_that_input_in_each(classes: bool) -> None:
+    posterior = Bayesian(draw(1, 3, 2), draw(2, 3, 3), 0.0 if classes else 0.4, classes)
+    inputs, order = draw(3, 2, 4, 3), torch.tensor([[1, 3, 1, 0, 0], [2, 2, 0, 3, 1]])
+    found = joint(posterior, inputs, rng=Seed(0), draws=50, places=order)
+    if isinstance(found, JointCategorical):
+        once, labels = joint(posterior, inputs, rng=Seed(0), draws=50), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0]])
+        assert isinstance(once, JointCategorical)
+        listed = JointCategorical(torch.stack([once.draw_log_probs[:, g, order[g]] for g in range(2)], 1))
+        for one in (found, once.at(order)):
+            torch.testing.assert_close(one.chain_log_prob(labels), listed.chain_log_prob(labels))
+            torch.testing.assert_close(one.same_class(), listed.same_class())
+            torch.testing.assert_close(one.marginal_same_class(), listed.marginal_same_class())
+        assert torch.equal(found.at(torch.tensor([[4, 0]] * 2)).places, torch.tensor([[0, 1], [1, 2]]))
+    else:
+        listed = joint(posterior, at_places(inputs, order), rng=Seed(0))
+        targets = draw(4, 2, 5, 2)
+        torch.testing.assert_close(found.log_prob(targets), listed.log_prob(targets))
+
+
+def test_raw_rows_are_answered_in_own_units() -> None:
+    transform = Transform(
+        "table", torch.ones(3), torch.full((3,), 2.0), shift=torch.tensor([3.0]), scale=torch.tensor([4.0])
+    )
+    posterior = Bayesian(draw(1, 3, 1), draw(2, 3, 3), 0.5, classes=False)
+    raw = draw(3, 2, 2, 3).numpy()
+    targets = torch.tensor(3 + 4 * draw(4, 2, 2, 1).numpy())
+    found = Predictor(posterior, transform).joint(raw, rng=Seed(0)).log_prob(targets)  # type: ignore[arg-type]
+    phi = (raw - 1) / 2
+    for group in range(2):
+        covariance = 16 * (phi[group] @ (posterior.root @ posterior.root.T).numpy() @ phi[group].T + 0.5 * np.eye(2))
+        mean = 3 + 4 * phi[group] @ posterior.mean[:, 0].numpy()
+        assert float(found[group]) == pytest.approx(dense_log_prob(mean, covariance, targets[group, :, 0]), rel=1e-5)
+
+
+def test_wrong_shapes_and_places_are_one_line_each(classes: JointCategorical) -> None:
+    with pytest.raises(DataError, match=r"^targets must have shape \(2, 3\), got \(2, 2\)$"):
+        classes.log_prob(torch.zeros(2, 2, dtype=torch.long))
+    found, _, targets = gaussians()
+    with pytest.raises(DataError, match=r"^targets must have shape \(2, 3, 2\), got \(2, 3\)$"):
+        found.gap(targets[..., 0])
+    with pytest.raises(DataError, match=r"^places must be numbers of rows of a group, 0 … 2, got 3$"):
+        joint(networks_of(2), draw(1, 4, 3, 3).float(), rng=Seed(0), places=torch.tensor([[0, 3]] * 4))
