@@ -19,8 +19,8 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.evaluation.joint import dyadic_places, neighbours, random_pairs
-from bdl_pipe.joint_predictive import GaussianFunctions
-from bdl_pipe.posterior import Predictor
+from bdl_pipe.joint_predictive import GaussianFunctions, Joint, JointCategorical
+from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.scores import Quantity
 from bdl_pipe.seeds import Seed
@@ -68,6 +68,15 @@ class Functions(Linear):
         noise = torch.full((1, self.weights.shape[-1]), 0.3 if self.gaussian else 0.0)
         covariance = (rows @ rows.mT)[None, :, None]
         return GaussianFunctions((rows @ self.weights.mean(0))[None], covariance, noise, not self.gaussian)
+
+
+@dataclass(frozen=True)
+class Shared(Linear):
+    """The draws of :class:`Linear` as a joint of its own."""
+
+    def joint(self, inputs: Tensor, *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
+        found = joint(Linear(self.weights, self.gaussian), inputs, rng=rng)
+        return found.at(places) if isinstance(found, JointCategorical) else found
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,21 @@ def test_regression_is_scored_on_neighbours_in_original_units() -> None:
     )
     few = evaluation.score_clean(drawn, nine, GROUPS, Seed(0)).metrics
     assert [name for name in few if "joint" in name] == JOINT[:4], "twenty neighbours of nine rows do not exist"
+
+
+@pytest.mark.parametrize("gaussian", [True, False])
+def test_a_joint_of_its_own_by_draws_has_the_scores_of_the_draws(gaussian: bool) -> None:
+    random = Seed(8).numpy()
+    weights, inputs = torch.tensor(random.normal(size=(4, 2, 3))), random.normal(size=(30, 2))
+    targets = random.normal(size=(30, 3)) if gaussian else random.integers(3, size=30)
+    posteriors = (kind(weights, gaussian) for kind in (Shared, Linear))
+    found, expected = (
+        evaluation.score_clean(Predictor(one, PLAIN), Examples(inputs, targets), GROUPS, Seed(0)).metrics
+        for one in posteriors
+    )
+    assert {k: found[k] for k in JOINT} == {
+        k: (pytest.approx(v, abs=1e-5), n) for k, (v, n) in expected.items() if k in JOINT
+    }
 
 
 def test_neighbours_are_the_nearest_rows_that_are_left() -> None:

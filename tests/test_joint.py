@@ -123,7 +123,7 @@ def test_the_marginals_of_a_gaussian_joint_are_those_of_the_predictive() -> None
 def test_a_joint_by_draws_is_the_mixture_of_products_for_any_predictive() -> None:
     part = Linear(draw(5, 4, 6, 2), draw(6, 4, 6, 2, 3).abs(), draw(7, 4, 6, 2).abs() + 3)
     predictive, targets = CollapsedMixture(part, 0.1), draw(8, 2, 3, 2)
-    found = JointContinuous(predictive, (2, 3, 2))
+    found = JointContinuous(predictive, (2, 3, 2), 4)
     terms = predictive.draw_log_prob(targets.flatten(0, 1)).unflatten(1, (2, 3))
     torch.testing.assert_close(found.log_prob(targets), terms.sum(-1).logsumexp(0) - math.log(4))
     expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))

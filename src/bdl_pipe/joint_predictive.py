@@ -70,6 +70,11 @@ class Joint(ABC):
         return mixture(self._chain_terms(self._checked(targets)))
 
     @final
+    def draw_log_prob(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
+        """Return log p(y_i | x_i, draw) of each draw; it raises what ``log_prob`` does."""
+        return self._row_terms(self._checked(targets))
+
+    @final
     def row_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
         """Return the marginals log p(y_i | x_i, D); it raises what ``log_prob`` does."""
         return mixture(self._row_terms(self._checked(targets)))
@@ -181,12 +186,12 @@ class JointContinuous(Joint):
     Args:
         predictive: the predictive of all rows of all groups, group by group.
         target_shape: [group, row, output].
+        draws: the number of the predictive's draws.
     """
 
-    def __init__(self, predictive: Predictive, target_shape: tuple[int, ...]) -> None:
-        self.predictive, self.target_shape = predictive, target_shape
-        self.draws = len(predictive.draw_log_prob(predictive.mean))
-        self.is_product = self.draws == 1
+    def __init__(self, predictive: Predictive, target_shape: tuple[int, ...], draws: int) -> None:
+        self.predictive, self.target_shape, self.draws = predictive, target_shape, draws
+        self.is_product = draws == 1
 
     def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
         terms = self.predictive.draw_log_prob(targets.flatten(0, 1).to(self.predictive.mean))

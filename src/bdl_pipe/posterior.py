@@ -119,7 +119,8 @@ def joint(
         return JointCategorical(predictive.draw_log_probs.unflatten(1, shape))
     if isinstance(predictive, Gaussian):
         return JointGaussian(predictive.draw_mean.unflatten(1, shape), predictive.draw_variance.unflatten(1, shape))
-    return JointContinuous(predictive, (*shape, predictive.mean.shape[-1]))
+    draws = len(predictive.draw_log_prob(predictive.mean))
+    return JointContinuous(predictive, (*shape, predictive.mean.shape[-1]), draws)
 
 
 @dataclass(frozen=True)

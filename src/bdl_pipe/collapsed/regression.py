@@ -121,7 +121,7 @@ class _Regression(CollapsedSnapshots[Config]):
             centre, radii, rows = centre[:, observed], radii[:, observed], places.shape[1]
         assert isinstance(self.config, LikelihoodConfig)
         part = Linear(centre, torch.zeros_like(centre)[..., None], radii)
-        return JointContinuous(CollapsedMixture(part, self.config.tail), (groups, rows, centre.shape[-1]))
+        return JointContinuous(CollapsedMixture(part, self.config.tail), (groups, rows, centre.shape[-1]), len(centre))
 
     @abstractmethod
     def drawn(

@@ -167,12 +167,21 @@ class _Groups:
         return GroupLogProbs.cat(pairs), GroupLogProbs.cat(around)
 
     def regression(self, groups: Tensor) -> GroupLogProbs:
-        """Return the log probabilities of the rows' own targets, in original units."""
+        """Return the log probabilities of the rows' own targets, in original units.
+
+        Given a draw of its weights, the rows of a posterior without a Gaussian are independent: each is predicted once.
+        """
+        if not isinstance(self.fitted.posterior, GaussianPosterior):
+            rows = torch.arange(len(self.examples))[None]
+            terms = [self._joint(part, 0).draw_log_prob(self._targets(part))[:, 0] for part in rows.split(_ROWS, 1)]
+            return GroupLogProbs.of_terms(torch.cat(terms, 1).cpu(), groups)
         found = []
         for part in self._parts(groups):
-            targets = torch.from_numpy(self.examples.targets[groups[part].numpy()]).to(self.device)
-            found.append(GroupLogProbs.of_joint(self._joint(groups[part], part.start), targets))
+            found.append(GroupLogProbs.of_joint(self._joint(groups[part], part.start), self._targets(groups[part])))
         return GroupLogProbs.cat(found)
+
+    def _targets(self, groups: Tensor) -> Tensor:
+        return torch.from_numpy(self.examples.targets[groups.numpy()]).to(self.device)
 
     def _parts(self, groups: Tensor) -> Iterator[slice]:
         count = max(1, _ROWS // groups.shape[1])
