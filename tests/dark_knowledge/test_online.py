@@ -15,10 +15,10 @@ from bdl_pipe.seeds import Seed
 from tests.dark_knowledge.test_functions import linear, settings  # noqa: F401 (a fixture)
 
 INPUTS, NOISE, PRIOR = 3, 0.25, 2.0
-STEPS, CHAINS = 300, 25
+STEPS, CHAINS = 400, 25
 DECORRELATED = {
-    "kernel": {"name": "hmc", "leapfrogs": 4, "jitter": 0.2, "acceptance": 0.8},
-    "step_size": {"name": "constant", "value": 0.1},
+    "kernel": {"name": "hmc", "leapfrogs": 4, "jitter": 0.2},
+    "step_size": {"name": "constant", "value": 0.25},
     "batch": None,
 }
 ONLINE = {
@@ -30,7 +30,11 @@ ONLINE = {
     "chain_steps": 1,
     "average": 0.5,
 }
-STUDENT = {"steps": STEPS, "batch": 12, "optimiser": {"name": "sgd", "lr": 0.6, "schedule": "constant"}}
+STUDENT = {"steps": STEPS, "batch": 12, "optimiser": {"name": "sgd", "lr": 0.2, "schedule": "constant"}}
+
+
+def within(mean: float, variance: float) -> bool:
+    return mean < 0.07 and variance < 0.12
 
 
 def model() -> tuple[FitData, torch.Tensor, torch.Tensor]:
@@ -38,7 +42,8 @@ def model() -> tuple[FitData, torch.Tensor, torch.Tensor]:
     index = np.array([0, 0, 0, 1, 1, 2])
     inputs, targets = np.eye(INPUTS)[index], np.array([1.0, 0.6, 0.8, -1.0, -0.7, 0.3])[:, None]
     rows = Examples(inputs, targets)
-    transform = Transform("table", torch.zeros(INPUTS), torch.ones(INPUTS))
+    zero, one = torch.zeros(INPUTS), torch.ones(INPUTS)
+    transform = Transform("table", zero, one, shift=zero[:1], scale=one[:1])
     features, at = (torch.tensor(np.c_[x, np.ones(len(x))]) for x in (inputs, np.eye(INPUTS)))
     covariance = torch.linalg.inv(PRIOR * torch.eye(INPUTS + 1) + features.T @ features / NOISE)
     mean = at @ covariance @ features.T @ torch.tensor(targets) / NOISE
@@ -58,11 +63,13 @@ def errors(**mode) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_the_student_ends_at_the_mean_and_variance_of_the_teacher() -> None:
-    """Within .05 sd and 12 %: 4.3 standard errors of 7,500 independent draws' mean, 7 of their variance.
+    """Within .07 sd of f and 12 % of its variance: 5 and 6 standard errors of 5,000 independent draws.
 
-    Draws of these chains are nearly independent. False alarms: 5e-5 and less, for three inputs.
+    Draws of these chains are nearly independent. False alarms: 2e-6. The last weights of the same fit are outside, and
+    those of one chain far outside.
     """
-    mean, variance = errors()
-    assert mean < 0.05
-    assert variance < 0.12
-    print(mean, variance, errors(average=None), errors(chains=1), errors(chains=1, average=None))
+    assert within(*errors())
+    assert not within(*errors(average=None))
+    mean, variance = errors(chains=1, average=None)
+    assert mean > 0.2
+    assert variance > 0.3
