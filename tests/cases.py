@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.method import StageSpec
+from bdl_pipe.method import Kind, StageSpec
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
@@ -46,6 +46,7 @@ SGMCMC = {
 }
 DARK_KNOWLEDGE = {
     "network": MLP,
+    "student": {"name": "plain"},
     "mode": {"name": "offline", "max_draws": None},
     "inputs": {"name": "noisy_training", "noise": 0.1},
     "batch": 16,
@@ -271,15 +272,25 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     },
 }
 
-# what a method made from a trajectory asks of it, beyond the smallest one
+# students of several functions
+STUDENTS = {
+    "heads": {"student": {"name": "heads", "heads": 3, "draws_per_step": 2}},
+    "latent": {"student": {"name": "latent", "dimension": 2, "draws": 4, "probe": 20, "draws_per_step": 2}},
+}
+
+# what a method made from a trajectory asks of it, beyond the smallest one; and the students
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "experts": {"keep_start": True, "network": {**CONVNET, "norm": "instance"}},
+    **STUDENTS,
 }
 FROM_EXPERTS = ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc")
 
 # stage kind -> the method that makes it for others; a method that makes the kind itself uses its own
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgmcmc", "coreset": "random_coreset"}
+
+# a method that may choose its input -> the stage kinds that it is made from here
+CHOSEN: Mapping[str, tuple[Kind, ...]] = {"dark_knowledge": ("teacher",)}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
 COLLAPSED = ("ciber", "ciber_last", "ciber_second")
@@ -298,7 +309,7 @@ class Case:
     variant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.kind}-{self.task}"
+        return "-".join([self.method, self.kind, self.task, *([self.variant] if self.variant in STUDENTS else [])])
 
     @property
     def section(self) -> dict[str, Any]:
@@ -307,6 +318,10 @@ class Case:
     @property
     def stage(self) -> StageSpec:
         return METHODS[self.method].stages[self.kind]  # type: ignore[index]
+
+    @property
+    def sources(self) -> tuple[Kind, ...]:
+        return CHOSEN.get(self.method, tuple(kind for kind in self.stage.needs if kind in self.stage.required))
 
     @property
     def random(self) -> bool:
@@ -319,6 +334,9 @@ class Case:
 
 
 CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]
+CASES += [
+    Case("dark_knowledge", "student", task, variant) for task in METHODS["dark_knowledge"].tasks for variant in STUDENTS
+]
 
 
 def config_of(method: str, task: str, **changes: Any) -> Any:

@@ -21,7 +21,7 @@ from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import table
-from tests.cases import CASES, CONFIGS, Case
+from tests.cases import CASES, CONFIGS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
 
@@ -49,7 +49,7 @@ def config_of(case: Case) -> object:
 
 @functools.cache
 def inputs_of(case: Case) -> dict[str, list[State]]:
-    needed = {kind: case.stage.needs[kind] for kind in case.stage.required}  # the others are tested where they are
+    needed = {kind: case.stage.needs[kind] for kind in case.sources}  # the others are tested where they are
     return {
         kind: [made(case.upstream(kind), member) for member in fan_in(takes, 0, 2)] for kind, takes in needed.items()
     }
@@ -206,6 +206,13 @@ def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
     if data.transform.scale is not None:
         expected = inner.mean * data.transform.scale.float() + data.transform.shift.float()
     torch.testing.assert_close(predictive.mean.to(expected), expected, atol=1e-5, rtol=1e-5)
+
+
+@students
+def test_every_posterior_can_be_imitated(case: Case) -> None:
+    data = data_of(case.task)
+    state = fit("dark_knowledge", "student", data, {"student": [made(case)]}, steps=2)
+    assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(1)).mean.isfinite().all()
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)

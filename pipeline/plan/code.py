@@ -54,7 +54,7 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
         kind: a stage kind.
         method: a name of the registry, for kinds that a method has a part in. A method that the running program defines
             in no file of the library or of a plugin adds nothing.
-        more: modules of plugins that it depends on beside the method's.
+        more: modules that it depends on beside the method's.
     """
     known = _methods()
     spec = [known[method]] if method is not None and method in known else []
@@ -87,6 +87,11 @@ def _beside(module: str) -> Iterator[Path]:
     path = path_of(module)
     if module.partition(".")[0] == "pipeline" and path.name == "__init__.py" and _counts(module):
         yield from (p for p in path.parent.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc"))
+
+
+def module_of(method: str) -> str | None:
+    """Return the module of a method of the registry; None where its code is in no file of ours or of a plugin."""
+    return _methods().get(method)
 
 
 def methods() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from bdl_pipe.data.raw import Source
 from bdl_pipe.files import write_bytes
 
 from ..core import places
-from ..core.model import Params
+from ..core.model import Params, Run
 from . import code
 
 
@@ -49,9 +49,12 @@ def digests(params: Params) -> dict[str, Any]:
 def fit_digest(method: str, params: Params) -> str:
     """Hash the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs.
 
-    So are the users' files that its runs' configs name, such as a network's.
+    A run that is made from another run also depends on the code of that run's method, which defines the posterior that
+    it reads; and a run depends on the users' files that its config names, such as a network's.
     """
-    digest = code.digest("student", method, _plugins(method, params))
+    read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
+    modules = {module for name in read if (module := code.module_of(name))}
+    digest = code.digest("student", method, tuple(sorted({*_plugins(method, params), *modules})))
     named = {str(path) for run in params.of_method(method) for path in params.files_of(run)}
     if not named:
         return digest
@@ -75,6 +78,11 @@ def evaluate_digest(method: str, params: Params) -> str:
 
         more = tuple(sorted({*more, *(m for name in OOD_SCORES if (m := OOD_SCORES.module_of(name)))}))
     return code.digest("evaluate", method, more)
+
+
+def _run_of(run: Run) -> str | None:
+    """Return the key of the run that a run is made from; None where it is made from none."""
+    return run.sources.get("student")
 
 
 def _plugins(method: str, params: Params) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""The student's fit: its fixed point end to end, both modes, resumption, Algorithm 1's order."""
+"""The plain student's fit: its fixed point end to end, both modes, resumption, Algorithm 1's order."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from scipy import stats
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge, read
-from bdl_pipe.dark_knowledge import distil
+from bdl_pipe.dark_knowledge import distil, teachers
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
@@ -24,7 +25,15 @@ from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
 tasks = pytest.mark.parametrize("task", list(DATA))
-ONLINE = {"name": "online", "target": cases.SECTION["target"], "sampler": cases.SECTION["sampler"], "burn_in": 7}
+ONLINE = {
+    "name": "online",
+    "target": cases.SECTION["target"],
+    "sampler": cases.SECTION["sampler"],
+    "burn_in": 7,
+    "chains": 2,
+    "chain_steps": 3,
+    "average": 0.5,
+}
 SECTION = DARK_KNOWLEDGE | {"optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4}}
 
 
@@ -33,19 +42,19 @@ def config(kind: str = "offline", **override) -> distil.DarkKnowledgeConfig:
     return read(distil.DarkKnowledgeConfig, merge(section, override), "methods.dark_knowledge")
 
 
-def teachers(data: FitData, task: str, chains: int = 2, draws: int = 3, scale: float = 1.5) -> list[State]:
+def chains(data: FitData, task: str, count: int = 2, draws: int = 3, scale: float = 1.5) -> list[State]:
     """Chains of independent random networks, which disagree much."""
     likelihood = "categorical" if task == "classification" else "gaussian"
     spec = NetworkSpec(MlpConfig("mlp", (6,)), data.input_shape, data.outputs, likelihood, 0.3)
     weights = [
         [{k: scale * v for k, v in spec.build(Seed(c).fold(d)).state_dict().items()} for d in range(draws)]
-        for c in range(chains)
+        for c in range(count)
     ]
     return [NetworkDraws.of(spec, w).state() for w in weights]
 
 
 def fit(task: str, mode: str, report=None) -> State:
-    inputs = {"teacher": teachers(DATA[task], task)} if mode == "offline" else {}
+    inputs = {"teacher": chains(DATA[task], task)} if mode == "offline" else {}
     return distil.student(DATA[task], inputs, config(mode), rng=Seed(0), report=report or Silent())
 
 
@@ -69,7 +78,7 @@ def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, 
 @pytest.mark.slow
 def test_a_student_of_classes_reaches_the_mixture():
     """One draw per step, rate to zero: within .03 of E p, where averaged logits are further off than .05."""
-    inputs = {"teacher": teachers(two_inputs("classification"), "classification", scale=3.0)}
+    inputs = {"teacher": chains(two_inputs("classification"), "classification", scale=3.0)}
     x, student = converged("classification", inputs)
     draws = torch.cat([NetworkDraws.from_state(s).predict(x).draw_log_probs for s in inputs["teacher"]])
     mixture, geometric = draws.exp().mean(0), draws.mean(0).softmax(-1)
@@ -80,7 +89,7 @@ def test_a_student_of_classes_reaches_the_mixture():
 @pytest.mark.slow
 def test_a_student_of_regression_reaches_mean_and_variance():
     """Within 10 % of E f, Var f + 1/λ_n; without 1/λ_n = .3 or without Var f it would be off by more."""
-    inputs = {"teacher": teachers(two_inputs("regression"), "regression", scale=0.9)}
+    inputs = {"teacher": chains(two_inputs("regression"), "regression", scale=0.9)}
     x, student = converged("regression", inputs)
     means = torch.cat([NetworkDraws.from_state(s).predict(x).draw_mean for s in inputs["teacher"]])
     spread, predictive = means.var(0, correction=0), student.predict(x)
@@ -100,17 +109,20 @@ def test_a_resumed_online_student_has_the_same_bits(task):
 @tasks
 @pytest.mark.parametrize("kernel", [{"name": "sgld"}, {"name": "sghmc", "friction": 0.1}])
 def test_online_is_algorithm_1(task, kernel):
-    """At student step t the teacher is θ_{t+1} of the plain chain, and nothing but the chain's state is stored."""
+    """At student step t the draws are the places of plain chains after 3 more steps, and no more is stored."""
     data, mode = DATA[task], config("online", mode={"sampler": {"kernel": kernel}}).mode
-    living = distil.LivingChain(data, mode, Seed(5))
+    living = teachers.LivingChains(data, mode, Seed(5))
     x, _ = data.tensors("train")
-    chain = network_chains([data], mode.target, mode.sampler, [Seed(5)], mode.burn_in)
-    expected = dict(chain.steps(chain.begin(), 0, mode.burn_in + 4))
+    rngs = [Seed(5).fold("chain", c) for c in range(2)]
+    plain = network_chains([data] * 2, mode.target, mode.sampler, rngs, mode.burn_in)
+    expected = dict(plain.steps(plain.begin(), 0, mode.burn_in + 12))
     for step in range(4):
-        outputs = living.outputs(step, x)
-        state = expected[mode.burn_in + step + 1]
+        predictive = living.predictive(step, x)
+        state = expected[mode.burn_in + 3 * (step + 1)]
         assert torch.equal(living.state()["position"], state["position"])
-        assert torch.equal(outputs, chain.target.outputs(state["position"][0], x))
+        each = torch.stack([plain.target.outputs(weights, x) for weights in state["position"]])
+        torch.testing.assert_close(predictive.mean, plain.target.spec.predictive(each).mean)
+        torch.testing.assert_close(predictive.variance, plain.target.spec.predictive(each).variance)
     assert living.state().keys() == state.keys() | {"done"}
 
 
@@ -119,18 +131,19 @@ def test_offline_draws_are_uniform():
     spec = NetworkSpec(MlpConfig("mlp", (1,)), (1,), 1, "gaussian")
     zero = {k: torch.zeros(6, *v.shape) for k, v in spec.build(Seed(0)).state_dict().items()}
     posterior = NetworkDraws(spec, zero | {"head.bias": torch.arange(6.0)[:, None]})  # a draw answers its number
-    stored = distil.StoredDraws(posterior, Seed(1))
-    seen = torch.stack([stored.outputs(t, torch.zeros(1, 1))[0, 0] for t in range(3000)]).long()
+    stored = teachers.StoredDraws(posterior, Seed(1))
+    seen = torch.stack([stored.predictive(t, torch.zeros(1, 1)).mean[0, 0] for t in range(3000)]).long()
     counts = seen.bincount(minlength=6).double()
     assert float(((counts - 500) ** 2 / 500).sum()) < stats.chi2.isf(1e-6, 5)
 
 
 def test_weight_decay_enters_the_gradient():
     """One SGD step by hand: w − ρ (∇ mean L̂ + γ w), with autograd's gradient of the same loss."""
-    data, inputs = DATA["classification"], {"teacher": teachers(DATA["classification"], "classification")}
+    data, inputs = DATA["classification"], {"teacher": chains(DATA["classification"], "classification")}
     one = config(steps=1, optimiser={"name": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.5})
-    stored = distil.StoredDraws(distil.average(inputs["teacher"]), Seed(0).fold("teacher"))
-    task = distil.Distillation(data, stored, one, Seed(0))
+    stored = teachers.StoredDraws(distil.average(inputs["teacher"]), Seed(0).fold("teacher"))
+    learner = distil.PlainStudent(data, one.network, stored, Seed(0).fold("start"))
+    task = distil.Distillation(data, stored, learner, one, Seed(0))
     before = [p.detach().clone() for p in task.parameters()]
     gradients = torch.autograd.grad(task.loss(0), task.parameters())
     state = distil.student(data, inputs, one, rng=Seed(0), report=Silent())
@@ -141,3 +154,43 @@ def test_weight_decay_enters_the_gradient():
 def test_mode_is_checked():
     with pytest.raises(ConfigError, match=r"mode\.name must be one of offline, online"):
         config(mode={"name": "sideways"})
+
+
+@tasks
+def test_the_average_of_weights_is_the_mean_over_the_last_steps(task):
+    """By hand: the students of 4, 5 and 6 steps without an average; and it is not the last one."""
+    online = {"mode": ONLINE, "optimiser": {"schedule": "constant"}, "steps": 6}
+    kept = distil.student(DATA[task], {}, config(**online), rng=Seed(0), report=Silent())
+
+    def last(steps):
+        section = merge(online, {"steps": steps, "mode": {"average": None}})
+        return distil.student(DATA[task], {}, config(**section), rng=Seed(0), report=Silent()).tensors
+
+    each = [last(steps) for steps in (4, 5, 6)]
+    for name, mean in kept.tensors.items():
+        torch.testing.assert_close(mean, torch.stack([weights[name] for weights in each]).mean(0))
+    assert any(not torch.allclose(mean, each[-1][name], atol=1e-3) for name, mean in kept.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "message"),
+    [
+        ({}, {}, "input must be teacher/<run> or student/<run> for the mode offline, got 'the data alone'"),
+        ({}, {"teacher": "regression", "student": "regression"}, "got 'teacher and student'"),
+        ({"mode": ONLINE}, {"teacher": "regression"}, "input must be prepare/<data set> for the mode online"),
+        ({}, {"student": "classification"}, "input must be of inputs"),
+        ({}, {"student": "sgd"}, "input must be a posterior of regression with 1 outputs, got 'regression with 2'"),
+    ],
+)
+def test_a_wrong_input_is_one_line(section, given, message):
+    made = {kind: chains(DATA[task], task, 1) for kind, task in given.items() if task in DATA}
+    if given.get("student") == "sgd":
+        two = dataclasses.replace(DATA["regression"], train=Examples(np.zeros((4, 2)), np.zeros((4, 2))))
+        made = {"student": chains(two, "regression", 1)}
+    with pytest.raises(ConfigError, match="^" + re.escape(message) if message.startswith("input") else message):
+        distil.student(DATA["regression"], made, config(**section), rng=Seed(0), report=Silent())
+
+
+def test_draws_that_come_and_go_make_no_functions():
+    with pytest.raises(ConfigError, match=r"student\.name must be plain in the mode online"):
+        config(mode=ONLINE, student={"name": "heads", "heads": 2, "draws_per_step": 1})

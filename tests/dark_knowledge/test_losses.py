@@ -3,12 +3,16 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
 from bdl_pipe.dark_knowledge import classification_loss, inputs, regression_loss
+from bdl_pipe.data.augment import AugmentConfig
 from bdl_pipe.data.rows import HeldRows
+from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
+from tests.sgmcmc import cases
 
 DOUBLE = torch.float64
 
@@ -48,7 +52,7 @@ def test_regression_loss_is_an_expected_log_density():
     y = teacher + torch.tensor(nodes)[:, None, None] / math.sqrt(precision)  # [node, batch, output]
     density = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).log_prob(y)
     expected = -(torch.tensor(weights / weights.sum())[:, None, None] * density).sum((0, 2))
-    got = regression_loss(mean, log_variance, teacher, precision) + 2 * 0.5 * math.log(2 * math.pi)
+    got = regression_loss(mean, log_variance, teacher, 1 / precision) + 2 * 0.5 * math.log(2 * math.pi)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -74,14 +78,14 @@ class Conjugate:
         self.mean = cross @ outer @ y
         self.epistemic = (self.new @ self.new.T / self.prior - cross @ outer @ cross.T).diagonal()
 
-    def fixed_point(self, noise_precision: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def fixed_point(self, noise_variance: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean and variance at which eq. 11, averaged over the draws, is least: a tabular student."""
         mean = torch.zeros(7, 1, dtype=DOUBLE, requires_grad=True)
         log_variance = torch.zeros(7, 1, dtype=DOUBLE, requires_grad=True)
         answers = (self.draws @ self.new.T)[..., None]  # [draw, input, output]
 
         def loss():
-            each = [regression_loss(mean, log_variance, f, noise_precision) for f in answers]
+            each = [regression_loss(mean, log_variance, f, noise_variance) for f in answers]
             return torch.stack(each).mean(0).sum()
 
         minimise(loss, [mean, log_variance])
@@ -90,15 +94,15 @@ class Conjugate:
 
 def test_regression_fixed_point_is_the_exact_predictive():
     model = Conjugate()
-    mean, variance = model.fixed_point(model.noise)
+    mean, variance = model.fixed_point(1 / model.noise)
     torch.testing.assert_close(mean, model.mean, rtol=0, atol=1e-7)
     torch.testing.assert_close(variance, model.epistemic + 1 / model.noise, rtol=1e-6, atol=0)
 
 
 def test_without_the_noise_the_fixed_point_is_wrong():
-    """λ_n → ∞ inside eq. 11 leaves Var f alone: the comparison above tells the two apart."""
+    """1/λ_n = 0 inside eq. 11 leaves Var f alone: the comparison above sees the difference."""
     model = Conjugate()
-    _, variance = model.fixed_point(math.inf)
+    _, variance = model.fixed_point(0.0)
     torch.testing.assert_close(variance, model.epistemic, rtol=1e-5, atol=0)
     assert float((variance / (model.epistemic + 1 / model.noise)).max()) < 0.7
 
@@ -159,3 +163,38 @@ def test_inputs_depend_on_the_address_alone():
     first, second, other = (inputs.draw(config, TRAINING, 8, Seed(0).fold("x", t)) for t in (3, 3, 4))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+PICTURES = HeldRows(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(20))
+
+
+def test_augmented_inputs_are_augmented_training_images():
+    config = inputs.AugmentedConfig("augmented", AugmentConfig("all", {"flip": 1.0}))
+    x = inputs.draw(config, PICTURES, 50, Seed(0))
+    assert bool((x.flip(-1)[:, None] == PICTURES.inputs).flatten(2).all(-1).any(1).all())
+
+
+def test_unlabelled_inputs_come_from_the_file_in_the_share(tmp_path):
+    """Binomial test of 4,000 draws at a false-alarm rate of 1e-6; the file's rows are transformed as the data's are."""
+    data = cases.table()
+    more = data.train.inputs[:5] + 100.0
+    np.savez(tmp_path / "more.npz", x=more)
+    config = inputs.UnlabelledConfig("unlabelled", str(tmp_path / "more.npz"), 0.3, 0.0)
+    x = inputs.Generator(config, data).draw(4000, Seed(0))
+    of_file = (x[:, None] == data.transform.inputs(more)).all(-1).any(1)
+    of_training = (x[:, None] == data.tensors("train")[0]).all(-1).any(1)
+    assert bool((of_file ^ of_training).all())
+    assert stats.binomtest(int(of_file.sum()), 4000, 0.3).pvalue > 1e-6
+
+
+def test_a_file_of_other_inputs_is_refused(tmp_path):
+    np.savez(tmp_path / "more.npz", x=np.zeros((3, 7)))
+    config = inputs.UnlabelledConfig("unlabelled", str(tmp_path / "more.npz"), 0.3, 0.0)
+    with pytest.raises(DataError, match=r"more\.npz: array 'x' must be numbers \[n, 2\], got float64 \[3, 7\]"):
+        inputs.Generator(config, cases.table())
+
+
+def test_rows_of_a_table_are_not_augmented():
+    config = inputs.AugmentedConfig("augmented", AugmentConfig("all", {}))
+    with pytest.raises(ConfigError, match=r"inputs\.name must not be augmented for rows of a table"):
+        inputs.Generator(config, cases.table())

@@ -1,66 +1,42 @@
-"""The method ``dark_knowledge``: one network that imitates the teacher's posterior predictive.
+"""The method ``dark_knowledge``: one network that imitates a posterior predictive.
 
     w_{t+1} = w_t − ρ_t [(1/M) Σ_{x′ in D′} ∇_w L̂(w, θ | x′) + γ w_t]        (Algorithm 1)
 
-Two modes, one loss. *offline*: θ is one of the teacher stage's stored draws, chosen uniformly at each
-step. *online*: Algorithm 1 itself: θ is the current position of an SGLD chain that moves one step per
-student step and stores nothing; ``burn_in`` chain steps come before the first. With infinitely many
-draws both descend the same expected loss. Our deviations: ρ_t and the update rule are the optimiser's
-(γ is its ``weight_decay``), and the student's batch size is its own.
-The student's state is a ``NetworkDraws`` of one draw; regression students answer in standardised units.
+Two modes, one loss. *offline*: the teacher is a stored posterior: the draws of a teacher stage, or a run of any method,
+``input: student/<run>``, whose own posterior is imitated, before any recalibration. *online*: Algorithm 1: chains move
+with each student step and store nothing. With infinitely many draws both descend the same expected loss.
+Our deviations: ρ_t and the update rule are the optimiser's (γ is its ``weight_decay``), the student's batch size is its
+own, and online several chains and an average of weights bring the student to the teacher's mean.
+The plain student's state is a ``NetworkDraws`` of one draw; students that keep the dependence between inputs are
+:class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Regression students predict in standardised units.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
-from ..artifacts import State, under, unstack
+from ..artifacts import State, under
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
-from ..networks import NetworkConfig, dropout_masks
-from ..posterior import Likelihood, NetworkDraws, NetworkSpec
+from ..networks import Network, NetworkConfig, dropout_masks
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
+from ..predictive import Categorical
 from ..progress import Report
+from ..registry import posterior_of
 from ..seeds import Seed
-from ..sgmcmc.method import TargetConfig, average, network_chains
-from ..sgmcmc.sampler import SamplerConfig
+from ..sgmcmc.method import average
 from ..training.loop import Objective, OptimiserConfig, run_steps
+from . import functions
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
-
-
-@dataclass(frozen=True)
-class OfflineConfig:
-    """The mode that takes θ from stored draws: ``max_draws`` of all chains, evenly spaced; null: all."""
-
-    name: Literal["offline"]
-    max_draws: int | None
-
-    def __post_init__(self) -> None:
-        require(self.max_draws is None or self.max_draws > 0, "max_draws", "must be > 0 or null", self.max_draws)
-
-
-@dataclass(frozen=True)
-class OnlineConfig:
-    """The mode that takes θ from a chain that runs alongside.
-
-    It has the chain's posterior and sampler, and its steps before the student's first.
-    """
-
-    name: Literal["online"]
-    target: TargetConfig
-    sampler: SamplerConfig
-    burn_in: int
-
-    def __post_init__(self) -> None:
-        require(self.burn_in >= 0, "burn_in", "must be >= 0", self.burn_in)
+from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, stored
 
 
 @dataclass(frozen=True)
@@ -69,7 +45,8 @@ class DarkKnowledgeConfig:
 
     Attributes:
         network: the student's architecture.
-        mode: where θ comes from.
+        student: what the student keeps of the teacher.
+        mode: where the teacher's draws come from.
         inputs: the student data generator.
         batch: student inputs per step.
         steps: student steps.
@@ -77,6 +54,7 @@ class DarkKnowledgeConfig:
     """
 
     network: NetworkConfig
+    student: functions.StudentConfig
     mode: OfflineConfig | OnlineConfig
     inputs: student_inputs.InputsConfig
     batch: int
@@ -86,131 +64,206 @@ class DarkKnowledgeConfig:
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require(self.steps > 0, "steps", "must be > 0", self.steps)
+        fixed = isinstance(self.mode, OfflineConfig) or isinstance(self.student, functions.PlainConfig)
+        require(fixed, "student.name", "must be plain in the mode online, whose draws come and go", self.student.name)
 
 
-class Teacher(ABC):
-    """A source of each step's θ."""
+class Student(ABC):
+    """A network that learns from a teacher.
 
-    spec: NetworkSpec
+    Attributes:
+        network: the network.
+    """
 
-    @abstractmethod
-    def outputs(self, step: int, inputs: Tensor) -> Tensor:
-        """Return f(x | θ) [batch, output] of step ``step``'s θ; called once a step, in order."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """Return what a later step depends on."""
+    network: Network
 
     @abstractmethod
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what ``state`` returned."""
+    def loss(self, step: int, inputs: Tensor) -> Tensor:
+        """Return the loss at a batch of inputs, a scalar."""
+
+    @abstractmethod
+    def posterior(self, weights: dict[str, Tensor]) -> Posterior:
+        """Return the posterior that the network has with ``weights``."""
 
 
 @final
-class StoredDraws(Teacher):
-    """The offline teacher: a draw of the stored ones per step."""
+class PlainStudent(Student):
+    """A student that is one function: softmax, or mean and log-variance."""
 
-    def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
-        self.spec, self._rng = posterior.spec, rng
-        self._draws = unstack(posterior.weights)
-        self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
+    def __init__(self, data: FitData, network: NetworkConfig, teacher: Teacher, rng: Seed) -> None:
+        self._spec = NetworkSpec(network, data.input_shape, data.outputs, _likelihood(data))
+        self._teacher, self.network = teacher, self._spec.build(rng).to(data.device)
 
-    @torch.no_grad()
-    def outputs(self, step: int, inputs: Tensor) -> Tensor:
-        chosen = int(torch.randint(len(self._draws), (), generator=self._rng.fold("draw", step).generator()))
-        return functional_call(self._skeleton, self._draws[chosen], (inputs,))
+    def loss(self, step: int, inputs: Tensor) -> Tensor:
+        predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
+        if isinstance(predictive, Categorical):
+            return classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean).mean()
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        teacher_mean, teacher_variance = (moment.to(mean) for moment in (predictive.mean, predictive.variance))
+        return regression_loss(mean, log_variance, teacher_mean, teacher_variance).mean()
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        pass
+    def posterior(self, weights: dict[str, Tensor]) -> NetworkDraws:
+        return NetworkDraws.of(self._spec, [weights])
 
 
 @final
-class LivingChain(Teacher):
-    """The online teacher: a chain that moves once a step; its state is the chain's."""
+class FunctionStudent(Student):
+    """A student that gives several functions, each of which imitates draws of the teacher.
 
-    def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
-        self._chain = network_chains([data], config.target, config.sampler, [rng], config.burn_in)
-        self.spec, self._burn_in = self._chain.target.spec, config.burn_in
-        self._state, self._done = self._chain.begin(), 0
+    Args:
+        drawn: the draws of the teacher that are imitated [draw].
+        coefficients: the blocks' coefficients of each of them [draw, block].
+        latent_draws: the number of functions in a prediction of a student with a latent; None for heads.
+    """
 
-    def outputs(self, step: int, inputs: Tensor) -> Tensor:
-        for done, state in self._chain.steps(self._state, self._done, self._burn_in + step + 1):
-            self._done, self._state = done, state
-        return self._chain.target.outputs(self._state["position"][0], inputs)
+    def __init__(
+        self,
+        data: FitData,
+        config: DarkKnowledgeConfig,
+        teacher: FunctionTeacher,
+        drawn: Tensor,
+        coefficients: Tensor,
+        latent_draws: int | None,
+        rng: Seed,
+    ) -> None:
+        assert not isinstance(config.student, functions.PlainConfig)
+        likelihood, blocks = _likelihood(data), coefficients.shape[1]
+        self._spec = functions.FunctionsSpec(
+            config.network, data.input_shape, data.outputs, likelihood, blocks, latent_draws
+        )
+        self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
+        self._coefficients = coefficients.to(data.device)
+        self._per_step = min(config.student.draws_per_step, len(drawn))
+        self.network = self._spec.build(rng.fold("start")).to(data.device)
 
-    def state(self) -> dict[str, Tensor]:
-        return self._chain.saved(self._state) | {"done": torch.tensor(self._done)}
+    def loss(self, step: int, inputs: Tensor) -> Tensor:
+        chosen = torch.randperm(len(self._drawn), generator=self._rng.fold(step).generator())[: self._per_step]
+        predictive = self._teacher.functions(inputs, self._drawn[chosen])
+        coefficients = self._coefficients[chosen.to(self._coefficients.device)]
+        values, log_variances = self._spec.read(self.network(inputs), coefficients)
+        if isinstance(predictive, Categorical):
+            return classification_loss(F.log_softmax(values, dim=-1), predictive.draw_log_probs.exp()).mean()
+        assert log_variances is not None
+        return regression_loss(values, log_variances, predictive.draw_mean, predictive.draw_variance).mean()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        saved = dict(state)
-        self._done = int(saved.pop("done"))
-        self._state = self._chain.restored(saved)
+    def posterior(self, weights: dict[str, Tensor]) -> functions.StudentFunctions:
+        return functions.StudentFunctions(self._spec, weights)
 
 
 @final
 class Distillation(Objective):
-    """The descent of the student's loss on fresh inputs against the step's θ."""
+    """The descent of a student's loss on fresh inputs, and the average of its weights over the last steps."""
 
-    def __init__(self, data: FitData, teacher: Teacher, config: DarkKnowledgeConfig, rng: Seed) -> None:
-        self._teacher, self._config, self._rng = teacher, config, rng
-        self._training = data.rows("train", data.device)
-        self.spec = student_spec(teacher.spec, config.network)
-        self._student = self.spec.build(rng.fold("start")).to(data.device)
+    def __init__(
+        self, data: FitData, teacher: Teacher, student: Student, config: DarkKnowledgeConfig, rng: Seed
+    ) -> None:
+        self._teacher, self._student, self._config, self._rng = teacher, student, config, rng
+        self._inputs = student_inputs.Generator(config.inputs, data)
+        share = config.mode.average if isinstance(config.mode, OnlineConfig) else None
+        self._average_from = config.steps if share is None else int((1 - share) * config.steps)
+        self._averaged, self._average = 0, dict[str, Tensor]()
 
     def parameters(self) -> list[Tensor]:
-        return list(self._student.parameters())
+        return list(self._student.network.parameters())
 
     def loss(self, step: int) -> Tensor:
-        inputs = student_inputs.draw(self._config.inputs, self._training, self._config.batch, self._rng.fold("x", step))
-        answers = self._teacher.outputs(step, inputs)
-        with dropout_masks(self._student, self._rng.fold("dropout", step)):
-            outputs = self._student(inputs)
-        return distillation_loss(self._teacher.spec, outputs, answers).mean()
+        inputs = self._inputs.draw(self._config.batch, self._rng.fold("x", step))
+        with dropout_masks(self._student.network, self._rng.fold("dropout", step)):
+            return self._student.loss(step, inputs)
 
     def state(self) -> dict[str, Tensor]:
-        weights = {f"student.{k}": v.detach() for k, v in self._student.state_dict().items()}
-        return weights | {f"teacher.{k}": v for k, v in self._teacher.state().items()}
+        weights = {f"student.{k}": v.detach() for k, v in self._student.network.state_dict().items()}
+        kept = {f"average.{k}": v for k, v in self._average.items()} | {"averaged": torch.tensor(self._averaged)}
+        return weights | kept | {f"teacher.{k}": v for k, v in self._teacher.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._student.load_state_dict(under("student.", state))
+        self._student.network.load_state_dict(under("student.", state))
+        now = self._student.network.state_dict()
+        self._average = {name: value.to(now[name].device) for name, value in under("average.", state).items()}
+        self._averaged = int(state["averaged"])
         self._teacher.restore(under("teacher.", state))
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
+        if step >= self._average_from:
+            self._averaged += 1
+            for name, value in self._student.network.state_dict().items():
+                if value.is_floating_point():
+                    mean = self._average.setdefault(name, torch.zeros_like(value))
+                    mean += (value.detach() - mean) / self._averaged
         return {"loss": float(loss)} if step % 50 == 49 else {}
 
-    def posterior(self) -> NetworkDraws:
-        """Return the student as it is now."""
-        return NetworkDraws.of(self.spec, [{k: v.detach().clone() for k, v in self._student.state_dict().items()}])
+    def posterior(self) -> Posterior:
+        """Return the student as it is now, with averaged weights if there are any."""
+        now = {name: value.detach().clone() for name, value in self._student.network.state_dict().items()}
+        return self._student.posterior(now | self._average)
 
 
-def student_spec(teacher: NetworkSpec, network: NetworkConfig) -> NetworkSpec:
-    """Return the student of a teacher: softmax for softmax, mean and log-variance for Gaussian noise."""
-    likelihood: Likelihood = "categorical" if teacher.likelihood == "categorical" else "gaussian_head"
-    return NetworkSpec(network, teacher.input_shape, teacher.outputs, likelihood)
+def _likelihood(data: FitData) -> Likelihood:
+    """Return a student's likelihood: softmax for classes, mean and log-variance for Gaussian noise."""
+    return "categorical" if data.task == "classification" else "gaussian_head"
 
 
-def distillation_loss(teacher: NetworkSpec, student_outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-    """Return eq. 8 or eq. 11 for each input [batch], from the two networks' outputs."""
-    if teacher.likelihood == "categorical":
-        return classification_loss(F.log_softmax(student_outputs, dim=-1), F.softmax(teacher_outputs, dim=-1))
-    mean, log_variance = student_outputs.chunk(2, dim=-1)
-    return regression_loss(mean, log_variance, teacher_outputs, 1 / teacher.noise_variance)
+def function_student(
+    data: FitData, teacher: FunctionTeacher, config: DarkKnowledgeConfig, rng: Seed
+) -> FunctionStudent:
+    """Return a student with heads or with a latent.
+
+    Raises:
+        ConfigError: the teacher has fewer than two draws that are functions.
+    """
+    rule = "must have at least two draws for a student of several functions"
+    require(teacher.count > 1, "input", rule, teacher.count)
+    if isinstance(config.student, functions.HeadsConfig):
+        heads = min(config.student.heads, teacher.count)
+        drawn = torch.tensor([(i + 1) * teacher.count // heads - 1 for i in range(heads)])
+        return FunctionStudent(data, config, teacher, drawn, torch.eye(heads), None, rng)
+    assert isinstance(config.student, functions.LatentConfig)
+    drawn = torch.arange(teacher.count)
+    probe = student_inputs.Generator(config.inputs, data).draw(config.student.probe, rng.fold("probe"))
+    latents = functions.embed(functions.function_values(teacher.functions(probe, drawn)), config.student.dimension)
+    coefficients = torch.cat([torch.ones_like(latents[:, :1]), latents], 1)
+    return FunctionStudent(data, config, teacher, drawn, coefficients, config.student.draws, rng)
 
 
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
-    """Return a student distilled from stored draws of all chains, or from a chain of its own."""
-    teacher: Teacher
-    if isinstance(config.mode, OfflineConfig):
-        stored = average(inputs["teacher"], config.mode.max_draws).state()
-        teacher = StoredDraws(NetworkDraws.from_state(stored, data.device), rng.fold("teacher"))
+    """Return a student distilled from a stored posterior, or from chains of its own.
+
+    Raises:
+        ConfigError: :func:`validate_sources` is broken; the posterior is of another task, or has too few draws.
+    """
+    validate_sources(config, inputs)
+    if isinstance(config.mode, OnlineConfig):
+        teacher: Teacher = LivingChains(data, config.mode, rng.fold("teacher"))
+        learner: Student = PlainStudent(data, config.network, teacher, rng.fold("start"))
     else:
-        teacher = LivingChain(data, config.mode, rng.fold("teacher"))
-    task = Distillation(data, teacher, config, rng)
+        if inputs.get("teacher"):
+            state = average(inputs["teacher"], config.mode.max_draws).state()
+        else:
+            (state,) = inputs["student"]
+        source = stored(posterior_of(state, data.device), data, rng.fold("teacher"))
+        if isinstance(config.student, functions.PlainConfig):
+            learner = PlainStudent(data, config.network, source, rng.fold("start"))
+        else:
+            learner = function_student(data, source, config, rng)
+        teacher = source
+    task = Distillation(data, teacher, learner, config, rng)
     run_steps(task, config.optimiser, config.steps, report)
     return task.posterior().state()
+
+
+def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) -> None:
+    """Check that an offline student is made from one stored posterior, and an online one from the data alone.
+
+    Raises:
+        ConfigError: a student is made from another input.
+    """
+    given = [kind for kind in sources if sources[kind]]
+    if isinstance(config.mode, OnlineConfig):
+        rule = "must be prepare/<data set> for the mode online, which runs its own chains"
+        require(not given, "input", rule, ", ".join(given))
+    else:
+        rule = "must be teacher/<run> or student/<run> for the mode offline"
+        require(len(given) == 1, "input", rule, " and ".join(given) or "the data alone")
 
 
 def default(size: Size) -> Section:
@@ -228,7 +281,14 @@ DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     config=DarkKnowledgeConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(student, needs={"teacher": "all"})},
+    stages={
+        "student": StageSpec(
+            student,
+            needs={"teacher": "all", "student": "cyclic"},
+            input_optional=True,
+            validate_sources=validate_sources,
+        )
+    },
     search={
         "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),

@@ -1,17 +1,23 @@
 """The student data generator D′: where the student is asked to agree with its teacher.
 
-Training inputs plus Gaussian noise, or uniform on a box (Korattikara et al. 2015, section on the
-student data generator). All in *transformed* units: what the networks see, standardised inputs.
+Training inputs plus Gaussian noise, or uniform on a box (Korattikara et al. 2015, section on the student data
+generator); augmented training images; or a file of inputs without labels. All in *transformed* units: what the networks
+see, standardised inputs.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..data.rows import Rows
+from ..data.augment import AugmentConfig, augment
+from ..data.examples import Examples
+from ..data.fitdata import FitData
+from ..data.new_inputs import new_inputs
+from ..data.rows import Rows, rows_of
 from ..errors import require
 from ..seeds import Seed
 
@@ -44,19 +50,101 @@ class UniformConfig:
         require(self.margin >= 0, "margin", "must be >= 0", self.margin)
 
 
-InputsConfig = NoisyConfig | UniformConfig
+@dataclass(frozen=True)
+class AugmentedConfig:
+    """The rule that draws augmented training images, each drawn with replacement and augmented once.
+
+    ``augmentation``: the operations (``bdl_pipe.data.augment``).
+    """
+
+    name: Literal["augmented"]
+    augmentation: AugmentConfig
 
 
-def draw(config: InputsConfig, training: Rows, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
-    """Draw ``count`` student inputs, all from the generator of ``rng``."""
-    generator = rng.generator(training.device)
+@dataclass(frozen=True)
+class UnlabelledConfig:
+    """The rule that draws training inputs and inputs of a file, each with replacement, all with Gaussian noise.
+
+    Attributes:
+        path: an ``.npz`` file, its array ``x`` raw inputs of the data set: [row, column] in the order of the columns,
+            or uint8 [row, channel, height, width]. Where fits run on other machines they must be able to read it.
+        share: the probability that an input is one of the file's.
+        noise: as in ``noisy_training``.
+    """
+
+    name: Literal["unlabelled"]
+    path: str
+    share: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        require(self.path.endswith(".npz"), "path", "must be an .npz file", self.path)
+        require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
+        require(self.noise >= 0, "noise", "must be >= 0", self.noise)
+
+    def files(self) -> list[Path]:
+        """Return the file that the inputs are read from."""
+        return [Path(self.path)]
+
+
+InputsConfig = NoisyConfig | UniformConfig | AugmentedConfig | UnlabelledConfig
+
+
+class Generator:
+    """The generator D′ of one fit: its rows and its rule."""
+
+    def __init__(self, config: InputsConfig, data: FitData) -> None:
+        """Take the training rows of ``data``, and the rows of the user's file where the rule names one.
+
+        Raises:
+            ConfigError: the rule is not one for these rows.
+            DataError: the file cannot be read, or its rows are not of the data set's shape.
+        """
+        self._config, self._training = config, data.rows("train", data.device)
+        self._more: Rows | None = None
+        if isinstance(config, AugmentedConfig):
+            rule = "must not be augmented for rows of a table"
+            require(data.transform.kind == "image", "inputs.name", rule, config.name)
+        if isinstance(config, UnlabelledConfig):
+            plain = data.transform.encoding is None
+            require(plain, "inputs.name", "must not be unlabelled for a table with categories", config.name)
+            self._more = _rows_of_file(Path(config.path), data)
+
+    def draw(self, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
+        """Draw ``count`` student inputs, all from the address ``rng``."""
+        return draw(self._config, self._training, count, rng, self._more)
+
+
+def _rows_of_file(path: Path, data: FitData) -> Rows:
+    shape = list(data.train.inputs.shape[1:])
+    schema = {"kind": data.transform.kind, "input_shape": shape, "features": [str(i) for i in range(shape[0])]}
+    raw = new_inputs(path, schema)
+    return rows_of(Examples(raw, data.train.targets[:1].repeat(len(raw), 0)), data.transform, data.device)
+
+
+def draw(
+    config: InputsConfig, training: Rows, count: int, rng: Seed, more: Rows | None = None
+) -> Float[Tensor, "batch ..."]:
+    """Draw ``count`` student inputs, all from the address ``rng``.
+
+    Args:
+        more: the rows without labels, of the rule ``unlabelled``.
+    """
+    generator, device = rng.generator(training.device), training.device
     if isinstance(config, UniformConfig):
         low, high = training.box
         margin = config.margin * (high - low)
-        unit = torch.rand((count, *training.shape), generator=generator, device=training.device)
+        unit = torch.rand((count, *training.shape), generator=generator, device=device)
         return low - margin + unit * (high - low + 2 * margin)
-    index = torch.randint(len(training), (count,), generator=generator, device=training.device)
+    index = torch.randint(len(training), (count,), generator=generator, device=device)
     clean, _ = training.take(index)
+    if isinstance(config, AugmentedConfig):
+        return augment(clean, config.augmentation, rng.fold("augmentation"))
+    if isinstance(config, UnlabelledConfig):
+        assert more is not None
+        chosen = torch.rand(count, generator=generator, device=device) < config.share
+        others, _ = more.take(torch.randint(len(more), (count,), generator=generator, device=device))
+        clean = torch.where(chosen.reshape(-1, *[1] * len(training.shape)), others, clean)
     if config.noise == 0:
         return clean
-    return torch.randn(clean.shape, generator=generator, device=training.device).mul_(config.noise).add_(clean)
+    return torch.randn(clean.shape, generator=generator, device=device).mul_(config.noise).add_(clean)

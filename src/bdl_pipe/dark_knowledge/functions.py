@@ -1,0 +1,203 @@
+"""Students that keep the dependence between inputs: one network gives several functions, each of them at all inputs.
+
+The last layer has K blocks b_k(x) of one value for each output. A function is a combination of blocks, by coefficients
+c that all inputs share:
+
+    f_c(x) = Σ_k c_k b_k(x)          logits of softmax, or the mean of N(f_c(x), e^{α(x)})
+
+*heads*: c is one of the K unit vectors, so that block s imitates the teacher's draw s. *latent*: c = (1, z) with
+z ~ N(0, I_d), so that f = a(x) + B(x) z is a draw of a Gaussian over functions (over logits, for classes). The latent
+of the teacher's draw s is z_s = √S u_s: u_s is row s of U_d in the singular value decomposition F = U Σ Vᵀ of the
+draws' centred values at probe inputs, [draw, input × output], and U_d its first d columns. So Σ_s z_s = 0 and
+(1/S) Σ_s z_s z_sᵀ = I, as N(0, I) has it. The student minimises (1/S) Σ_s L̂(a(x) + B(x) z_s against draw s).
+
+Fixed points over all functions of x. Heads: each draw itself. Latent regression: a = E f, B(x) B(x′)ᵀ is the covariance
+of the teacher's functions after a projection on the d latents, and e^α = E (y − f)². At each input the mean and the
+variance of y are exactly the teacher's, whatever d is; covariances between inputs are exact where the teacher's
+functions span d dimensions. Latent classes: the same projection, in the geometry of the cross-entropy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from .. import networks
+from ..artifacts import State
+from ..config import read, to_mapping
+from ..errors import require
+from ..posterior import Likelihood
+from ..predictive import Categorical, Gaussian, Predictive
+from ..seeds import Seed
+
+_NULL: Final = 1e-5  # of the largest singular value: below, a direction is rounding
+
+
+@dataclass(frozen=True)
+class PlainConfig:
+    """The student that is one function: it keeps the teacher's predictive at each input alone."""
+
+    name: Literal["plain"]
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """The student that is several functions, one for each of several draws of the teacher.
+
+    Attributes:
+        heads: the number of heads, at most; the teacher's draws are thinned evenly to it.
+        draws_per_step: the number of draws that each step imitates.
+    """
+
+    name: Literal["heads"]
+    heads: int
+    draws_per_step: int
+
+    def __post_init__(self) -> None:
+        require(self.heads > 1, "heads", "must be > 1", self.heads)
+        require(self.draws_per_step > 0, "draws_per_step", "must be > 0", self.draws_per_step)
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """The student that is a function of one latent that all inputs share.
+
+    Attributes:
+        dimension: d, at most; functions that span fewer dimensions have as many latents as dimensions.
+        draws: the number of functions in a prediction; they come in pairs of z and −z.
+        probe: the number of student inputs at which the teacher's draws are compared, to find their latents.
+        draws_per_step: the number of draws that each step imitates.
+    """
+
+    name: Literal["latent"]
+    dimension: int
+    draws: int
+    probe: int
+    draws_per_step: int
+
+    def __post_init__(self) -> None:
+        for name in ("dimension", "probe", "draws_per_step"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require(self.draws > 0 and self.draws % 2 == 0, "draws", "must be even and > 0", self.draws)
+
+
+StudentConfig = PlainConfig | HeadsConfig | LatentConfig
+
+
+@dataclass(frozen=True)
+class FunctionsSpec:
+    """The description of a network that gives several functions.
+
+    Attributes:
+        network: the architecture.
+        input_shape, outputs: its interface; outputs counts classes or target columns.
+        likelihood: ``categorical`` or ``gaussian_head``.
+        blocks: K.
+        draws: the number of functions in a prediction, of fresh latents; null: the blocks themselves.
+    """
+
+    network: networks.NetworkConfig
+    input_shape: tuple[int, ...]
+    outputs: int
+    likelihood: Likelihood
+    blocks: int
+    draws: int | None
+
+    @property
+    def variances(self) -> int:
+        """Return the number of blocks of log-variances: of each head its own; of latents, one for all."""
+        if self.likelihood == "categorical":
+            return 0
+        return self.blocks if self.draws is None else 1
+
+    def build(self, rng: Seed) -> networks.Network:
+        """Build the network, with the fresh weights of ``rng``."""
+        width = (self.blocks + self.variances) * self.outputs
+        return networks.build(self.network, self.input_shape, width, rng=rng)
+
+    def read(
+        self, outputs: Float[Tensor, "batch width"], coefficients: Float[Tensor, "draw block"]
+    ) -> tuple[Float[Tensor, "draw batch output"], Float[Tensor, "draw batch output"] | None]:
+        """Return the functions of ``coefficients`` at a batch, and the log-variances of the noise, if any."""
+        parts = outputs.unflatten(-1, (-1, self.outputs)).transpose(0, 1)  # [block, batch, output]
+        values = torch.einsum("sk,kbo->sbo", coefficients, parts[: self.blocks])
+        if self.likelihood == "categorical":
+            return values, None
+        variances = parts[self.blocks :]
+        if self.draws is None:
+            return values, torch.einsum("sk,kbo->sbo", coefficients, variances)
+        return values, variances.expand_as(values)
+
+
+@final
+class StudentFunctions:
+    """A posterior over functions that one network gives.
+
+    Attributes:
+        weights: the network's ``state_dict``.
+    """
+
+    key = "student_functions"
+
+    def __init__(self, spec: FunctionsSpec, weights: Mapping[str, Tensor]) -> None:
+        self.spec, self.weights = spec, dict(weights)
+        self._network = spec.build(Seed(0)).eval().to(next(iter(self.weights.values())).device)
+        self._network.load_state_dict(self.weights)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        """Mix the functions: all heads, or the functions of latents that ``rng`` draws, the same for all inputs."""
+        coefficients = self._coefficients(rng).to(inputs.device)
+        values, log_variances = self.spec.read(self._network(inputs), coefficients)
+        if log_variances is None:
+            return Categorical(F.log_softmax(values, dim=-1))
+        return Gaussian(values, log_variances.exp())
+
+    @torch.no_grad()
+    def affine(
+        self, inputs: Tensor
+    ) -> tuple[
+        Float[Tensor, "batch output"], Float[Tensor, "latent batch output"], Float[Tensor, "batch output"] | None
+    ]:
+        """Return a(x), B(x) and α(x) of a student with a latent: in regression the exact Gaussian over functions."""
+        identity = torch.eye(self.spec.blocks, device=inputs.device)
+        blocks, log_variances = self.spec.read(self._network(inputs), identity)
+        return blocks[0], blocks[1:], None if log_variances is None else log_variances[0]
+
+    def _coefficients(self, rng: Seed) -> Float[Tensor, "draw block"]:
+        if self.spec.draws is None:
+            return torch.eye(self.spec.blocks)
+        half = self.spec.draws // 2
+        latents = torch.randn(half, self.spec.blocks - 1, generator=rng.fold("latent").generator())
+        return torch.cat([torch.ones(2 * half, 1), torch.cat([latents, -latents])], 1)
+
+    def state(self) -> State:
+        stored = {name: value.contiguous() for name, value in self.weights.items()}
+        return State(stored, {"posterior": self.key, "spec": to_mapping(self.spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "StudentFunctions":
+        spec = read(FunctionsSpec, state.config["spec"], "spec")
+        return cls(spec, {name: value.to(device) for name, value in state.tensors.items()})
+
+
+def function_values(predictive: Categorical | Gaussian) -> Float[Tensor, "draw batch output"]:
+    """Return what latents are linear in: means, or logits whose mean over classes is zero."""
+    if isinstance(predictive, Categorical):
+        return predictive.draw_log_probs - predictive.draw_log_probs.mean(-1, keepdim=True)
+    return predictive.draw_mean
+
+
+def embed(values: Float[Tensor, "draw batch output"], dimension: int) -> Float[Tensor, "draw latent"]:
+    """Return the latents z_s of functions whose values at probe inputs are given: of mean 0 and covariance I.
+
+    There are at most ``dimension`` latents, and no more than the functions span dimensions around their mean.
+    """
+    flat = values.flatten(1).double()
+    left, sizes, _ = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    spanned = int((sizes > _NULL * sizes[0].clamp_min(torch.finfo(torch.float32).tiny)).sum())
+    return (len(flat) ** 0.5 * left[:, : min(dimension, spanned)]).to(values.dtype)

@@ -1,0 +1,206 @@
+"""What a student imitates at each step: stored draws, any stored posterior, or chains that move on.
+
+A teacher gives a predictive for a batch of inputs, in transformed units. Only its expectation over steps matters: the
+student's fixed point is E p(y | x), whichever draws stand for it at one step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.func import functional_call
+
+from ..artifacts import unstack
+from ..data.fitdata import FitData
+from ..errors import ConfigError, require
+from ..posterior import NetworkDraws, Posterior
+from ..predictive import Categorical, Gaussian, Predictive
+from ..seeds import Seed
+from ..sgmcmc.method import TargetConfig, network_chains
+from ..sgmcmc.sampler import SamplerConfig
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    """The mode that imitates a stored posterior, ``teacher/<run>`` or ``student/<run>``.
+
+    ``max_draws``: how many draws of all chains of a teacher are used, evenly spaced; null: all.
+    """
+
+    name: Literal["offline"]
+    max_draws: int | None
+
+    def __post_init__(self) -> None:
+        require(self.max_draws is None or self.max_draws > 0, "max_draws", "must be > 0 or null", self.max_draws)
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """The mode that imitates chains which run alongside and store nothing.
+
+    A chain moves slowly: a student that follows one chain ends at the chain's last place. Two means bring it to the
+    mean over the posterior: each step averages the loss over several chains, and the student's weights are averaged
+    over the last steps.
+
+    Attributes:
+        target: the posterior of the chains.
+        sampler: their kernel.
+        burn_in: the steps of each chain before the student's first step.
+        chains: C, the number of chains, all of which each step sees. So a student that follows them finds (1 − 1/C) of
+            the variance; with one chain it finds none.
+        chain_steps: the steps of each chain for one step of the student.
+        average: the share of the student's steps, the last ones, over which its weights are averaged; null: the last
+            weights. It should span many autocorrelation times of a chain: average × steps × chain_steps chain steps.
+    """
+
+    name: Literal["online"]
+    target: TargetConfig
+    sampler: SamplerConfig
+    burn_in: int
+    chains: int
+    chain_steps: int
+    average: float | None
+
+    def __post_init__(self) -> None:
+        require(self.burn_in >= 0, "burn_in", "must be >= 0", self.burn_in)
+        require(self.chains > 0, "chains", "must be > 0", self.chains)
+        require(self.chain_steps > 0, "chain_steps", "must be > 0", self.chain_steps)
+        share = self.average is None or 0 < self.average <= 1
+        require(share, "average", "must be in (0, 1] or null", self.average)
+
+
+class Teacher(ABC):
+    """A source of the predictive that each step imitates."""
+
+    @abstractmethod
+    def predictive(self, step: int, inputs: Tensor) -> Predictive:
+        """Return what stands for p(y | x) in step ``step``; called once a step, in order."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a later step depends on; a stored posterior has none."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what ``state`` returned."""
+        assert not state
+
+
+class FunctionTeacher(Teacher):
+    """A teacher that holds a number of functions, each of which it can evaluate at any inputs.
+
+    Attributes:
+        count: the number of functions.
+    """
+
+    count: int
+
+    @abstractmethod
+    def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
+        """Return a predictive whose draws are the functions ``index``; a number means the same one at all inputs."""
+
+
+@final
+class StoredDraws(FunctionTeacher):
+    """A teacher that is a set of networks: each step takes one, chosen uniformly."""
+
+    def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
+        self._spec, self._rng = posterior.spec, rng
+        self._draws = unstack(posterior.weights)
+        self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
+        self.count = len(self._draws)
+
+    def predictive(self, step: int, inputs: Tensor) -> Predictive:
+        generator = self._rng.fold("draw", step).generator()
+        return self.functions(inputs, torch.randint(self.count, (1,), generator=generator))
+
+    @torch.no_grad()
+    def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
+        outputs = [functional_call(self._skeleton, self._draws[i], (inputs,)) for i in index.tolist()]
+        predictive = self._spec.predictive(torch.stack(outputs))
+        assert isinstance(predictive, Categorical | Gaussian)
+        return predictive
+
+
+@final
+class StoredPosterior(FunctionTeacher):
+    """A teacher that is any posterior: each step takes its whole predictive.
+
+    Where the predictive is sampled, each step has draws of its own, so that the fixed point is the predictive of
+    infinitely many draws, and not the mixture of the few that one prediction takes. The functions are the draws of one
+    prediction.
+    """
+
+    def __init__(self, posterior: Posterior, data: FitData, rng: Seed) -> None:
+        self._posterior, self._rng = posterior, rng
+        inputs, _ = data.rows("train", data.device).slice(0, 1)
+        predictive = self._one_prediction(inputs)
+        self.count = 1
+        if isinstance(predictive, Categorical):
+            self.count = len(predictive.draw_log_probs)
+        elif isinstance(predictive, Gaussian):
+            self.count = len(predictive.draw_mean)
+
+    def predictive(self, step: int, inputs: Tensor) -> Predictive:
+        return self._posterior.predict(inputs, rng=self._rng.fold("predict", step))
+
+    def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
+        predictive, index = self._one_prediction(inputs), index.to(inputs.device)
+        if isinstance(predictive, Categorical):
+            return Categorical(predictive.draw_log_probs[index])
+        assert isinstance(predictive, Gaussian), "a teacher of several functions"
+        return Gaussian(predictive.draw_mean[index], predictive.draw_variance[index])
+
+    def _one_prediction(self, inputs: Tensor) -> Predictive:
+        return self._posterior.predict(inputs, rng=self._rng.fold("functions"))
+
+
+@final
+class LivingChains(Teacher):
+    """The teacher of Algorithm 1: chains that move on with the student; its state is the chains'."""
+
+    def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
+        rngs = [rng.fold("chain", c) for c in range(config.chains)]
+        self._chains = network_chains([data] * config.chains, config.target, config.sampler, rngs, config.burn_in)
+        self._burn_in, self._every = config.burn_in, config.chain_steps
+        self._state, self._done = self._chains.begin(), 0
+
+    @torch.no_grad()
+    def predictive(self, step: int, inputs: Tensor) -> Predictive:
+        for done, state in self._chains.steps(self._state, self._done, self._burn_in + (step + 1) * self._every):
+            self._done, self._state = done, state
+        target = self._chains.target
+        return target.spec.predictive(target.network.outputs(self._state["position"], inputs))
+
+    def state(self) -> dict[str, Tensor]:
+        return self._chains.saved(self._state) | {"done": torch.tensor(self._done)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        saved = dict(state)
+        self._done = int(saved.pop("done"))
+        self._state = self._chains.restored(saved)
+
+
+def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:
+    """Return the teacher that a stored posterior of the task of ``data`` is.
+
+    Raises:
+        ConfigError: the posterior is of another task, or of other inputs or outputs.
+    """
+    if isinstance(posterior, NetworkDraws):
+        shape = posterior.spec.input_shape
+        require(shape == data.input_shape, "input", f"must be of inputs {data.input_shape}", shape)
+        teacher: FunctionTeacher = StoredDraws(posterior, rng)
+    else:
+        teacher = StoredPosterior(posterior, data, rng)
+    inputs, _ = data.rows("train", data.device).slice(0, 1)
+    predictive = teacher.predictive(0, inputs)
+    task = "classification" if isinstance(predictive, Categorical) else "regression"
+    outputs = predictive.mean.shape[-1]
+    if (task, outputs) != (data.task, data.outputs):
+        rule = f"must be a posterior of {data.task} with {data.outputs} outputs"
+        raise ConfigError("input", rule, f"{task} with {outputs}")
+    return teacher

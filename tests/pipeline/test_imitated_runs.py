@@ -1,0 +1,100 @@
+"""Students of other runs: what params.yaml may say, what comes first, whose code they depend on, one of them made."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bdl_pipe.errors import UserError
+from bdl_pipe.registry import load_predictor
+from pipeline.core import places
+from pipeline.core.load import load
+from pipeline.core.model import Params
+from pipeline.core.settings import Settings
+from pipeline.plan import code, plan, sources
+from pipeline.plan.plan import one
+from pipeline.stages import fit, prepare
+from pipeline.work.executor import Inline
+from tests.cases import CONFIGS, DARK_KNOWLEDGE, SGMCMC
+from tests.pipeline.test_params import GOOD
+
+SETTINGS = Settings(executor="inline", checkpoint_seconds=1e6)
+CLOSED_FORM = {"dataset": "boston", "method": "gp", "setting": "whole", "seeds": 1, "input": "prepare/boston"}
+STUDENT = {**CLOSED_FORM, "method": "dark_knowledge", "setting": "student", "seeds": 2, "input": "student/b-whole"}
+ONLINE = {
+    "name": "online",
+    "target": SGMCMC["target"],
+    "sampler": SGMCMC["sampler"],
+    "burn_in": 0,
+    "chains": 2,
+    "chain_steps": 1,
+    "average": None,
+}
+RAW: dict[str, Any] = {
+    **GOOD,
+    "datasets": {**GOOD["datasets"], "other": GOOD["datasets"]["boston"]},
+    "trajectories": {},
+    "methods": {"gp": CONFIGS["gp", "regression"], "dark_knowledge": {**DARK_KNOWLEDGE, "steps": 3}},
+    "runs": {"b-whole": CLOSED_FORM, "b-student": STUDENT},
+}
+
+
+def read(folder: Path, **student: Any) -> Params:
+    raw = copy.deepcopy(RAW)
+    raw["runs"]["b-student"] |= student
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return load(folder / "params.yaml")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "the data alone": (
+        {"input": "prepare/boston"},
+        "runs.b-student.input must be teacher/<run> or student/<run> for the mode offline, got 'the data alone'",
+    ),
+    "online": (
+        {"override": {"mode": ONLINE}},
+        "runs.b-student.input must be prepare/<data set> for the mode online, which runs its own chains, got 'student'",
+    ),
+    "another data set": (
+        {"dataset": "other"},
+        "runs.b-student.input must be of the data set other, got 'student/b-whole: boston'",
+    ),
+    "itself": ({"input": "student/b-student"}, "runs.b-student.input must be a run above"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+    change, message = WRONG[name]
+    read(tmp_path)
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, **change)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_run_comes_before_its_student(tmp_path: Path) -> None:
+    stages = plan.plan(read(tmp_path))
+    wanted = {"prepare@boston", "student@b-whole", "student@b-student", "evaluate@b-student"}
+    assert {*plan.matching(["evaluate@b-student"], stages)} == wanted
+    assert list(stages).index("student@b-whole") < list(stages).index("student@b-student")
+
+
+def test_a_student_depends_on_the_code_of_the_posterior_that_it_reads(tmp_path: Path) -> None:
+    params = read(tmp_path)
+    assert sources.fit_digest("gp", params) == code.digest("student", "gp")
+    both = code.digest("student", "dark_knowledge", ("bdl_pipe.baselines.gp",))
+    assert sources.fit_digest("dark_knowledge", params) == both != code.digest("student", "dark_knowledge")
+
+
+@pytest.mark.slow
+def test_a_student_of_a_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both seeds of each split imitate the one seed of the run."""
+    monkeypatch.chdir(tmp_path)
+    params = read(tmp_path)
+    prepare.run(one("prepare", "boston", params), params, Inline(SETTINGS), SETTINGS)
+    for key in ("b-whole", "b-student"):
+        fit.run(one("student", key, params), params, Inline(SETTINGS), SETTINGS)
+    fitted = load_predictor(places.artifact("student", "b-student"), 1, 1)
+    assert fitted.posterior.state().config["posterior"] == "network_draws"
