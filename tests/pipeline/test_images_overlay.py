@@ -72,7 +72,12 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
     runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in OVERLAYS[overlay]}
     other = {"corrupted_images": 2 if shifted else 0, "ood": ["digits"] if shifted else []}
     raw["datasets"]["fashion_mnist"] |= {"validation": 10, **other}
-    small = {**raw, "teachers": {}, "coresets": {}, "evaluate": {**raw["evaluate"], "joint_pairs": 10}}
+    small = {
+        **raw,
+        "teachers": {},
+        "coresets": {},
+        "evaluate": {**raw["evaluate"], "joint_pairs": 10, "joint_groups": 5},
+    }
     small["runs"] = {k: v | {"seeds": min(v["seeds"], 2)} for k, v in runs.items()}
     used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
     used |= {raw["trajectories"][k]["input"].removeprefix("trajectory/") for k in used & raw["trajectories"].keys()}
