@@ -21,7 +21,7 @@ from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import table
-from tests.cases import CASES, CONFIGS, Case, fit
+from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
 
@@ -210,9 +210,14 @@ def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
 
 @students
 def test_every_posterior_can_be_imitated(case: Case) -> None:
-    data = data_of(case.task)
-    state = fit("dark_knowledge", "student", data, {"student": [made(case)]}, steps=2)
-    assert posterior_of(state).predict(data.tensors("validation")[0], rng=Seed(1)).mean.isfinite().all()
+    """By the plain student; and by one with heads, if its draws are functions."""
+    data, inputs = data_of(case.task), {"student": [made(case)]}
+    rows = data.tensors("validation")[0]
+    predictive = posterior_of(made(case)).predict(rows, rng=Seed(1))
+    functions = isinstance(predictive, Categorical | Gaussian) and len(draws(predictive)[0]) > 1
+    for student in ({"name": "plain"}, *[STUDENTS["heads"]["student"]] * functions):
+        state = fit("dark_knowledge", "student", data, inputs, steps=2, student=student)
+        assert posterior_of(state).predict(rows, rng=Seed(1)).mean.isfinite().all()
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)

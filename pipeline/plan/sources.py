@@ -47,7 +47,7 @@ def digests(params: Params) -> dict[str, Any]:
 
 
 def fit_digest(method: str, params: Params) -> str:
-    """Hash the code that artifacts of a method depend on: its own, and that of plugins in its runs' configs.
+    """Hash the code that artifacts of a method depend on: its own, and the plugins in its runs' configs.
 
     A run that is made from another run also depends on the code of that run's method, which defines the posterior that
     it reads; and a run depends on the users' files that its config names, such as a network's.

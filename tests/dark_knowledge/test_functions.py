@@ -172,7 +172,7 @@ def classes(draws: int = 6) -> NetworkDraws:
 
 
 def test_one_latent_of_classes_is_exact_where_logits_are_affine_in_one() -> None:
-    """B Bᵀ of logits, whose sign is free; P(Y₁ = Y₂) of the teacher's draws follows, and not that of its marginals."""
+    """B Bᵀ of centred logits is compared, since the sign of B is free; the functions span one dimension."""
     data, teacher = unit_vectors("classification", 3), classes()
     student = at_the_minimum(learner(data, teacher, LATENT | {"dimension": 3}))
     inputs = torch.eye(INPUTS)

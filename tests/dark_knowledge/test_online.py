@@ -66,7 +66,7 @@ def test_the_student_ends_at_the_mean_and_variance_of_the_teacher() -> None:
     """Within .07 sd of f and 12 % of its variance: 5 and 6 standard errors of 5,000 independent draws.
 
     Draws of these chains are nearly independent. False alarms: 2e-6. The last weights of the same fit are outside, and
-    those of one chain far outside.
+    the last weights of a student of one chain are further outside.
     """
     assert within(*errors())
     assert not within(*errors(average=None))

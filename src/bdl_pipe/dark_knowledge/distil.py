@@ -97,7 +97,7 @@ class PlainStudent(Student):
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
         if isinstance(predictive, Categorical):
-            return classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean).mean()
+            return classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean.to(outputs)).mean()
         mean, log_variance = outputs.chunk(2, dim=-1)
         teacher_mean, teacher_variance = (moment.to(mean) for moment in (predictive.mean, predictive.variance))
         return regression_loss(mean, log_variance, teacher_mean, teacher_variance).mean()
@@ -132,7 +132,7 @@ class FunctionStudent(Student):
             config.network, data.input_shape, data.outputs, likelihood, blocks, latent_draws
         )
         self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
-        self._coefficients = coefficients.to(data.device)
+        self._coefficients = coefficients.float().to(data.device)
         self._per_step = min(config.student.draws_per_step, len(drawn))
         self.network = self._spec.build(rng.fold("start")).to(data.device)
 
@@ -142,9 +142,10 @@ class FunctionStudent(Student):
         coefficients = self._coefficients[chosen.to(self._coefficients.device)]
         values, log_variances = self._spec.read(self.network(inputs), coefficients)
         if isinstance(predictive, Categorical):
-            return classification_loss(F.log_softmax(values, dim=-1), predictive.draw_log_probs.exp()).mean()
+            return classification_loss(F.log_softmax(values, dim=-1), predictive.draw_log_probs.exp().to(values)).mean()
         assert log_variances is not None
-        return regression_loss(values, log_variances, predictive.draw_mean, predictive.draw_variance).mean()
+        mean, variance = predictive.draw_mean.to(values), predictive.draw_variance.to(values)
+        return regression_loss(values, log_variances, mean, variance).mean()
 
     def posterior(self, weights: dict[str, Tensor]) -> functions.StudentFunctions:
         return functions.StudentFunctions(self._spec, weights)

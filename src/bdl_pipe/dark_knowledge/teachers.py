@@ -144,6 +144,7 @@ class StoredPosterior(FunctionTeacher):
         elif isinstance(predictive, Gaussian):
             self.count = len(predictive.draw_mean)
 
+    @torch.no_grad()
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
         return self._posterior.predict(inputs, rng=self._rng.fold("predict", step))
 
@@ -154,6 +155,7 @@ class StoredPosterior(FunctionTeacher):
         assert isinstance(predictive, Gaussian), "a teacher of several functions"
         return Gaussian(predictive.draw_mean[index], predictive.draw_variance[index])
 
+    @torch.no_grad()
     def _one_prediction(self, inputs: Tensor) -> Predictive:
         return self._posterior.predict(inputs, rng=self._rng.fold("functions"))
 
