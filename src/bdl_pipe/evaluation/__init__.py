@@ -18,7 +18,9 @@ from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
+from . import references
 from .config import EvaluateConfig
+from .distance import Distances
 from .gathered import Gathered, Scores, normalised
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
@@ -72,7 +74,8 @@ def score_clean(
 
     The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
     ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
-    somewhere, and the scores ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior.
+    somewhere, the scores ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior, and the scores
+    ``reference_…`` a stored reference of these rows.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
     regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
@@ -80,7 +83,7 @@ def score_clean(
     Raises:
         Diverged: a prediction is not finite.
     """
-    gathered = Gathered()
+    gathered, distances = Gathered(), Distances(references.find(examples, fitted.transform))
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
         predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
@@ -88,11 +91,12 @@ def score_clean(
         for name, values in ood_scores(predictive).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())
+        distances.add(rows, transformed)
         if isinstance(predictive, Categorical):
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
-    scores = gathered.scores()
+    scores = gathered.scores() | distances.scores()
     if "accuracy" in scores:
         scores |= gathered.joint(config.joint_pairs, rng)
     if "log_likelihood" in scores:

@@ -49,6 +49,9 @@ METRICS: Final[Registered[Metric]] = Registered(
             classification.JOINT_NLL,
             classification.JOINT_GAP,
             regression.LOG_LIKELIHOOD_NORMALISED,
+            regression.REFERENCE_KL,
+            regression.REFERENCE_TV,
+            regression.REFERENCE_SD_RATIO,
         )
     },
 )
