@@ -67,7 +67,8 @@ def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> 
     assert [name for name in better if metrics.METRICS[name].shifted] == ["accuracy", "nll", "brier", "ece"]
     names = """rmse nll_recalibrated crps_recalibrated coverage_conformal size_conformal width_conformal accuracy nll
     brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps out_of_reach ece
-    ece_recalibrated joint_nll joint_gap log_likelihood_normalised"""
+    ece_recalibrated joint_nll joint_gap log_likelihood_normalised
+    reference_kl reference_tv reference_sd_ratio"""
     assert list(better) == names.split()
     assert all(metric.label and metric.about for metric in metrics.registered())
 

@@ -2,12 +2,11 @@
 
     KL = ∫ p log(p/q) dy,   TV = ½ ∫ |p − q| dy,   p of the reference, a mixture of Gaussians of one variance σ²
 
-The trapezoidal rule has nodes at most σ/4 apart, from 7σ below the lowest to 7σ above the highest component. For a
+The trapezoidal rule has nodes σ/8 apart, from 7σ below the lowest to 7σ above the highest component. For a
 smooth log q the KL is exact to 1e-8 (the rule converges exponentially for a Gaussian's integrals); where q has kinks,
-and for TV, to about 1e-4. KL is infinite where q is 0 within that range.
+and for TV, to about 3e-4. KL is infinite where q is 0 within that range.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +19,7 @@ from .gathered import Scores
 from .references import Reference
 
 _REACH: Final = 7.0  # σ; 1e-12 of a component lies beyond on each side
-_NODES_A_SD: Final = 4
+_NODES_A_SD: Final = 8
 
 
 def distances(reference: Gaussian, other: Continuous) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
@@ -29,19 +28,19 @@ def distances(reference: Gaussian, other: Continuous) -> tuple[Float[Tensor, " b
     Args:
         reference: of one output, and one variance for all draws and rows.
     """
-    sd = math.sqrt(float(reference.draw_variance.flatten()[0]))
-    low, high = reference.draw_mean.amin(0).double() - _REACH * sd, reference.draw_mean.amax(0).double() + _REACH * sd
-    count = 1 + math.ceil(float((high - low).max()) / sd * _NODES_A_SD)
-    step = (high - low)[:, 0] / (count - 1)
-    divergence = variation = torch.zeros_like(step)
-    for node in range(count):
-        values = low + step[:, None] * node
+    step = float(reference.draw_variance.flatten()[0]) ** 0.5 / _NODES_A_SD
+    low = reference.draw_mean.amin(0).double() - _REACH * _NODES_A_SD * step  # [row, 1]
+    last = ((reference.draw_mean.amax(0).double() - low) / step + _REACH * _NODES_A_SD).ceil()  # the row's last node
+    divergence = variation = torch.zeros(len(low), dtype=torch.float64)
+    for node in range(int(last.max()) + 1):
+        values, within = low + step * node, (node <= last)[:, 0]
         log_p, log_q = reference.log_prob(values), other.log_prob(values.to(other.mean.device)).to(values)
         p, q = log_p.exp(), log_q.exp()
-        divergence = divergence + p * (log_p - log_q)
-        variation = variation + (p - q).abs()
-    below, above = other.cdf(low)[:, 0].to(step), 1 - other.cdf(high)[:, 0].to(step)
-    return step * divergence, (step * variation + below + above) / 2
+        divergence = divergence + torch.where(within, p * (log_p - log_q), 0.0)
+        variation = variation + torch.where(within, (p - q).abs(), 0.0)
+    device = other.mean.device
+    beyond = other.cdf(low.to(device)) + 1 - other.cdf((low + step * last).to(device))
+    return step * divergence, (step * variation + beyond[:, 0].to(low)) / 2
 
 
 @dataclass

@@ -69,18 +69,18 @@ def find(test: Examples, transform: Transform) -> Reference | None:
     Raises:
         ArtifactError: a stored reference is damaged.
     """
-    stored = _stored()
-    if len(test) not in {rows for rows, _ in stored}:
+    known = stored()
+    if len(test) not in {rows for rows, _ in known}:
         return None
-    state = stored.get((len(test), digest(test)))
+    state = known.get((len(test), digest(test)))
     if state is None or not _same(transform, State(under("transform.", state.tensors), state.config["transform"])):
         return None
     return Reference(state.tensors["draws"].double(), state.config["noise_variance"], state.config)
 
 
 @cache
-def _stored(folder: Path = HERE) -> Mapping[tuple[int, str], State]:
-    """Read all stored references, by the number and the hash of their rows."""
+def stored(folder: Path = HERE) -> Mapping[tuple[int, str], State]:
+    """Read the references of a folder, by the number and the hash of their rows."""
     states = [artifacts.from_bytes(path.read_bytes(), path.name) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     return {(state.tensors["draws"].shape[1], state.config["rows"]): state for state in states}
 
