@@ -83,7 +83,7 @@ def _flat(values: Tensor) -> np.ndarray:
 
 
 def lines(problem: Problem, truth: State) -> dict[str, Line]:
-    """Fit and measure all rows of a problem; the first is one half of the reference against the other, if stored."""
+    """Fit and measure all rows of a problem."""
     made: dict[str, list[State]] = {}
     measured = dict[str, Line]()
     for name, row in ROWS[problem.name].items():
@@ -129,8 +129,8 @@ def page(problem: Problem, truth: State, measured: Mapping[str, Line]) -> str:
         "commit": provenance.commit(),
         "device": f"{records.device_name('cpu')}, {torch.get_num_threads()} thread, torch {torch.__version__}",
         "reference": f"{about['sampler']} at {about['commit'][:12]}: {about['chains']} chains of {about['draws']} "
-        f"draws after {about['burn_in']}, {about['leapfrogs']} leapfrogs each, accepted {about['accepted']:.2f}; worst R-hat "
-        f"{about['r_hat']:.3f}, least bulk ESS {about['ess_bulk']:,.0f}, tail {about['ess_tail']:,.0f}; "
+        f"draws after {about['burn_in']}, {about['leapfrogs']} leapfrogs each, accepted {about['accepted']:.2f}; worst "
+        f"R-hat {about['r_hat']:.3f}, least bulk ESS {about['ess_bulk']:,.0f}, tail {about['ess_tail']:,.0f}; "
         f"{about['seconds']} CPU s",
         "posterior": f"{about['target']}",
     }
