@@ -26,7 +26,7 @@ Made = Mapping[str, Sequence[State]]  # row -> states
 Row = Callable[[Problem, Made], list[State]]
 
 CHAINS: Final = 4
-STEPS: Final = 20_000  # gradients of a chain
+STEPS: Final = 10_000  # gradients of a chain
 RATE: Final = 0.02
 LEAPFROGS: Final = 100
 _SCALED: Final = {"name": "scaled", "rate": RATE}
@@ -54,7 +54,7 @@ def chains(
     batch: int | None = None,
     steps: int = STEPS,
 ) -> list[State]:
-    """Return the chains of one kernel; the first fifth is burn-in, 200 draws of each are kept."""
+    """Return the chains of one kernel; the first fifth is burn-in, 200 of its draws are kept."""
     section = {
         "target": to_mapping(problem.target),
         "sampler": {"kernel": kernel, "step_size": step_size, "batch": batch},

@@ -73,7 +73,7 @@ def classification() -> Problem:
     place = np.where(np.isin(np.arange(20), (0, 1, 10, 11)), 1 - labels, labels)
     x = np.where(place, 1.0, -1.0)[:, None] + 0.8 * random.standard_normal((20, 2))
     data = _data("classification", x, labels, Transform("table", torch.tensor(x.mean(0)), torch.tensor(x.std(0))))
-    axis = np.linspace(-6, 6, 41)
+    axis = np.linspace(-6, 6, 31)
     return _problem("classification", data, np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2), None)
 
 
