@@ -197,7 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name in PROBLEMS:
             toy(PROBLEMS[name](), TOY)
             continue
-        _, _, number = name.partition(":")
+        dataset, _, number = name.partition(":")
+        if dataset != "boston" or not (number.isdigit() or name == dataset):
+            parser.error(f"names must be boston, boston:SPLIT or {', '.join(PROBLEMS)}, got {name}")
         for one in [int(number)] if number else range(load().datasets["boston"].splits):
             split(one, BOSTON)
 

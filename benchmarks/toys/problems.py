@@ -2,7 +2,7 @@
 
 Korattikara, Rathod, Murphy & Welling 2015. *regression*: y = x³ + N(0, 9), 20 inputs uniform on [-4, 4]
 (Hernández-Lobato & Adams 2015), 10 ReLU units. *classification*: two classes of 10 points each in the plane, 10 ReLU
-units. They print neither the points nor the prior's precision of these two. Ours: N(0, I) on all weights, for inputs
+units. We have neither their points nor their prior's precision. Ours: N(0, I) on all weights, for inputs
 and targets that are standardised by the training rows; classes at N(±(1, 1), .8² I) but for two points of each, which
 are exchanged, so that no line divides them.
 """
