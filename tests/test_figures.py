@@ -75,3 +75,11 @@ def test_an_svg_is_one_element_with_its_own_ids_and_the_colours_of_the_page() ->
     assert ids and all(str(name).startswith("of-a-b-") for name in ids)
     assert "var(--ink)" in svg and figures.INK not in svg and figures.INK in drawing.svg("other")
     assert ">confidence</text>" in svg, "text is text"
+
+
+def test_traces_have_a_line_a_chain_and_say_their_ranges() -> None:
+    drawing = figures.traces({"log-likelihood": [[-3.0, -1.0], [-2.0, -2.5]], "prediction": [[0.5], [0.25]]}, "a-sgld")
+    first, second = drawing.figure.axes
+    assert [list(map(float, line.get_ydata())) for line in first.lines] == [[-3.0, -1.0], [-2.0, -2.5]]
+    assert first.get_title("left") == "log-likelihood" and len(second.lines) == 2
+    assert drawing.alt == "Traces of a-sgld: log-likelihood -3 to -1, prediction 0.25 to 0.5"

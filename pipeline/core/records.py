@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Kind, fan_in
+from bdl_pipe.method import Kind, Summary, fan_in
 
 from . import places, provenance
 from .model import Run
@@ -35,8 +35,7 @@ def write(
     run: Run,
     done: Mapping[str, Cost],
     settings: Settings,
-    metrics: Mapping[str, float],
-    warnings: Sequence[str],
+    summary: Summary,
     above: Above,
 ) -> None:
     """Write ``<artifact>.run.json``. What a seed was made from counts into its total seconds, each thing once."""
@@ -52,8 +51,9 @@ def write(
         "device": device_name(settings.device),
         "commit": provenance.commit(),
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-        "metrics": dict(metrics),
-        "warnings": list(warnings),
+        "metrics": dict(summary.metrics),
+        "warnings": list(summary.warnings),
+        "traces": dict(summary.traces),
     }
     write_bytes(places.record(run.kind, run.key), json.dumps(written, sort_keys=True, indent=1).encode())
 

@@ -83,10 +83,16 @@ def shipped() -> list[Path]:
 
 
 def _beside(module: str) -> Iterator[Path]:
-    """List the files of a package of the pipeline that are no modules, such as templates of pages."""
+    """List the files of a package that are no modules and that results follow from.
+
+    They are all files of a package of the pipeline, such as templates of pages, and tensors that the library stores.
+    """
     path = path_of(module)
-    if module.partition(".")[0] == "pipeline" and path.name == "__init__.py" and _counts(module):
+    if path.name != "__init__.py" or not _counts(module):
+        return
+    if module.partition(".")[0] == "pipeline":
         yield from (p for p in path.parent.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc"))
+    yield from path.parent.glob("*.safetensors")
 
 
 def module_of(method: str) -> str | None:

@@ -19,9 +19,9 @@ from bdl_pipe.errors import ArtifactError
 
 from . import columns, cross, page, tables
 from .columns import Grid
-from .tables import CoresetInfo, RunInfo, Step, gather
+from .tables import ChainsInfo, CoresetInfo, RunInfo, Step, gather
 
-__all__ = ["CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
+__all__ = ["ChainsInfo", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
 
 _GAP: Final = 2  # So many cells separate two columns in a terminal.
 

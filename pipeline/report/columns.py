@@ -14,7 +14,10 @@ from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 from .tables import Table, paper_figures
 
 NOTHING: Final = "—"
-HEADLINE: Final = ("accuracy", "rmse", "nll", "brier", "ece")  # The table of all runs has a column for each.
+HEADLINE: Final = (  # The table of all runs has a column for each.
+    *("accuracy", "rmse", "nll", "brier", "ece"),
+    *("reference_kl", "reference_sd_ratio"),
+)
 SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
 _SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after another word, such as a protocol's
 

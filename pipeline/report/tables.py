@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,19 @@ class CoresetInfo:
 
 
 @dataclass(frozen=True)
+class ChainsInfo:
+    """The diagnostics of Markov chains.
+
+    Attributes:
+        metrics: R-hat, effective sample sizes, the noise of minibatches over the kernel's own.
+        traces: functional -> its value at each draw of each chain of the first split [chain][draw].
+    """
+
+    metrics: Mapping[str, float]
+    traces: Mapping[str, Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """An entry of ``runs``.
 
@@ -64,6 +77,7 @@ class RunInfo:
         step: the step of class-incremental learning that the data set is, if it is one.
         coreset: the coreset that the run predicts from, if it does.
         network: the architecture that predicts, in short.
+        chains: the chains that the run predicts from, by the key of the entry that made them.
     """
 
     key: str
@@ -75,6 +89,7 @@ class RunInfo:
     step: Step | None = None
     coreset: CoresetInfo | None = None
     network: str = ""
+    chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,10 @@ class Table:
     def coresets(self) -> dict[str, CoresetInfo]:
         """Return the coresets that the runs predict from, by key."""
         return {run.coreset.key: run.coreset for run in self.runs if run.coreset is not None}
+
+    def chains(self) -> dict[str, ChainsInfo]:
+        """Return the chains that the runs predict from, by key."""
+        return {key: chains for run in self.runs for key, chains in run.chains.items()}
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
-from bdl_pipe.method import Fit, FitMany, Kind, fan_in
+from bdl_pipe.method import Fit, FitMany, Kind, Summary, fan_in
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import RECALIBRATION, posterior_of
@@ -82,9 +82,9 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     named = {name: part for task, made in zip(tasks, done, strict=True) for name, part in _parts(task, made)}
     data = {name: value for name, value in shared.items() if isinstance(value, FitData)}
     _publish(places.artifact(kind, key), run, about, params.seed, named, data)
-    metrics, warnings = _summarise(run, named, shared)
-    records.write(run, named, settings, metrics, warnings, above)
-    for text in warnings:
+    summary = _summarise(run, named, shared)
+    records.write(run, named, settings, summary, above)
+    for text in summary.warnings:
         print(f"warning: {kind} {key}: {text}", file=sys.stderr)
     return store
 
@@ -260,25 +260,29 @@ def _recalibrate(
         yield f"{RECALIBRATION}-{name}", recalibration.fit(batches, rows, data.transform).state()
 
 
-def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Summarise the seeds together, over splits: the mean, and each kind of warning once."""
+def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> Summary:
+    """Summarise the seeds together, over splits: mean metrics, each kind of warning once, the first split's traces."""
     slow = _slowed(done)
     if run.stage.summarise is None:
-        return {}, slow
-    sums: dict[str, list[float]] = {}
-    warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
+        return Summary(warnings=slow)
     splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
+    summaries = list[Summary]()
     for split in splits:
         states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
-        metrics, texts = run.stage.summarise(states, shared[f"data-{split}"], run.config)
-        for text in texts:
+        summaries.append(run.stage.summarise(states, shared[f"data-{split}"], run.config))
+    sums: dict[str, list[float]] = {}
+    warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
+    for summary in summaries:
+        for text in summary.warnings:
             warnings.setdefault(text.split()[0], []).append(text)
-        for name, value in metrics.items():
+        for name, value in summary.metrics.items():
             sums.setdefault(name, []).append(float(value))
-    return {name: sum(values) / len(values) for name, values in sums.items()}, [
-        texts[0] if len(splits) == 1 else f"{texts[0]} (in {len(texts)} of {len(splits)} splits; the first of them)"
-        for texts in warnings.values()
-    ] + slow
+    texts = [
+        found[0] if len(splits) == 1 else f"{found[0]} (in {len(found)} of {len(splits)} splits; the first of them)"
+        for found in warnings.values()
+    ]
+    means = {name: sum(values) / len(values) for name, values in sums.items()}
+    return Summary(means, [*texts, *slow], summaries[0].traces if summaries else {})
 
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:

@@ -34,9 +34,12 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
     Raises:
         ArtifactError: a record of the run, or of what it is made from, is damaged.
     """
-    coreset, warnings = run.sources.get("coreset"), records.read("student", run.key).get("warnings", [])
+    coreset, own = run.sources.get("coreset"), records.read("student", run.key)
+    warnings, chains = own.get("warnings", []), _chains(run.key, own)
     for kind, key in run.sources.items():
-        warnings = [*warnings, *(f"{key}: {warning}" for warning in records.read(kind, key).get("warnings", []))]
+        record = records.read(kind, key)
+        warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
+        chains |= _chains(key, record)
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -47,7 +50,14 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         step=_step(params.datasets[run.spec.dataset]),
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
         network=_network(run, params),
+        chains=chains,
     )
+
+
+def _chains(key: str, record: Mapping[str, Any]) -> dict[str, report.ChainsInfo]:
+    """Return the diagnostics of the chains that an entry made, if it made some."""
+    metrics = record.get("metrics", {})
+    return {key: report.ChainsInfo(metrics, record.get("traces", {}))} if "rhat_prediction" in metrics else {}
 
 
 def _network(run: Run, params: Params) -> str:

@@ -1,4 +1,4 @@
-"""Figures of stored scores: reliability, a score against severity or classes so far, NLL against cost.
+"""Figures of stored scores: reliability, a score against severity or classes so far, NLL against cost, traces.
 
     bins = scores.merged_bins(Path("work/evaluate/houses-gp/calibration.parquet"))
     drawing = reliability(bins, "gp")
@@ -199,6 +199,25 @@ def curves(lines: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawin
         figure.legend(loc="outside right center")
     ends = [(curve.name, scale * points[-1][1].mean) for curve, points in shown]
     return Drawing(figure, f"{alt}: {_listed(ends)}")
+
+
+@_styled
+def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> Drawing:
+    """Draw what chains say at each draw, a plot for each functional.
+
+    Args:
+        functionals: title -> values [chain][draw].
+        name: names the chains.
+    """
+    figure = Figure(figsize=(2.2 * len(functionals), 1.9))
+    plots = figure.subplots(1, len(functionals), squeeze=False)[0]
+    for axes, (title, chains) in zip(plots, functionals.items(), strict=True):
+        for number, values in enumerate(chains):
+            axes.plot(range(1, len(values) + 1), values, color=COLOURS[number % len(COLOURS)], linewidth=0.8)
+        axes.set(title=title, xlabel="draw")
+    figure.suptitle(name, x=0.01, ha="left", fontsize=9)
+    ranges = [(title, min(map(min, chains)), max(map(max, chains))) for title, chains in functionals.items()]
+    return Drawing(figure, f"Traces of {name}: " + ", ".join(f"{t} {low:.3g} to {high:.3g}" for t, low, high in ranges))
 
 
 @_styled

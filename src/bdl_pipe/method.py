@@ -50,6 +50,21 @@ class FromCheckpoint(Protocol):
 
 
 @dataclass(frozen=True)
+class Summary:
+    """What all seeds of a fit say together, for tracking, warnings and the report.
+
+    Attributes:
+        metrics: such as R-hat of chains.
+        warnings: one line each.
+        traces: functional -> its value at each draw of each chain [chain][draw].
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    traces: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """The part of a method in one stage kind. It has ``fit`` or ``fit_many``, not both.
 
@@ -68,8 +83,7 @@ class StageSpec:
             up a bad trial early.
         validate_sources: checks a config against those of the artifacts that it is made from, by stage kind; raises
             ConfigError with the key in its own config, or ``input``.
-        summarise: scores of all seeds together (R-hat of chains, …), for tracking and warnings:
-            (states, data, config) -> (metrics, warnings).
+        summarise: what all seeds of one split say together: (states, data, config) -> :class:`Summary`.
     """
 
     fit: Fit | None = None
@@ -80,7 +94,7 @@ class StageSpec:
     in_driver: bool = False
     from_checkpoint: FromCheckpoint | None = None
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None
-    summarise: Callable[[list[State], FitData, Any], tuple[dict[str, float], list[str]]] | None = None
+    summarise: Callable[[list[State], FitData, Any], Summary] | None = None
 
     def __post_init__(self) -> None:
         require((self.fit is None) != (self.fit_many is None), "stages", "must have fit or fit_many, and not both")

@@ -13,7 +13,7 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError, require
-from bdl_pipe.method import Inputs, Method, StageSpec
+from bdl_pipe.method import Inputs, Method, StageSpec, Summary
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import snapshot
@@ -51,9 +51,10 @@ def walk(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report
     return State({"x": x}, {"count": sum(len(v) for v in inputs.values())})
 
 
-def spread(states: list[State], data: FitData, config: WalkConfig) -> tuple[dict[str, float], list[str]]:
+def spread(states: list[State], data: FitData, config: WalkConfig) -> Summary:
     values = torch.stack([s.tensors["x"] for s in states])
-    return {"spread": float(values.std(0).mean())}, ["they differ"] if len(states) > 1 else []
+    traces = {"first weight": [[float(s.tensors["x"].flatten()[0])] for s in states]}
+    return Summary({"spread": float(values.std(0).mean())}, ["they differ"] if len(states) > 1 else [], traces)
 
 
 WALK = Method(

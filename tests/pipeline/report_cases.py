@@ -10,7 +10,7 @@ import torch
 from bdl_pipe import artifacts, scores
 from bdl_pipe.artifacts import State
 from bdl_pipe.scores import Quantity, Score
-from pipeline.report import CoresetInfo, RunInfo
+from pipeline.report import ChainsInfo, CoresetInfo, RunInfo
 
 NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
 REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"
@@ -26,6 +26,10 @@ IMAGES = [
     ("sgld", "small", 1, 0.868, 0.38, 0.02, 95.0, 1.9, 31_000_000),
     ("dark_knowledge", "small", 1, 0.861, 0.40, 0.018, 140.0, 0.02, 800_000),
 ]
+CHAINS = ChainsInfo(
+    {"rhat_prediction": 1.3125, "ess_prediction": 41.0, "ess_tail_prediction": 20.0, "noise_worst": 260.0},
+    {"log-likelihood": [[-3.0, -2.0], [-2.5, -2.75]]},
+)
 ROWS = [("deterministic", 3.4, 2.9), ("ensemble", 3.2, 2.7), ("sgld", 3.0, 2.55), ("dark_knowledge", 3.05, 2.6)]
 
 
@@ -111,6 +115,8 @@ def everything(root: Path) -> list[RunInfo]:
         figures, more = image_scores(case, rng), {"calibration": bins(case, rng), "warnings": warnings}
         if case[0] == "vbpc":
             more["coreset"] = write_coreset(root, f"fashion_mnist-vbpc-{case[1]}", int(case[1].removeprefix("ipc")))
+        if case[0] in ("sgld", "dark_knowledge"):
+            more["chains"] = {"fashion_mnist-chains": CHAINS}
         runs.append(write_run(root, "fashion_mnist", case[0], case[1], figures, **more))
     for row in ROWS:
         runs.append(write_run(root, "boston", row[0], "small", row_scores(row, rng)))

@@ -145,3 +145,15 @@ def test_a_new_method_changes_no_digest(copy: Path, before: dict[str, str]) -> N
         registry.write_text(text)
         new.unlink()
     assert {key: after.pop(key) for key in list(after) if "snapshots" in key} and after == before
+
+
+@pytest.mark.process
+def test_a_stored_reference_changes_the_digests_of_evaluations_alone(copy: Path, before: dict[str, str]) -> None:
+    new = copy / "src/bdl_pipe/evaluation/references/new.safetensors"
+    new.write_bytes(b"draws")
+    try:
+        after = digests(copy)
+    finally:
+        new.unlink()
+    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate"}
+    assert all(before[key] != after[key] for key in before if key.startswith("evaluate "))

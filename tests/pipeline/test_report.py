@@ -106,6 +106,19 @@ def test_the_papers_figure_stands_beside_ours(built):
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
 
 
+def test_chains_are_shown_once_with_their_traces_and_only_where_there_are_some(built):
+    parts = tables.gather(built[1]).by_dataset()
+    shown = page.chains(parts["fashion_mnist"])
+    assert page.chains(parts["boston"]) is None
+    ((key, *cells),) = shown["grid"].rows
+    assert key.text == "fashion_mnist-chains"
+    assert [cell.text for cell in cells] == ["1.31", columns.NOTHING, "41", "20", columns.NOTHING, "260"]
+    (figure,) = shown["figures"]
+    assert "Traces of fashion_mnist-chains: log-likelihood -3 to -2" in figure["inline"]
+    text = (built[0] / "report/index.html").read_text()
+    assert text.count("<h3>Markov chains</h3>") == 1 and "Tail ESS" in text
+
+
 def test_metrics_json_has_each_run_and_nothing_volatile(built):
     metrics = json.loads((built[0] / "report/metrics.json").read_text())
     assert set(metrics) == {run.key for run in built[1]}
@@ -130,7 +143,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 8 + 2 + 1 + 1  # reliability, severity, cost, cost of boston
+    assert len(figures) == 8 + 2 + 1 + 1 + 1  # reliability, severity, cost, cost of boston, traces
     assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"

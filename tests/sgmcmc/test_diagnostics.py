@@ -29,49 +29,62 @@ def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> N
 
 def test_independent_draws_pass():
     """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1."""
-    metrics, warnings = diagnostics.summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
-    assert warnings == []
-    assert metrics["rhat_prediction"] < 1.01
-    assert metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
+    summary = diagnostics.summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
+    assert summary.warnings == []
+    assert summary.metrics["rhat_prediction"] < 1.01
+    assert summary.metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
     both = {f"{a}_{b}" for a in ("rhat", "ess") for b in ("log_likelihood", "prediction")}
-    assert set(metrics) == both | {"ess_tail_prediction"}
-    assert 1000 < metrics["ess_tail_prediction"] < 2500
+    assert set(summary.metrics) == both | {"ess_tail_prediction"}
+    assert 1000 < summary.metrics["ess_tail_prediction"] < 2500
+
+
+def test_traces_are_the_functionals_of_each_chain():
+    """The network is a constant, so that all rows have its prediction; numbers of five digits."""
+    chains = [chain(m, 5) for m in range(2)]
+    traces = diagnostics.summarise(chains, cases.table(), CONFIG).traces
+    assert list(traces) == ["log-likelihood", *(f"prediction of row {row}" for row in range(3))]
+    own = [c.weights["head.bias"][:, 0].tolist() for c in chains]
+    for row in range(3):
+        assert [pytest.approx(values, rel=1e-4) for values in own] == list(traces[f"prediction of row {row}"])
+    x, y = cases.table().tensors("train")
+    total, _ = diagnostics.functionals(chains[1], x[:6], y[:6])
+    assert traces["log-likelihood"][1] == pytest.approx(total.tolist(), rel=1e-4)
 
 
 def test_autocorrelated_draws_have_the_ess_of_their_ar1():
     """ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8."""
-    metrics, _ = diagnostics.summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
-    assert metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
+    summary = diagnostics.summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
+    assert summary.metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
 
 
 def test_separated_chains_are_warned_about():
-    metrics, warnings = diagnostics.summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
-    assert metrics["rhat_prediction"] > 1.5
-    assert any("rhat_prediction" in w and "disagree" in w for w in warnings)
-    assert any("ess_prediction" in w for w in warnings)
+    summary = diagnostics.summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
+    assert summary.metrics["rhat_prediction"] > 1.5
+    assert any("rhat_prediction" in w and "disagree" in w for w in summary.warnings)
+    assert any("ess_prediction" in w for w in summary.warnings)
 
 
 def test_too_few_chains_or_draws_are_said():
     for chains in ([chain(0, 100)], [chain(0, 3), chain(1, 3)]):
-        metrics, warnings = diagnostics.summarise(chains, cases.table(), CONFIG)
-        assert metrics == {}
-        assert "need 2 chains of 4 draws" in warnings[0]
+        summary = diagnostics.summarise(chains, cases.table(), CONFIG)
+        assert summary.metrics == {}
+        assert "need 2 chains of 4 draws" in summary.warnings[0]
 
 
 def test_equal_draws_are_said():
     chains = [chain(0, 10), chain(0, 10)]
     for c in chains:
         c.weights["head.bias"].zero_()
-    metrics, warnings = diagnostics.summarise(chains, cases.table(), CONFIG)
-    assert metrics == {}
-    assert "all equal" in warnings[0]
+    summary = diagnostics.summarise(chains, cases.table(), CONFIG)
+    assert summary.metrics == {}
+    assert "all equal" in summary.warnings[0]
 
 
 def test_without_arviz_there_is_a_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
-    metrics, warnings = diagnostics.summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
-    assert metrics == {}
-    assert warnings == ["R-hat and ESS were not computed: arviz is not installed"]
+    summary = diagnostics.summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
+    assert summary.metrics == {}
+    assert summary.warnings == ["R-hat and ESS were not computed: arviz is not installed"]
 
 
 def test_judge_knows_its_limits():
@@ -102,5 +115,5 @@ def test_functionals_of_regression():
 
 def test_validation_rows_come_first():
     data = cases.table(40, validation=10)
-    metrics, _ = diagnostics.summarise([chain(m, 50) for m in range(2)], data, CONFIG)
-    assert math.isfinite(metrics["rhat_log_likelihood"])
+    summary = diagnostics.summarise([chain(m, 50) for m in range(2)], data, CONFIG)
+    assert math.isfinite(summary.metrics["rhat_log_likelihood"])

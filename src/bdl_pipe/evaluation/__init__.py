@@ -18,7 +18,9 @@ from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
+from . import references
 from .config import EvaluateConfig
+from .distance import Distances
 from .gathered import Gathered, Scores, normalised
 from .joint import joint_scores, keeps_functions, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
@@ -74,8 +76,9 @@ def score_clean(
 
     The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
     ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
-    somewhere, the scores of several rows together what :func:`.joint.joint_scores` says, and the scores
-    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior.
+    somewhere, the scores of several rows together what :func:`.joint.joint_scores` says, the scores
+    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior, and the scores ``reference_…`` a stored reference of
+    these rows.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
     regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
@@ -84,6 +87,7 @@ def score_clean(
         Diverged: a prediction is not finite.
     """
     gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
+    distances = Distances(references.find(examples, fitted.transform))
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
         predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
@@ -91,13 +95,14 @@ def score_clean(
         for name, values in ood_scores(predictive).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())
+        distances.add(rows, transformed)
         if isinstance(predictive, Categorical):
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
         if config.joint_pairs and not own_joint:
             gathered.terms.append(predictive.draw_log_prob(targets).cpu())
-    scores = gathered.scores()
+    scores = gathered.scores() | distances.scores()
     terms = torch.cat(gathered.terms, dim=1) if gathered.terms else None
     scores |= joint_scores(fitted, examples, terms, config, rng, device)
     if "log_likelihood" in scores:

@@ -110,3 +110,21 @@ OUT_OF_REACH = Metric(
 LOG_LIKELIHOOD_NORMALISED = Metric(
     "log_likelihood_normalised", "Log-likelihood", "mean log predictive density of standardised targets", better=+1
 )
+REFERENCE_KL = Metric(
+    "reference_kl",
+    "KL to posterior",
+    "KL divergence from the posterior's predictive, by a stored reference, to this one; mean over rows",
+    better=-1,
+)
+REFERENCE_TV = Metric(
+    "reference_tv",
+    "TV to posterior",
+    "total variation between the posterior's predictive, by a stored reference, and this one; mean over rows",
+    better=-1,
+)
+REFERENCE_SD_RATIO = Metric(
+    "reference_sd_ratio",
+    "Sd of f / posterior's",
+    "standard deviation of f over that of a stored reference of the posterior; median over rows",
+    better=0,
+)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from ..data.fitdata import FitData
 from ..errors import require
+from ..method import Summary
 from ..posterior import NetworkDraws
 from ..predictive import Categorical, Gaussian
 
 FEWEST_CHAINS, FEWEST_DRAWS = 2, 4  # below these the estimators are not defined
+_TRACED: Final = 3  # rows whose predictions are shown draw by draw
 
 
 @dataclass(frozen=True)
@@ -61,30 +64,29 @@ def functionals(
     return torch.stack([p.log_prob(targets).sum() for p in single]), predictive.draw_mean[..., 0]
 
 
-def summarise(
-    chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig
-) -> tuple[dict[str, float], list[str]]:
-    """Return (metrics, warnings) of all chains together.
+def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig) -> Summary:
+    """Return metrics, warnings and traces of all chains together.
 
     Metrics: ``rhat_log_likelihood``, ``ess_log_likelihood``, and the worst over the rows' predictions,
     ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``; left out where they cannot be computed, which
-    is a warning.
+    is a warning. Traces: the log-likelihood of the rows, and the predictions of the first three.
     """
     part = "validation" if len(data.validation) else "train"
     inputs, targets = data.rows(part).slice(0, config.rows)  # type: ignore[arg-type]
     per_chain = [functionals(chain, inputs, targets) for chain in chains]
-    kept = len(per_chain[0][0])
-    if len(chains) < FEWEST_CHAINS or kept < FEWEST_DRAWS:
-        need = f"{FEWEST_CHAINS} chains of {FEWEST_DRAWS} draws"
-        return {}, [f"R-hat and ESS need {need}; there are {len(chains)} of {kept}"]
-    library = _arviz()
-    if library is None:
-        return {}, ["R-hat and ESS were not computed: arviz is not installed"]
     total = torch.stack([c[0] for c in per_chain]).double().numpy()  # [chain, draw]
     each = torch.stack([c[1] for c in per_chain]).double().numpy()  # [chain, draw, row]
+    kept, traces = total.shape[1], {"log-likelihood": _short(total)}
+    traces |= {f"prediction of row {row}": _short(each[..., row]) for row in range(min(_TRACED, each.shape[-1]))}
+    if len(chains) < FEWEST_CHAINS or kept < FEWEST_DRAWS:
+        need = f"{FEWEST_CHAINS} chains of {FEWEST_DRAWS} draws"
+        return Summary({}, [f"R-hat and ESS need {need}; there are {len(chains)} of {kept}"], traces)
+    library = _arviz()
+    if library is None:
+        return Summary({}, ["R-hat and ESS were not computed: arviz is not installed"], traces)
     columns = [each[..., i] for i in range(each.shape[-1]) if np.ptp(each[..., i]) > 0]  # a constant says nothing
     if not columns:
-        return {}, ["R-hat and ESS were not computed: the draws' predictions are all equal"]
+        return Summary({}, ["R-hat and ESS were not computed: the draws' predictions are all equal"], traces)
     metrics = {
         "rhat_log_likelihood": float(library.rhat(total)),
         "ess_log_likelihood": float(library.ess(total)),
@@ -92,7 +94,7 @@ def summarise(
         "ess_prediction": _worst(min, [float(library.ess(c)) for c in columns]),
         "ess_tail_prediction": _worst(min, [float(library.ess(c, method="tail")) for c in columns]),
     }
-    return metrics, judge(metrics, config)
+    return Summary(metrics, judge(metrics, config), traces)
 
 
 def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
@@ -106,6 +108,11 @@ def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
         elif name.startswith("ess") and value < config.min_ess:
             found.append(f"{name} = {value:.1f} < {config.min_ess:g}: few effective draws; run longer or thin less")
     return found
+
+
+def _short(values: np.ndarray) -> list[list[float]]:
+    """Return values as lists of numbers of five digits, as a page draws them."""
+    return [[float(f"{value:.5g}") for value in chain] for chain in values]
 
 
 def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:

@@ -7,7 +7,7 @@ prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraw
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -19,7 +19,7 @@ from ..config import read
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec, Upstream
+from ..method import Default, Inputs, Method, StageSpec, Summary, Upstream
 from ..networks import NetworkConfig
 from ..networks.flat import FlatNetwork
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
@@ -281,12 +281,11 @@ def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
     return {name: w[index] for name, w in weights.items()}
 
 
-def summarise(states: list[State], data: FitData, config: Any) -> tuple[dict[str, float], list[str]]:
+def summarise(states: list[State], data: FitData, config: Any) -> Summary:
     """Compute R-hat and effective sample sizes of what the chains predict, and the noise of their minibatches."""
-    metrics, warnings = diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
-    for name in ("noise_mean", "noise_worst"):
-        metrics[name] = max(float(state.config[name]) for state in states)
-    return metrics, warnings
+    summary = diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
+    noise = {name: max(float(state.config[name]) for state in states) for name in ("noise_mean", "noise_worst")}
+    return replace(summary, metrics={**summary.metrics, **noise})
 
 
 def default_chains(size: Size) -> Section:

@@ -22,7 +22,7 @@ from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError, brief, require
 from ..files import read_error
-from ..method import Inputs, Method, StageSpec
+from ..method import Inputs, Method, StageSpec, Summary
 from ..networks import Network, NetworkConfig
 from ..posterior import NetworkSpec
 from ..progress import Report
@@ -193,6 +193,6 @@ PRETRAINED = Method(
     config=PretrainedConfig,
     tasks=("classification", "regression"),
     stages={
-        "trajectory": StageSpec(fit, in_driver=True, summarise=lambda states, data, config: ({}, [_SEEN])),
+        "trajectory": StageSpec(fit, in_driver=True, summarise=lambda states, data, config: Summary(warnings=[_SEEN])),
     },
 )

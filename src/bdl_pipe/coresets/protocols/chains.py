@@ -19,7 +19,7 @@ from ...config import read
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs, Method, StageSpec
+from ...method import Inputs, Method, StageSpec, Summary
 from ...networks.flat import FlatNetwork, check_norm, stateless
 from ...posterior import NetworkDraws, NetworkSpec
 from ...progress import Report
@@ -139,7 +139,7 @@ def _start(
     return torch.stack([network.flat(named) for named in fresh]).to(device)
 
 
-def summarise(states: list[State], data: FitData, config: ChainsConfig) -> tuple[dict[str, float], list[str]]:
+def summarise(states: list[State], data: FitData, config: ChainsConfig) -> Summary:
     """Compute R-hat and effective sample size of what the chains of the first seed predict."""
     spec = read(NetworkSpec, states[0].config["spec"], "spec")
     by_chain = {name: value.unflatten(0, (config.chains, -1)) for name, value in states[0].tensors.items()}
