@@ -77,8 +77,8 @@ def score_clean(
     The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
     ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
     somewhere, the scores of several rows together what :func:`.joint.joint_scores` says, the scores
-    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior, and the scores ``reference_…`` a stored reference of
-    these rows.
+    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior, and the scores ``reference_…`` a stored reference
+    of these rows.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
     regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
