@@ -32,6 +32,13 @@ LEAPFROGS: Final = 100
 _SCALED: Final = {"name": "scaled", "rate": RATE}
 _CYCLES: Final = {**_SCALED, "rate": 4 * RATE, "cycle": 1000, "exploration": 0.3}  # in epochs: all rows are a batch
 _HMC: Final = {"name": "hmc", "leapfrogs": LEAPFROGS, "jitter": 0.2, "acceptance": 0.8}
+PLAIN: Final = {"name": "plain"}
+HEADS: Final = {"name": "heads", "heads": 50, "draws_per_step": 10}
+LATENT: Final = {"name": "latent", "dimension": 8, "draws": 200, "probe": 200, "draws_per_step": 10}
+_BY_SGLD: Final = {"kernel": {"name": "sgld"}, "step_size": _SCALED, "batch": None}
+_BY_HMC: Final = {"kernel": {**_HMC, "leapfrogs": 10}, "step_size": _SCALED, "batch": None}
+ALGORITHM_1: Final = {"sampler": _BY_SGLD, "chains": 1, "chain_steps": 1, "average": None}
+AVERAGED: Final = {"sampler": _BY_HMC, "chains": 20, "chain_steps": 1, "average": 0.5}
 
 
 def point(problem: Problem, made: Made) -> list[State]:
@@ -67,14 +74,20 @@ def chains(
     return teacher([problem.data] * CHAINS, [{}] * CHAINS, config, rngs=rngs, report=Silent())
 
 
-def student(problem: Problem, made: Made, hidden: Sequence[int], online: bool = False) -> list[State]:
-    """Return a student of the row ``SGLD``, offline, or of a chain of its own, online; inputs fill the grid's box."""
+def student(
+    problem: Problem,
+    made: Made,
+    hidden: Sequence[int],
+    online: Mapping[str, Any] | None = None,
+    kind: Mapping[str, Any] = PLAIN,
+) -> list[State]:
+    """Return a student of the row ``SGLD``, or with ``online`` one of chains of its own; inputs fill the grid's box."""
     mode: dict[str, Any] = {"name": "offline", "max_draws": None}
-    if online:
-        sampler = {"kernel": {"name": "sgld"}, "step_size": _SCALED, "batch": None}
-        mode = {"name": "online", "target": to_mapping(problem.target), "sampler": sampler, "burn_in": STEPS // 5}
+    if online is not None:
+        mode = {"name": "online", "target": to_mapping(problem.target), "burn_in": STEPS // 5, **online}
     section = {
         "network": {"name": "mlp", "hidden": list(hidden)},
+        "student": kind,
         "mode": mode,
         "inputs": {"name": "uniform_box", "margin": 0.4},
         "batch": 100,
@@ -82,8 +95,9 @@ def student(problem: Problem, made: Made, hidden: Sequence[int], online: bool = 
         "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.3, "weight_decay": 0.0},
     }
     config = read(distil.DarkKnowledgeConfig, section, "dark_knowledge")
-    inputs = {} if online else {"teacher": list(made["SGLD"])}
-    return [distil.student(problem.data, inputs, config, rng=Seed(0).fold("student", online), report=Silent())]
+    inputs = {} if online is not None else {"teacher": list(made["SGLD"])}
+    rng = Seed(0).fold("student", online is not None)
+    return [distil.student(problem.data, inputs, config, rng=rng, report=Silent())]
 
 
 SAMPLERS: Final[dict[str, Row]] = {
@@ -100,15 +114,21 @@ ROWS: Final[dict[str, dict[str, Row]]] = {  # problem -> row -> how it is made
     "regression": {
         **SAMPLERS,
         "student 1-10-2, offline": partial(student, hidden=[10]),
-        "student 1-10-2, online": partial(student, hidden=[10], online=True),
+        "student 1-10-2, online": partial(student, hidden=[10], online=ALGORITHM_1),
         "student 1-100-2, offline": partial(student, hidden=[100]),
-        "student 1-100-2, online": partial(student, hidden=[100], online=True),
+        "student 1-100-2, online": partial(student, hidden=[100], online=ALGORITHM_1),
+        "student 1-100-2, online, 20 chains of HMC, averaged": partial(student, hidden=[100], online=AVERAGED),
+        "student 1-100, 50 heads": partial(student, hidden=[100], kind=HEADS),
+        "student 1-100, latent of 8": partial(student, hidden=[100], kind=LATENT),
     },
     "classification": {
         **SAMPLERS,
         "student 2-10-2, offline": partial(student, hidden=[10]),
         "student 2-100-2, offline": partial(student, hidden=[100]),
         "student 2-10-10-2, offline": partial(student, hidden=[10, 10]),
-        "student 2-10-10-2, online": partial(student, hidden=[10, 10], online=True),
+        "student 2-10-10-2, online": partial(student, hidden=[10, 10], online=ALGORITHM_1),
+        "student 2-10-10-2, online, 20 chains of HMC, averaged": partial(student, hidden=[10, 10], online=AVERAGED),
+        "student 2-10-10, 50 heads": partial(student, hidden=[10, 10], kind=HEADS),
+        "student 2-10-10, latent of 8": partial(student, hidden=[10, 10], kind=LATENT),
     },
 }
