@@ -41,7 +41,14 @@ def test_the_start_is_the_last_snapshot_without_log_variances(data: FitData) -> 
         assert "bias" in name or not torch.equal(snapshots[0], snapshots[1])  # or the first would do
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.stage.input_optional], ids=str)
+def trains(case: Case) -> bool:
+    """Whether a method descends a loss from where a trajectory ended; chains start there, too (test_method.py)."""
+    section = CONFIGS[case.method, case.task]
+    optional = case.stage.input_optional and "trajectory" in case.stage.needs
+    return optional and ("training" in section or "optimiser" in section)
+
+
+@pytest.mark.parametrize("case", list(filter(trains, CASES)), ids=str)
 def test_what_no_method_starts_from(case: Case) -> None:
     method, section = METHODS[case.method], CONFIGS[case.method, case.task]
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
