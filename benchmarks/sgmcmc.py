@@ -58,14 +58,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(json.dumps({"torch": torch.__version__, "threads": options.threads}))
     for name, (network, shape, batch) in CASES.items():
-        compare(name, forms(network, shape, batch, options.chains), options.repeats)
+        compare(name, forms(network, shape, batch, options.chains), options.repeats, options.chains)
     if options.draws:
         for name, kernel in KERNELS.items():
             print(json.dumps({"case": "effective draws a second", "kernel": name, **effective(*kernel)}))
 
 
-def compare(name: str, steps: dict[str, Step], repeats: int) -> None:
-    """Time the forms in turn and print a line each; the first is what the others are compared with."""
+def compare(name: str, steps: dict[str, Step], repeats: int, chains: int) -> None:
+    """Time the forms in turn and print a line each, of several chains the time of one; all compare with the first."""
     times: dict[str, list[float]] = {form: [] for form in steps}
     for step in steps.values():
         step()
@@ -75,7 +75,8 @@ def compare(name: str, steps: dict[str, Step], repeats: int) -> None:
             step()
             times[form].append(time.perf_counter() - start)
     base = statistics.median(next(iter(times.values())))
-    for form, taken in times.items():
+    for form, whole in times.items():
+        taken = [seconds / (chains if form.endswith("each") else 1) for seconds in whole]
         middle = statistics.median(taken)
         line = {"case": name, "form": form, "ms": round(1e3 * middle, 3), "least": round(1e3 * min(taken), 3)}
         print(json.dumps(line | {"ratio": round(middle / base, 3)}), flush=True)
