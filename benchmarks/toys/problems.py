@@ -23,7 +23,7 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.method import TargetConfig
 
 OUT: Final = Path(__file__).resolve().parents[2] / "results" / "dark_knowledge"
-NOISE_SD: Final = 3.0  # of the regression's targets
+NOISE_SD: Final = 3.0  # The targets of the regression have this noise.
 NETWORK: Final = {"name": "mlp", "hidden": [10]}
 
 

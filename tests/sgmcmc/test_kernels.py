@@ -474,6 +474,22 @@ def test_a_proposal_without_a_number_is_refused() -> None:
     assert torch.equal(drawn[:, -1], at)
 
 
+def test_a_kernel_that_lacks_a_part_is_refused_before_it_runs() -> None:
+    """Chains ask for the noise of minibatches at their end, when hours of work could be lost."""
+
+    class Half(Kernel):
+        name = "half"
+
+        def step(self, state, density, rng, step_size, temperature=1.0, adapt=False):  # type: ignore[no-untyped-def]
+            return state
+
+        def step_size_of(self, rate: float, rows: float) -> float:
+            return rate
+
+    with pytest.raises(TypeError, match="noise_ratio"):
+        Half()  # type: ignore[abstract]
+
+
 def test_hmc_takes_no_minibatches() -> None:
     with pytest.raises(ConfigError, match="must take minibatches"):
         sample(noisy(1.0, Seed(0)), torch.ones(1, 2), Hmc(leapfrogs=1), 0.1, steps=1, rng=Seed(0))

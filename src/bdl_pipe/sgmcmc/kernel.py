@@ -117,9 +117,9 @@ class Kernel(ABC):
     def step_size_of(self, rate: float, rows: float) -> float:
         """Return the step size that moves as gradient descent at the rate ``rate`` on the mean of ``rows`` losses."""
 
+    @abstractmethod
     def noise_ratio(self, step_size: float) -> float:
         """Return c such that a gradient's noise of variance v adds c·v times the variance of the kernel's own noise.
 
-        The own noise is that at temperature 1.
+        The kernel's own noise has temperature 1. A kernel that takes no minibatches returns 0.
         """
-        raise NotImplementedError(f"{self.name} takes no minibatches")

@@ -214,7 +214,7 @@ def _draws(
 ) -> Float[Tensor, "draw chain weight"]:
     """Run chains from their last checkpoint, or from ``starts``, and return what they keep."""
     kept, last = kept_steps(thinning, chains.schedule), report.load()
-    if last is None or int(last.config["group"]) != ended.groups or "step" not in last.config:
+    if last is None or int(last.config["group"]) != ended.groups:
         first, state = 0, chains.begin(starts)
         draws: list[Tensor] = []
     else:

@@ -108,3 +108,6 @@ class Hmc(Kernel):
 
     def step_size_of(self, rate: float, rows: float) -> float:
         return (rate / rows) ** 0.5
+
+    def noise_ratio(self, step_size: float) -> float:
+        return 0.0  # Its gradients are of all rows.
