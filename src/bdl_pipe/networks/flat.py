@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 
 from ..errors import ConfigError, require
 from . import NetworkConfig
+from .base import Network
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # a CPU computes all draws of a convolutional network at once up to this many images
@@ -50,6 +51,7 @@ class FlatNetwork:
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self._convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in network.modules())
         self._device = next(network.parameters()).device
+        self._layers = _perceptron(network)
         self.size = sum(shape.numel() for shape in self._shapes.values())
 
     def flat(self, named: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
@@ -86,13 +88,27 @@ class FlatNetwork:
         self, weights: Float[Tensor, "draw weight"], inputs: Float[Tensor, "draw row ..."]
     ) -> Float[Tensor, "draw row output"]:
         """Compute the outputs of each draw's network at inputs of its own, all at once."""
+        named = self.named(weights)
+        if self._layers is not None:
+            return self._perceptrons(named, inputs)
 
         def of_one(draw: dict[str, Tensor], some: Tensor) -> Tensor:
             found: Tensor = functional_call(self.network, draw, (some,))
             return found
 
-        all_outputs: Tensor = vmap(of_one)(self.named(weights), inputs)
+        all_outputs: Tensor = vmap(of_one)(named, inputs)
         return all_outputs
+
+    def _perceptrons(self, named: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Compute what ``vmap`` would, to the bit; its dispatch takes half of the time of a small perceptron."""
+        assert self._layers is not None
+        hidden = inputs.flatten(2)
+        for name, layer in self._layers.items():
+            if isinstance(layer, nn.Linear):
+                hidden = torch.baddbmm(named[f"{name}.bias"][:, None], hidden, named[f"{name}.weight"].mT)
+            else:
+                hidden = layer(hidden)
+        return hidden
 
     def outputs(self, weights: Float[Tensor, "draw weight"], images: Tensor) -> Float[Tensor, "draw row class"]:
         """Compute the logits of each draw's network at the images."""
@@ -106,3 +122,14 @@ class FlatNetwork:
             return torch.stack([of_one({name: w[k] for name, w in named.items()}) for k in range(len(weights))])
         at_once: Tensor = vmap(of_one)(named)
         return at_once
+
+
+def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:
+    """Return the layers of a perceptron by name, in their order; None of any other network."""
+    if not (type(network) is Network and type(network.trunk) is nn.Sequential):
+        return None
+    flatten, *trunk = network.trunk
+    layers = [*((f"trunk.{i}", layer) for i, layer in enumerate(trunk, 1)), ("head", network.head)]
+    linear = all(type(layer) is nn.Linear and layer.bias is not None for _, layer in layers[::2])
+    elementwise = all(isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh)) for _, layer in layers[1::2])
+    return dict(layers) if type(flatten) is nn.Flatten and linear and elementwise else None
