@@ -169,14 +169,10 @@ class JointGaussian(Joint):
         return -0.5 * (squared + variance.log() + _LOG_2PI).sum(-1)
 
     def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        """Factor the covariance once: row i of L⁻¹(y − μ) is row i's deviation given the rows before it."""
         if self.covariance is None:
             return super()._chain_terms(targets)
-        root = torch.linalg.cholesky(self.covariance + torch.diag_embed(self.variance.mT))
-        error = (targets.double() - self.mean).mT[..., None]  # [draw, group, output, row, 1]
-        white = torch.linalg.solve_triangular(root, error, upper=False)[..., 0]  # [draw, group, output, row]
-        log_scale = root.diagonal(dim1=-2, dim2=-1).log()
-        return (-0.5 * (white.square() + _LOG_2PI) - log_scale).sum(2).cumsum(-1)
+        covariance = self.covariance + torch.diag_embed(self.variance.mT)
+        return normal_log_prob(covariance, (targets.double() - self.mean).mT).sum(2).cumsum(-1)
 
 
 @final
@@ -263,12 +259,9 @@ class GaussianFunctions:
         There are at least ``draws`` of them. They are drawn on the CPU, so that every device has the same, and from
         normal numbers in float32, which is three times as fast.
         """
-        covariance = self.covariance.double()
-        scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-        identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
-        root = torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
+        root = jittered_root(self.covariance.double())
         each = -(-draws // len(self.mean))
-        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(covariance)
+        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(root)
         values = self.mean.double() + (root @ normal[..., None])[..., 0].mT
         return values.flatten(0, 1)
 
@@ -296,6 +289,23 @@ class GaussianFunctions:
             covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
             covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
         return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
+
+
+def normal_log_prob(covariance: Float[Tensor, "*many n n"], error: Float[Tensor, "*many n"]) -> Tensor:
+    """Return log N(e_i; 0, covariance) of each entry of the error given the entries before it [..., n].
+
+    Entry i of L⁻¹e is the deviation of e_i given the entries before it, in standard deviations.
+    """
+    root = torch.linalg.cholesky(covariance)
+    white = torch.linalg.solve_triangular(root, error[..., None], upper=False)[..., 0]
+    return -0.5 * (white.square() + _LOG_2PI) - root.diagonal(dim1=-2, dim2=-1).log()
+
+
+def jittered_root(covariance: Float[Tensor, "*many n n"]) -> Float[Tensor, "*many n n"]:
+    """Return the Cholesky factor of covariances in float64 that may be singular, with a little on their diagonal."""
+    scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
+    return torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
 
 
 def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group place"] | None) -> Tensor:

@@ -23,7 +23,6 @@ from .data.transform import Transform
 from .errors import Diverged
 from .joint_predictive import (
     DRAWS,
-    GaussianFunctions,
     Joint,
     JointCategorical,
     JointContinuous,
@@ -59,10 +58,19 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
+class Functions(Protocol):
+    """A Gaussian over the values of functions at the rows of each group, such as ``GaussianFunctions``."""
+
+    def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
+        """Return the joint of the observations in ``places``; see :func:`joint` for the arguments."""
+        ...
+
+
+@runtime_checkable
 class GaussianPosterior(Protocol):
     """A posterior that holds a Gaussian over functions, or an equal mixture of several."""
 
-    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> Functions:
         """Return the Gaussian over the functions' values at the rows of each group; ``rng`` draws a mixture's parts."""
         ...
 
