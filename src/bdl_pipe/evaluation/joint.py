@@ -34,6 +34,7 @@ from ..seeds import Seed
 from .config import EvaluateConfig
 from .gathered import Scores
 
+LINE_STEPS: Final = 21  # Inputs on the line between two test rows, both ends included.
 _ROWS: Final = 100  # rows of groups that are predicted at once, so that the draws of their functions stay small
 _NEAREST: Final = 50  # anchors whose distances to all rows are computed at once
 
@@ -137,6 +138,26 @@ def joint_scores(
         for name, mean in zip(names(size), of_groups.scores(size or 2), strict=True):
             scores[name] = (mean.value, mean.count)
     return scores
+
+
+def line_between_classes(
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+) -> pa.Table | None:
+    """Return :func:`same_class_along` the line between two test rows of different classes.
+
+    The line begins at the first test row and ends at the first row after it that has another class, so that it is the
+    same for all posteriors. A posterior that draws networks or masks has the draws that it predicts test rows with.
+
+    Returns:
+        ``LINE_STEPS`` rows. None: the targets are no classes, all rows have one class, or ``joint_groups`` is 0.
+    """
+    if not config.joint_groups or examples.targets.ndim != 1:
+        return None
+    other = np.flatnonzero(examples.targets != examples.targets[:1])
+    if len(other) == 0:
+        return None
+    first, second = fitted.transform.inputs(examples.inputs[[0, int(other[0])]], device)
+    return same_class_along(fitted.posterior, first, second, steps=LINE_STEPS, rng=rng.fold("predict"))
 
 
 @dataclass(frozen=True)
