@@ -250,6 +250,7 @@ def same_class(lines: Sequence[Segment]) -> Drawing:
         axes.plot(one.points.index, one.points["joint"], color=one.mark.look()["color"])
         axes.plot(one.points.index, one.points["product"], color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
         axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        axes.xaxis.set_major_formatter("{x:g}")  # "0" is short enough beside the "1" of the plot on the left.
         axes.set_title(fill(one.name, 22), fontsize=7.5)
         axes.tick_params(labelbottom=number + columns >= len(lines))
     figure.supxlabel("place on the line from the first input (0) to the second (1)", color=MUTED, fontsize=8.5)

@@ -101,10 +101,10 @@ def joint(
 ) -> Joint:
     """Return the joint distribution of the targets of each group of transformed inputs, in transformed units.
 
-    A posterior of networks, masks or weights is asked for its predictive, each draw of which is one function for all
-    inputs. A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged
-    over ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian
-    keeps nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
+    A posterior of networks, masks or weights gives its predictive, each draw of which is one function for all inputs.
+    A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged over
+    ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian keeps
+    nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
 
     Args:
         draws: the number of functions that are drawn where the posterior has no draws of its own.
