@@ -25,9 +25,7 @@ from ..predictive import Predictive
 from ..seeds import Seed
 from .linearised_joint import LinearisedFunctions
 
-_LAYER: Final = (
-    "laplace."  # The names of a layer's tensors in a state begin with it: a network has "trunk." and "head.".
-)
+_LAYER: Final = "laplace."  # Tensors of a layer's Gaussian begin with it. A network's begin with trunk or head.
 _ELEMENTS: Final = 2**25  # Jacobians of so many elements are computed at once, 128 MiB in float32.
 
 

@@ -1,8 +1,8 @@
 """The joint of the targets of several rows under a network that is linear in Gaussian weights.
 
-All outputs at all rows of a group are one Gaussian: the weights are shared by the outputs of a row as well as by rows.
-A network of a mean and a log-variance has a Gaussian over both. The joint density is then an integral over the
-log-variances alone: given them, targets are Gaussian.
+All outputs at all rows of a group are one Gaussian, since the outputs of a row share weights as rows do. A network that
+predicts a mean and a log-variance has a Gaussian over both. Given the log-variances, targets are Gaussian, so that the
+joint density is a mean over draws of the log-variances alone.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..seeds import Seed
 
 @final
 class JointDependent(Joint):
-    """The joint of regression: an equal mixture over draws of Gaussians in which the outputs of a row depend, too.
+    """The joint of regression. It is an equal mixture of Gaussians, one a draw, in which outputs of a row are dependent.
 
     Args:
         mean: the mean of each target.
@@ -63,7 +63,7 @@ class LinearisedFunctions:
     spec: NetworkSpec
 
     def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
-        """Return the joint of the observations in ``places``; None: at each row, once.
+        """Return the joint of the observations in ``places``. None: each row once.
 
         The joint of regression with a fixed noise is a Gaussian in closed form. For classes the softmax is averaged
         over ``draws`` functions. Where the network predicts a log-variance, ``draws`` of them are drawn jointly at the
