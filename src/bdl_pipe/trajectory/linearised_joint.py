@@ -20,7 +20,7 @@ from ..seeds import Seed
 
 @final
 class JointDependent(Joint):
-    """The joint of regression. It is an equal mixture of Gaussians, one a draw, in which outputs of a row are dependent.
+    """The joint of regression: an equal mixture over draws of Gaussians. The outputs of a row are dependent in them.
 
     Args:
         mean: the mean of each target.
