@@ -297,6 +297,39 @@ def test_the_same_class_along_a_line() -> None:
         evaluation.same_class_along(Linear(weights, gaussian=True), first, second, steps=3, rng=Seed(0))
 
 
+def test_the_line_between_two_classes_is_that_of_the_first_rows_that_differ() -> None:
+    """By the mixture's own algebra; every posterior has the same line, and no score depends on it."""
+    fitted, split, _ = classes(draws=4)
+    labels = np.where(np.arange(61) < 5, 2, split.targets % 2)
+    split = Examples(split.inputs, labels)
+    result = evaluation.score_clean(fitted, split, GROUPS, Seed(0))
+    assert result.line is not None and result.tables["same_class"] is result.line
+    found = result.line.to_pydict()
+    assert list(found) == ["share", "joint", "product"]
+    np.testing.assert_allclose(found["share"], np.arange(21) / 20)
+    weights = fitted.posterior.weights.numpy()  # type: ignore[attr-defined]
+    first, second = split.inputs[0], split.inputs[5]
+
+    def probs(x: np.ndarray) -> np.ndarray:
+        return scipy.special.softmax(np.einsum("f,sfo->so", x, weights), -1)  # [draw, class]
+
+    for share, joint_prob, product in zip(*found.values(), strict=True):
+        one, other = probs(first), probs(first + share * (second - first))
+        assert joint_prob == pytest.approx((one * other).sum(-1).mean(), rel=1e-5)
+        assert product == pytest.approx((one.mean(0) * other.mean(0)).sum(), rel=1e-5)
+    nearer = Examples(split.inputs, np.where(np.arange(61) < 2, 2, split.targets % 2))
+    assert evaluation.score_clean(fitted, nearer, GROUPS, Seed(0)).line != result.line
+    one_class, regression = Examples(split.inputs, 0 * labels), Examples(split.inputs, split.inputs[:, :1])
+    gaussian = Predictor(Linear(torch.ones(2, 2, 1).double(), gaussian=True), PLAIN)
+    for posterior, rows, how in (
+        (fitted, split, SETTINGS),
+        (fitted, one_class, GROUPS),
+        (gaussian, regression, GROUPS),
+    ):
+        without = evaluation.score_clean(posterior, rows, how, Seed(0))
+        assert without.line is None and "same_class" not in without.tables
+
+
 def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
     recording = Recording([])
     split = Examples(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))

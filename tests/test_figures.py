@@ -35,6 +35,22 @@ def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
     assert drawing.alt == "Reliability of gp: mean gap between confidence and accuracy 12.50 percentage points"
 
 
+def test_same_class_has_a_plot_for_each_method_and_numbers_below_each_column() -> None:
+    points = pd.DataFrame({"joint": [0.9, 0.5, 0.2], "product": [0.8, 0.45, 0.2]}, index=[0, 0.5, 1])
+    drawing = figures.same_class([figures.Segment(f"method {k}", Mark(k), points) for k in range(9)])
+    plots = drawing.figure.axes
+    assert [axes.get_title("left") for axes in plots[:9]] == [f"method {k}" for k in range(9)]
+    for k, axes in enumerate(plots[:9]):
+        assert [list(line.get_ydata()) for line in axes.lines] == [[0.9, 0.5, 0.2], [0.8, 0.45, 0.2]]
+        assert axes.lines[0].get_color() == figures.COLOURS[k % 10] and axes.get_ylim() == (0, 1)
+        assert axes.xaxis.get_tick_params()["labelbottom"] == (k >= 2)
+    assert [axes.axison for axes in plots] == [True] * 9 + [False] * 5
+    assert drawing.alt.startswith(
+        "P(Y₁ = Y₂) of an input twice, by the joint and by the product: method 0 0.90 and 0.80,"
+    )
+    assert len(figures.same_class([figures.Segment("gp", Mark(), points)]).figure.axes) == 1
+
+
 def test_curves_are_in_per_cent_from_the_highest_and_without_what_is_not_finite() -> None:
     def curve(name: str, *means: float) -> Curve:
         return Curve(name, Mark(), [(x, Estimate(mean, None, 1)) for x, mean in enumerate(means)])

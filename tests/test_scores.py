@@ -131,6 +131,19 @@ def test_calibration_bins_merge_by_count(tmp_path: Path) -> None:
         scores.merged_bins(tmp_path / "c.parquet")
 
 
+def test_the_line_of_a_run_is_the_mean_over_its_splits_and_seeds(tmp_path: Path) -> None:
+    rows = [(split, seed, share, 0.4 + 0.1 * split + 0.2 * seed - 0.4 * share, share)
+            for split in (0, 1) for seed in (0, 1) for share in (0.0, 1.0)]  # fmt: skip
+    line = pd.DataFrame(rows, columns=list(scores.SAME_CLASS))
+    line.to_parquet(tmp_path / "l.parquet")
+    found = scores.mean_same_class(tmp_path / "l.parquet")
+    assert found.index.tolist() == [0, 1] and found["product"].tolist() == [0, 1]
+    assert found["joint"].tolist() == pytest.approx([0.55, 0.15])
+    line.drop(columns="joint").to_parquet(tmp_path / "l.parquet")
+    with pytest.raises(ArtifactError, match=r"l.parquet: must be .* columns split, .*make it again"):
+        scores.mean_same_class(tmp_path / "l.parquet")
+
+
 def test_log_likelihoods_are_means_over_seeds_by_row(tmp_path: Path) -> None:
     assert scores.log_likelihoods(tmp_path / "p.parquet") is None
     fits = [pa.table({"row": [0, 1], "log_prob": values}) for values in ([-1.0, -2.0], [-3.0, -2.0])]

@@ -15,7 +15,7 @@ import jinja2
 
 from bdl_pipe import figures
 from bdl_pipe.coresets.shared.pictures import of_artifact
-from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced
+from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced, Segment
 from bdl_pipe.metrics import DETECTION, metric_of
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
@@ -156,10 +156,14 @@ def ood(table: Table) -> Data:
 
 
 def together(table: Table) -> Data:
-    """Return the joint scores of groups of test rows around two anchors, and the gap of random pairs."""
+    """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
     shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP)]
     known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
-    return {"grid": _scores(table.done, shown)} if known else None
+    lines = [
+        Segment(table.names[r.key], table.marks[r.key], table.lines[r.key]) for r in table.runs if r.key in table.lines
+    ]
+    drawn = [_inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
+    return {"grid": _scores(table.done, shown), "figures": drawn} if known else None
 
 
 def coreset_images(table: Table) -> Data:

@@ -100,6 +100,7 @@ class Table:
         runs: the runs to show: all, or the runs on one data set.
         scores: run -> its scores, for runs that have some.
         bins: run -> its calibration bins, for runs that have some.
+        lines: run -> P(Y_1 = Y_2) along the line between two test rows, for runs that have it.
         marks: run -> its mark, the same in all figures.
         dataset: the data set, where the runs are those on one.
     """
@@ -107,6 +108,7 @@ class Table:
     runs: tuple[RunInfo, ...]
     scores: Mapping[str, RunScores]
     bins: Mapping[str, pd.DataFrame]
+    lines: Mapping[str, pd.DataFrame]
     marks: Mapping[str, Mark]
     dataset: str = ""
 
@@ -177,14 +179,16 @@ def gather(runs: Sequence[RunInfo]) -> Table:
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    known, bins = dict[str, RunScores](), dict[str, pd.DataFrame]()
+    known, bins, lines = dict[str, RunScores](), dict[str, pd.DataFrame](), dict[str, pd.DataFrame]()
     for run in runs:
         if (run.evaluate / artifacts.MANIFEST).is_file():
             folder = artifacts.load(run.evaluate, "evaluate").path
             known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
             if (folder / "calibration.parquet").is_file():
                 bins[run.key] = scores.merged_bins(folder / "calibration.parquet")
-    return Table(tuple(runs), known, bins, _marks(runs))
+            if (folder / "same_class.parquet").is_file():
+                lines[run.key] = scores.mean_same_class(folder / "same_class.parquet")
+    return Table(tuple(runs), known, bins, lines, _marks(runs))
 
 
 def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:

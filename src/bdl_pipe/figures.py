@@ -1,4 +1,4 @@
-"""Figures of stored scores: reliability, a score against severity or classes so far, NLL against cost, traces.
+"""Figures of stored scores: reliability, scores against severity or classes so far or costs, traces, P(Y₁ = Y₂).
 
     bins = scores.merged_bins(Path("work/evaluate/houses-gp/calibration.parquet"))
     drawing = reliability(bins, "gp")
@@ -13,11 +13,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import matplotlib
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from .metrics import metric_of
@@ -71,6 +73,7 @@ STYLE: Final[dict[str, Any]] = {
     "lines.markersize": 4.5,
     "lines.solid_capstyle": "round",
 }
+_COLUMNS: Final = 7  # The most plots beside each other.
 _styled: Final = matplotlib.rc_context(STYLE)  # As a decorator it holds for one call.
 
 
@@ -156,6 +159,20 @@ class Priced:
     costs: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A method's P(Y₁ = Y₂) of an input and of each input on the line from it to another one.
+
+    Attributes:
+        name: names the method in the title.
+        points: as :func:`bdl_pipe.scores.mean_same_class` returns them.
+    """
+
+    name: str
+    mark: Mark
+    points: "pd.DataFrame"
+
+
 @_styled
 def reliability(bins: "pd.DataFrame", name: str, mark: Mark = Mark()) -> Drawing:
     """Draw accuracy against confidence by bin, above the share of predictions in each bin.
@@ -218,6 +235,33 @@ def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> D
     figure.suptitle(name, x=0.01, ha="left", fontsize=9)
     ranges = [(title, min(map(min, chains)), max(map(max, chains))) for title, chains in functionals.items()]
     return Drawing(figure, f"Traces of {name}: " + ", ".join(f"{t} {low:.3g} to {high:.3g}" for t, low, high in ranges))
+
+
+@_styled
+def same_class(lines: Sequence[Segment]) -> Drawing:
+    """Draw P(Y₁ = Y₂) along the line between two inputs, a plot for each method: the joint, and the product dashed."""
+    columns = min(_COLUMNS, len(lines))
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(0.5 + 1.5 * columns, 0.7 + 1.25 * rows))
+    plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in plots.flat[len(lines) :]:
+        axes.set_axis_off()
+    for number, (axes, one) in enumerate(zip(plots.flat, lines, strict=False)):
+        axes.plot(one.points.index, one.points["joint"], color=one.mark.look()["color"])
+        axes.plot(one.points.index, one.points["product"], color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        axes.xaxis.set_major_formatter("{x:g}")  # "0" is short enough beside the "1" of the plot on the left.
+        axes.set_title(fill(one.name, 22), fontsize=7.5)
+        axes.tick_params(labelbottom=number + columns >= len(lines))
+    figure.supxlabel("place on the line from the first input (0) to the second (1)", color=MUTED, fontsize=8.5)
+    figure.supylabel("P(Y₁ = Y₂)", color=MUTED, fontsize=8.5)
+    kinds = [Line2D([], [], color=MUTED), Line2D([], [], color=INK, linewidth=0.9, linestyle=(0, (3, 2)))]
+    figure.legend(
+        kinds, ["joint, in the method's colour", "product of the marginals"], loc="outside upper left", ncols=2
+    )
+    at = [(one.name, one.points.iloc[0]) for one in lines]
+    texts = (f"{name} {first['joint']:.2f} and {first['product']:.2f}" for name, first in at)
+    return Drawing(figure, f"P(Y₁ = Y₂) of an input twice, by the joint and by the product: {', '.join(texts)}")
 
 
 @_styled

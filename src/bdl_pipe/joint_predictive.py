@@ -1,12 +1,12 @@
-"""The joint distribution of the targets of several inputs, which shared functions make dependent.
+"""The joint distribution of the targets of several inputs. The inputs share a function, so their targets are dependent.
 
     p(y_1 … y_n | x_1 … x_n, D) = E_f[Π_i p(y_i | f(x_i))],    f from the posterior, one function for all inputs
 
-Inputs come in groups, and each group has a joint of its own. The product of the marginals Π_i p(y_i | x_i, D) has the
-same marginals and forgets that the inputs share their function; log joint − log product is the *gap* of a group, in
-nats. A posterior keeps its functions as draws (networks, masks, weights: :class:`JointCategorical`,
-:class:`JointContinuous`), or as a Gaussian over their values at any inputs (:class:`GaussianFunctions`). All log
-probabilities are natural logarithms in float64.
+Inputs come in groups, and each group has its own joint. The product of the marginals Π_i p(y_i | x_i, D) has the same
+marginals, but it ignores that the inputs share a function. The *gap* of a group is log joint − log product, in nats. A
+posterior keeps its functions as draws of networks, masks or weights (:class:`JointCategorical`,
+:class:`JointContinuous`), or as a Gaussian over the functions' values at any inputs (:class:`GaussianFunctions`). All
+log probabilities are natural logarithms in float64.
 
 Source: Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning"; Korattikara et al. 2015,
 discussion notes, equations 12 to 14.
@@ -26,21 +26,20 @@ from .errors import DataError
 from .predictive import Predictive, mixture
 from .seeds import Seed
 
-DRAWS: Final = 500  # Draws of functions where no closed form exists. A mean over D draws has an error of order 1/√D.
-_JITTER: Final = (
-    1e-9  # Relative to the mean variance: it makes the covariance of an input that stands twice factorable.
-)
+DRAWS: Final = 500  # So many functions are drawn where no closed form exists. A mean over D draws errs by about 1/√D.
+# A covariance that has an input twice is singular. So many mean variances on its diagonal make Cholesky's factor exist.
+_JITTER: Final = 1e-9
 _LOG_2PI: Final = math.log(2 * math.pi)
 
 
 class Joint(ABC):
-    """The joint distribution of the targets of each group of inputs: a mixture over equally weighted draws.
+    """The joint distribution of the targets of each group of inputs. It is a mixture over equally weighted draws.
 
     Attributes:
         draws: the number of draws.
-        is_product: whether the targets are independent because the posterior keeps nothing that inputs share: it has
-            one draw, and no Gaussian over functions. Then the joint is the product of the marginals.
-        target_shape: the shape of targets: [group, row] of classes, [group, row, output] of regression.
+        is_product: whether the joint is the product of the marginals. It is where the posterior has one draw and no
+            Gaussian over functions, since such a posterior keeps nothing that inputs share.
+        target_shape: the shape of targets: [group, row] for classes, [group, row, output] for regression.
     """
 
     draws: int
@@ -52,7 +51,7 @@ class Joint(ABC):
         """Return log p(y_i | x_i, draw)."""
 
     def _chain_terms(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
-        """Return log p(y_1 … y_i | x_1 … x_i, draw); rows are independent given a draw unless a subclass says not."""
+        """Return log p(y_1 … y_i | x_1 … x_i, draw). A subclass overrides it if rows are dependent given a draw."""
         return self._row_terms(targets).cumsum(-1)
 
     @final
@@ -66,17 +65,17 @@ class Joint(ABC):
 
     @final
     def chain_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
-        """Return log p(y_1 … y_i | x_1 … x_i, D) of the first i = 1 … n inputs; it raises what ``log_prob`` does."""
+        """Return log p(y_1 … y_i | x_1 … x_i, D) for i = 1 … n. It raises the errors of ``log_prob``."""
         return mixture(self._chain_terms(self._checked(targets)))
 
     @final
     def draw_log_prob(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
-        """Return log p(y_i | x_i, draw) of each draw; it raises what ``log_prob`` does."""
+        """Return log p(y_i | x_i, draw) under each draw. It raises the errors of ``log_prob``."""
         return self._row_terms(self._checked(targets))
 
     @final
     def row_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
-        """Return the marginals log p(y_i | x_i, D); it raises what ``log_prob`` does."""
+        """Return the marginals log p(y_i | x_i, D). It raises the errors of ``log_prob``."""
         return mixture(self._row_terms(self._checked(targets)))
 
     @final
@@ -86,7 +85,7 @@ class Joint(ABC):
 
     @final
     def gap(self, targets: Tensor) -> Float[Tensor, " group"]:
-        """Return log joint − log product of marginals, in nats; 0 for one input."""
+        """Return log joint − log product of the marginals, in nats. The gap of one input is 0."""
         return self.log_prob(targets) - self.marginal_log_prob(targets)
 
     def _checked(self, targets: Tensor) -> Tensor:
@@ -97,11 +96,12 @@ class Joint(ABC):
 
 @final
 class JointCategorical(Joint):
-    """The joint of classes from S equally weighted draws of functions, given which the observations are independent.
+    """The joint of classes, from S equally weighted draws of functions. Given a draw, observations are independent.
 
     Args:
         draw_log_probs: log p(class | row, draw).
-        places: the row that is observed in each place of a group, as :func:`at_places` takes it; None: each row once.
+        places: the number of the row that is observed in each place of a group, as in :func:`at_places`. None: each
+            row is observed once.
     """
 
     def __init__(
@@ -132,13 +132,17 @@ class JointCategorical(Joint):
         return torch.einsum("dgrc,gr->dgc", log_probs.double(), observed).exp()
 
     def at(self, places: Int[Tensor, "group place"] | None) -> "JointCategorical":
-        """Return the joint of these observations in other places: the place here of the observation in each place."""
+        """Return the joint of some of the observations, in a new order.
+
+        Args:
+            places: the old place of the observation that stands in each new place. None: all, in their order.
+        """
         return self if places is None else JointCategorical(self.draw_log_probs, self.places.gather(1, places))
 
 
 @final
 class JointGaussian(Joint):
-    """The joint of regression: an equal mixture over draws of Gaussians, whose outputs are independent given a draw.
+    """The joint of regression. It is an equal mixture of Gaussians, one a draw, with independent outputs given a draw.
 
     Given a draw, output k of a group has the mean ``mean[…, k]`` and the covariance ``covariance[k]`` +
     diag(``variance[…, k]``).
@@ -146,7 +150,7 @@ class JointGaussian(Joint):
     Args:
         mean: the mean of each target.
         variance: the variance that a target shares with no other: its noise.
-        covariance: the covariance of the functions' values over the rows, of each output or of all outputs alike; None:
+        covariance: the covariance of the functions' values over the rows, for each output or one for all outputs. None:
             rows are independent given a draw.
     """
 
@@ -169,22 +173,18 @@ class JointGaussian(Joint):
         return -0.5 * (squared + variance.log() + _LOG_2PI).sum(-1)
 
     def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        """Factor the covariance once: row i of L⁻¹(y − μ) is row i's deviation given the rows before it."""
         if self.covariance is None:
             return super()._chain_terms(targets)
-        root = torch.linalg.cholesky(self.covariance + torch.diag_embed(self.variance.mT))
-        error = (targets.double() - self.mean).mT[..., None]  # [draw, group, output, row, 1]
-        white = torch.linalg.solve_triangular(root, error, upper=False)[..., 0]  # [draw, group, output, row]
-        log_scale = root.diagonal(dim1=-2, dim2=-1).log()
-        return (-0.5 * (white.square() + _LOG_2PI) - log_scale).sum(2).cumsum(-1)
+        covariance = self.covariance + torch.diag_embed(self.variance.mT)
+        return normal_log_prob(covariance, (targets.double() - self.mean).mT).sum(2).cumsum(-1)
 
 
 @final
 class JointContinuous(Joint):
-    """The joint of regression from the draws of a predictive of any form, given which the inputs are independent.
+    """The joint of regression, from the draws of a predictive of any form. Given a draw, inputs are independent.
 
     Args:
-        predictive: the predictive of all rows of all groups, group by group.
+        predictive: the predictive of the rows of all groups, one group after the other.
         target_shape: [group, row, output].
         draws: the number of the predictive's draws.
     """
@@ -218,7 +218,10 @@ class JointInOwnUnits(Joint):
         return self.base._chain_terms(transformed) - log_volume.cumsum(-1)
 
     def _transformed(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z, and log |dy/dz| of each row: infinite where a target has no logarithm, so that its density is 0."""
+        """Return z, and log |dy/dz| of each row.
+
+        The latter is infinite where a target has no logarithm, so that the target's density is 0.
+        """
         values, scale = targets.double(), self.scale.to(targets.device)
         log_volume = scale.log().sum().expand(values.shape[:2])
         if self.log:
@@ -232,16 +235,16 @@ class JointInOwnUnits(Joint):
 @final
 @dataclass(frozen=True)
 class GaussianFunctions:
-    """A Gaussian over the values of functions at the rows of each group, or an equal mixture of several such.
+    """A Gaussian over the values of functions at the rows of each group, or an equal mixture of such Gaussians.
 
-    Outputs are independent of each other. Observations have independent noise: the noise of the target in regression,
-    of the logits before the softmax for classes.
+    Outputs are independent of each other. Each observation has independent noise, which is added to the target in
+    regression, and to the logits before the softmax for classes.
 
     Attributes:
         mean: the functions' mean.
-        covariance: the functions' covariance over the rows of a group, of each output or of all outputs alike.
+        covariance: the functions' covariance over the rows of a group, for each output or one for all outputs.
         noise: the variance of each observation's noise.
-        classes: whether the functions are logits; otherwise they are means of targets.
+        classes: whether the functions are logits. Otherwise they are means of targets.
     """
 
     mean: Float[Tensor, "draw group row output"]
@@ -258,25 +261,23 @@ class GaussianFunctions:
         return cls(mean, covariance, noise, parts[0].classes)
 
     def sample(self, draws: int, rng: Seed) -> Float[Tensor, "draw group row output"]:
-        """Draw values of functions at all rows of each group together; a mixture's parts have equally many draws.
+        """Draw at least ``draws`` functions, each at all rows of its group together.
 
-        There are at least ``draws`` of them. They are drawn on the CPU, so that every device has the same, and from
-        normal numbers in float32, which is three times as fast.
+        Each part of a mixture has equally many draws. Normal numbers are drawn on the CPU, so that every device has the
+        same ones, and in float32, which is three times as fast.
         """
-        covariance = self.covariance.double()
-        scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-        identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
-        root = torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
+        root = jittered_root(self.covariance.double())
         each = -(-draws // len(self.mean))
-        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(covariance)
+        normal = torch.randn(each, *self.mean.mT.shape, generator=rng.generator()).to(root)
         values = self.mean.double() + (root @ normal[..., None])[..., 0].mT
         return values.flatten(0, 1)
 
     def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
-        """Return the joint of the observations in ``places`` (:func:`at_places`); None: at each row, once.
+        """Return the joint of the observations in ``places``, as in :func:`at_places`. None: each row once.
 
         The joint of regression is a Gaussian in closed form. For classes the softmax is averaged over ``draws``
-        functions. Observations of one row share its function, and each has its own noise. Logits are kept in float32.
+        functions. Observations of one row share the value of the function, and each has its own noise. Logits are
+        kept in float32.
         """
         if not self.classes:
             return self._gaussian(places)
@@ -287,7 +288,9 @@ class GaussianFunctions:
             logits = logits.gather(3, places[None, :, None].expand(*logits.shape[:3], -1))
         scale = self.noise.float().sqrt().repeat(len(logits) // len(self.noise), 1)[:, None, :, None]
         noise = torch.randn(logits.shape, generator=rng.fold("noise").generator()).to(logits)
-        return JointCategorical(F.log_softmax(noise.mul_(scale).add_(logits), dim=-2).mT)  # in place: it is large
+        return JointCategorical(
+            F.log_softmax(noise.mul_(scale).add_(logits), dim=-2).mT
+        )  # In place, since the logits are large.
 
     def _gaussian(self, places: Tensor | None) -> JointGaussian:
         mean, covariance = self.mean, self.covariance
@@ -298,13 +301,30 @@ class GaussianFunctions:
         return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
 
 
+def normal_log_prob(covariance: Float[Tensor, "*many n n"], error: Float[Tensor, "*many n"]) -> Tensor:
+    """Return log N(e_i; 0, covariance) of each entry of the error given the entries before it [..., n].
+
+    Entry i of L⁻¹e is the deviation of e_i given the entries before it, in standard deviations.
+    """
+    root = torch.linalg.cholesky(covariance)
+    white = torch.linalg.solve_triangular(root, error[..., None], upper=False)[..., 0]
+    return -0.5 * (white.square() + _LOG_2PI) - root.diagonal(dim1=-2, dim2=-1).log()
+
+
+def jittered_root(covariance: Float[Tensor, "*many n n"]) -> Float[Tensor, "*many n n"]:
+    """Return the Cholesky factor of covariances in float64 that may be singular, with a little on their diagonal."""
+    scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
+    return torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
+
+
 def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group place"] | None) -> Tensor:
     """Return the inputs that stand in each place of a group [group, place, ...].
 
     Args:
         inputs: the different inputs of each group.
-        places: the number in its group of the input that stands in each place; an input may stand in several. None:
-            each input once, in order.
+        places: the number, within its group, of the input that stands in each place. An input may stand in several
+            places. None: each input once, in order.
     """
     if places is None:
         return inputs
@@ -312,10 +332,10 @@ def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group
 
 
 def check_places(places: Int[Tensor, "group place"], rows: int) -> None:
-    """Check that places are numbers of the ``rows`` rows of a group.
+    """Check that each place has the number of one of the ``rows`` rows of a group.
 
     Raises:
-        DataError: one is not.
+        DataError: a place has another number.
     """
     wrong = places[(places < 0) | (places >= rows)]
     if len(wrong):

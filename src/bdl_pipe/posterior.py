@@ -23,7 +23,6 @@ from .data.transform import Transform
 from .errors import Diverged
 from .joint_predictive import (
     DRAWS,
-    GaussianFunctions,
     Joint,
     JointCategorical,
     JointContinuous,
@@ -59,10 +58,19 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
+class Functions(Protocol):
+    """A Gaussian over the values of functions at the rows of each group, such as ``GaussianFunctions``."""
+
+    def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
+        """Return the joint of the observations in ``places``; see :func:`joint` for the arguments."""
+        ...
+
+
+@runtime_checkable
 class GaussianPosterior(Protocol):
     """A posterior that holds a Gaussian over functions, or an equal mixture of several."""
 
-    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> Functions:
         """Return the Gaussian over the functions' values at the rows of each group; ``rng`` draws a mixture's parts."""
         ...
 
@@ -93,10 +101,10 @@ def joint(
 ) -> Joint:
     """Return the joint distribution of the targets of each group of transformed inputs, in transformed units.
 
-    A posterior of networks, masks or weights is asked for its predictive, each draw of which is one function for all
-    inputs. A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged
-    over ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian
-    keeps nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
+    A posterior of networks, masks or weights gives its predictive, each draw of which is one function for all inputs.
+    A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged over
+    ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian keeps
+    nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
 
     Args:
         draws: the number of functions that are drawn where the posterior has no draws of its own.

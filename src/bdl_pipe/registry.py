@@ -124,6 +124,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
         "exact_layer": "baselines.exact_layer:ExactLayerPosterior",
         "random_weights": "inducing.methods:RandomWeightsPosterior",
         "linearised_draws": "trajectory.linearised:LinearisedDraws",
+        "linearised_laplace": "trajectory.linearised:LinearisedLaplace",
         "student_functions": "dark_knowledge.functions:StudentFunctions",
         "ciber": "collapsed.classes:CiberPosterior",
         "ciber_last": "collapsed.regression:CiberLastPosterior",

@@ -47,6 +47,8 @@ COLUMNS: Final = tuple(SCHEMA.names)
 KEYS: Final = COLUMNS[:-2]  # No two rows agree in all of these columns.
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 
+SAME_CLASS: Final = ("split", "seed", "share", "joint", "product")
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -107,7 +109,7 @@ def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> p
 def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
     """Return a table of one fit with the split and the seed as its first columns, so that tables of fits can be joined.
 
-    The fits' predictions and calibration are stored so; see :func:`log_likelihoods` and :func:`merged_bins`.
+    The fits' tables are stored so; see :func:`log_likelihoods`, :func:`merged_bins` and :func:`mean_same_class`.
     """
     own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
     return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
@@ -207,15 +209,28 @@ def merged_bins(path: Path) -> "pd.DataFrame":
     Raises:
         ArtifactError: the file is no table of such bins.
     """
-    try:
-        rows = pq.read_table(path).select(list(CALIBRATION)).to_pandas()
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
-        rule = f"must be a Parquet table with the columns {', '.join(CALIBRATION)}"
-        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
+    rows = _read(path, CALIBRATION)
     sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
     edges = rows.groupby("bin")[["lower", "upper"]].first()
     bins = rows[["count"]].join(sums).groupby(rows["bin"]).sum()
     return edges.assign(count=bins["count"]).join(bins[["confidence", "accuracy"]].div(bins["count"], axis=0))
+
+
+def mean_same_class(path: Path) -> "pd.DataFrame":
+    """Read a run's ``same_class.parquet``: the columns joint and product by share, means over splits and seeds.
+
+    Raises:
+        ArtifactError: the file is no table of such a line.
+    """
+    return _read(path, SAME_CLASS).groupby("share")[["joint", "product"]].mean()
+
+
+def _read(path: Path, columns: Sequence[str]) -> "pd.DataFrame":
+    try:
+        return pq.read_table(path).select(list(columns)).to_pandas()
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        rule = f"must be a Parquet table with the columns {', '.join(columns)}"
+        raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
 
 
 def log_likelihoods(path: Path) -> np.ndarray | None:

@@ -85,13 +85,14 @@ def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def write_run(root: Path, dataset: str, method: str, setting: str, figures: list[Score], **more: object) -> RunInfo:
-    """An evaluate artifact; ``more``: calibration, and fields of what is said of the run."""
+    """An evaluate artifact; ``more``: tables beside the scores, and fields of what is said of the run."""
     key = f"{dataset}-{method}-{setting}"
-    calibration = more.pop("calibration", None)
+    stored = {name: more.pop(name, None) for name in ("calibration", "same_class")}
     with artifacts.publish(root / "evaluate" / key, "evaluate") as folder:
         pq.write_table(scores.table(dataset, method, setting, figures), folder / "scores.parquet")
-        if isinstance(calibration, pd.DataFrame):
-            calibration.to_parquet(folder / "calibration.parquet")
+        for name, table in stored.items():
+            if isinstance(table, pd.DataFrame):
+                table.to_parquet(folder / f"{name}.parquet")
     return RunInfo(key, dataset, method, setting, root / "evaluate" / key, **more)  # type: ignore[arg-type]
 
 

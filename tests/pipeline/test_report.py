@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet
 import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.scores import COLUMNS, Quantity, Score
+from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
 from pipeline import report
 from pipeline.report import columns, page, tables
 
@@ -177,9 +178,27 @@ def test_scores_of_several_inputs_together_are_a_section_where_there_are_some(bu
     report.build([run], tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "Several inputs together" in parsed.text
-    (grid,) = page.together(tables.gather([run])).values()
+    grid, drawn = page.together(tables.gather([run])).values()
+    assert drawn == [], "an evaluation of before the line has no figure"
     assert grid.head == ["Method, setting", "Joint NLL 20", "Joint gap 20", "Joint gap"]
     assert [cell.text for cell in grid.rows[0][1:]] == ["3.200", "1.250", "0.001"]
+
+
+def test_the_lines_between_two_inputs_are_one_figure_of_a_data_set(tmp_path):
+    scores, runs = [Score(0, 0, Quantity(name), 0.3, 10) for name in ("nll", "joint_nll_2")], []
+    for number, method in enumerate(["d_vbll", "ensemble", "sgld"]):
+        ends = [(0, 0.9, 0.7 + 0.1 * number), (1, 0.7, 0.5)]  # seed, and the values at the line's beginning
+        rows = [(0, seed, share, a * (1 - share), b * (1 - share)) for seed, a, b in ends for share in (0.0, 0.5, 1.0)]
+        line = pd.DataFrame(rows, columns=list(SAME_CLASS)) if method != "sgld" else None
+        runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
+    (drawn,) = page.together(tables.gather(runs))["figures"]
+    assert "by the product: d vbll 0.80 and 0.60, ensemble 0.80 and 0.65" in drawn["inline"]
+    report.build(runs, tmp_path / "out", provenance={}, dpi=80)
+    parsed = Page((tmp_path / "out/index.html").read_text())
+    assert parsed.open == [] and "second input moves on a line" in parsed.text
+    (runs[0].evaluate / "same_class.parquet").write_bytes(b"")
+    with pytest.raises(ArtifactError):
+        tables.gather(runs)
 
 
 @pytest.mark.slow

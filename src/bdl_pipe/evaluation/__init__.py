@@ -22,7 +22,7 @@ from . import references
 from .config import EvaluateConfig
 from .distance import Distances
 from .gathered import Gathered, Scores, normalised
-from .joint import joint_scores, keeps_functions, same_class_along
+from .joint import joint_scores, keeps_functions, line_between_classes, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
 __all__ = [
@@ -53,6 +53,7 @@ class CleanResult:
         metrics: name -> (value, n).
         predictions: one row per test row; see :func:`score_clean`.
         calibration: the reliability diagram, for classes: bin, lower, upper, count, confidence, accuracy.
+        line: P(Y_1 = Y_2) along the line between two test rows, for classes; see :func:`.joint.line_between_classes`.
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
     """
@@ -60,13 +61,14 @@ class CleanResult:
     metrics: Scores
     predictions: pa.Table
     calibration: pa.Table | None
+    line: pa.Table | None
     in_distribution_scores: dict[str, np.ndarray]
 
     @property
     def tables(self) -> dict[str, pa.Table]:
-        """Return the tables to store, by name: ``predictions`` and, for classes, ``calibration``."""
-        calibration = {} if self.calibration is None else {"calibration": self.calibration}
-        return {"predictions": self.predictions, **calibration}
+        """Return the tables to store, by name: ``predictions`` and, for classes, ``calibration`` and ``same_class``."""
+        found = {"predictions": self.predictions, "calibration": self.calibration, "same_class": self.line}
+        return {name: table for name, table in found.items() if table is not None}
 
 
 def score_clean(
@@ -111,7 +113,8 @@ def score_clean(
     scores = {name: scores[name] for name in metrics.METRICS if name in scores}
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
-    return CleanResult(scores, gathered.table(examples), calibration, in_distribution)
+    line = line_between_classes(fitted, examples, config, rng, device)
+    return CleanResult(scores, gathered.table(examples), calibration, line, in_distribution)
 
 
 def score_classification(

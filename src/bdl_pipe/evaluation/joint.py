@@ -1,15 +1,15 @@
-"""What a posterior says of several test rows together: groups of rows, their scores, and two inputs along a line.
+"""Scores of several test rows together: groups of rows, their joint scores, and two inputs along a line.
 
 Random pairs share little of a function, so that their joint is nearly the product of its marginals. Dyadic sampling
-(Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two anchors, random test
-rows, and each observation of a group is of one of the two, at random.
+(Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two random test rows, the
+anchors of a group. Each observation of the group belongs to one of the two anchors, at random.
 
-Classes: an observation is an anchor itself, with the anchor's label, so that a group of 20 is two images, each about
-ten times. An image has one label, so all observations of it agree.
+Classes: an observation is the anchor itself, with the anchor's label. A group of 20 observations has two images, each
+about ten times. An image has one label, so all observations of an image agree.
 
-Regression: a row that stands twice would bring its target's noise twice, as two observations that agree to the last
-digit, which no noise model allows: a posterior would be rewarded for the wrong noise. So an observation is the row
-nearest to its anchor that the group does not have yet (the anchor itself first), with the row's own target.
+Regression: a row that stood twice in a group would bring the same noise twice. Two observations would agree to the last
+digit, which no noise model allows, and a posterior of the wrong noise would be rewarded. So an observation is the row
+nearest to its anchor that the group does not have yet, with the row's own target. The first such row is the anchor.
 
 Groups, anchors and pairs depend on the root seed and on the test rows alone: they are the same for all posteriors.
 """
@@ -34,27 +34,29 @@ from ..seeds import Seed
 from .config import EvaluateConfig
 from .gathered import Scores
 
-_ROWS: Final = 100  # rows of groups that are predicted at once, so that the draws of their functions stay small
-_NEAREST: Final = 50  # anchors whose distances to all rows are computed at once
+LINE_STEPS: Final = 21  # Inputs on the line between two test rows, both ends included.
+_ROWS: Final = 100  # So many rows of groups are predicted at once, so that the draws of their functions stay small.
+_NEAREST: Final = 50  # The distances of so many anchors to all rows are computed at once.
 
 
 def keeps_functions(posterior: Posterior) -> bool:
-    """Say whether a posterior has a joint of its own, beside the draws of its predictive."""
+    """Return whether a posterior has a joint other than by the draws of its predictive."""
     return isinstance(posterior, JointPosterior | GaussianPosterior)
 
 
 def random_pairs(rows: int, pairs: int, rng: Seed) -> Int[Tensor, "pair 2"]:
-    """Draw pairs of two different rows; the root of ``rng`` alone chooses them."""
+    """Draw pairs of two different rows. They depend on the root of ``rng`` and on no other part of its address."""
     random = Seed(rng.root).fold("evaluate", "pairs", rows, pairs).numpy()
     first = random.integers(rows, size=pairs)
-    second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # another row, each as likely
+    second = (first + 1 + random.integers(rows - 1, size=pairs)) % rows  # Each other row is equally likely.
     return torch.from_numpy(np.stack([first, second], 1))
 
 
 def dyadic_places(rows: int, groups: int, rng: Seed) -> Int[Tensor, "group place"]:
-    """Draw of which anchor, 0 or 1, each observation of the largest groups is; the root of ``rng`` alone chooses it.
+    """Draw the anchor, 0 or 1, of each observation of the largest groups.
 
-    The first observations are those of the smaller groups.
+    The anchors depend on the root of ``rng`` and on no other part of its address. A smaller group has the first
+    observations of the largest one.
     """
     random = Seed(rng.root).fold("evaluate", "dyadic", rows, groups).numpy()
     return torch.from_numpy(random.integers(2, size=(groups, SIZES[-1])))
@@ -63,11 +65,11 @@ def dyadic_places(rows: int, groups: int, rng: Seed) -> Int[Tensor, "group place
 def neighbours(
     inputs: Float[Tensor, "row ..."], anchors: Int[Tensor, "group 2"], places: Int[Tensor, "group place"]
 ) -> Int[Tensor, "group place"]:
-    """Return the rows of groups of neighbours: each observation is the nearest row to its anchor that is still left.
+    """Return the rows of groups of neighbours. Each observation is the row nearest to its anchor that is still left.
 
     Args:
-        inputs: the rows, transformed, so that distances in all columns count alike.
-        anchors: the rows that are the anchors of each group.
+        inputs: the transformed rows, so that distances in all columns count alike.
+        anchors: the numbers of the two rows that are the anchors of each group.
         places: the anchor of each observation, 0 or 1.
 
     Raises:
@@ -77,7 +79,7 @@ def neighbours(
     if size > rows:
         raise DataError(f"a group must have at most {rows} inputs, as many as there are rows, got {size}")
     flat = inputs.flatten(1).double()
-    # A row that one anchor needs can be taken by the other: twice as many candidates are always enough.
+    # The other anchor can take a row that an anchor needs, so twice as many candidates are always enough.
     nearest = [
         torch.cdist(flat[part], flat).topk(min(rows, 2 * size), largest=False).indices
         for part in anchors.flatten().split(_NEAREST)
@@ -87,7 +89,7 @@ def neighbours(
 
 
 def _taken(candidates: list[list[int]], places: list[int]) -> list[int]:
-    """Return the rows of one group, from the rows that are nearest to each anchor, the nearest first."""
+    """Return the rows of one group. ``candidates`` are the rows near each anchor, the nearest first."""
     taken: dict[int, None] = {}
     for place in places:
         taken[next(row for row in candidates[place] if row not in taken)] = None
@@ -102,15 +104,15 @@ def joint_scores(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> Scores:
-    """Return the joint NLL and the gap of random pairs of rows, for classes, and of groups around two anchors.
+    """Return the joint NLL and the gap of groups around two anchors and, for classes, of random pairs of rows.
 
-    A posterior with a joint of its own (:func:`keeps_functions`) predicts the anchors, or in regression the groups,
-    once more, and its random pairs are those of the anchors. In regression there are no scores of groups of more
-    observations than rows.
+    A posterior with its own joint (:func:`keeps_functions`) predicts the anchors once more, or in regression the
+    groups, and its random pairs are the pairs of anchors. In regression, groups of more observations than there are
+    rows have no scores.
 
     Args:
-        terms: the log probability of each row's own target under each draw of the predictive; None for a posterior with
-            a joint of its own.
+        terms: the log probability of each row's own target under each draw of the predictive. None: the posterior has
+            its own joint.
     """
     rows, classes = len(examples), examples.targets.ndim == 1
     sizes = [size for size in SIZES if classes or size <= rows]
@@ -139,9 +141,30 @@ def joint_scores(
     return scores
 
 
+def line_between_classes(
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
+) -> pa.Table | None:
+    """Return :func:`same_class_along` the line between two test rows of different classes.
+
+    The line begins at the first test row and ends at the first row after it that has another class, so that it is the
+    same for all posteriors. A posterior of networks or masks uses the draws that predict the test rows.
+
+    Returns:
+        A table of ``LINE_STEPS`` rows. None: the targets are no classes, all rows have one class, or ``joint_groups``
+        is 0.
+    """
+    if not config.joint_groups or examples.targets.ndim != 1:
+        return None
+    other = np.flatnonzero(examples.targets != examples.targets[:1])
+    if len(other) == 0:
+        return None
+    first, second = fitted.transform.inputs(examples.inputs[[0, int(other[0])]], device)
+    return same_class_along(fitted.posterior, first, second, steps=LINE_STEPS, rng=rng.fold("predict"))
+
+
 @dataclass(frozen=True)
 class _Groups:
-    """The joints of groups of test rows by a posterior with a joint of its own, some groups at a time."""
+    """The joints of groups of test rows, some groups at a time, by a posterior with its own joint."""
 
     fitted: Predictor
     examples: Examples
@@ -153,7 +176,7 @@ class _Groups:
         return neighbours(self.fitted.transform.inputs(self.examples.inputs, self.device).cpu(), anchors, places)
 
     def classes(self, anchors: Tensor, places: Tensor) -> tuple[GroupLogProbs, GroupLogProbs]:
-        """Return the log probabilities of the anchors themselves, as a pair, and of the observations of them."""
+        """Return the log probabilities of each pair of anchors, and of the observations of both anchors."""
         labels = torch.from_numpy(self.examples.targets[anchors.numpy()])
         observed = torch.cat([torch.arange(2).expand(len(anchors), 2), places], 1)
         pairs, around = [], []
@@ -169,7 +192,8 @@ class _Groups:
     def regression(self, groups: Tensor) -> GroupLogProbs:
         """Return the log probabilities of the rows' own targets, in original units.
 
-        Given a draw of its weights, the rows of a posterior without a Gaussian are independent: each is predicted once.
+        A posterior without a Gaussian draws its weights. Given a draw, rows are independent, so each row is predicted
+        once for all groups.
         """
         if not isinstance(self.fitted.posterior, GaussianPosterior):
             rows = torch.arange(len(self.examples))[None]
@@ -188,7 +212,7 @@ class _Groups:
         return (slice(start, start + count) for start in range(0, len(groups), count))
 
     def _joint(self, groups: Tensor, number: int, places: Tensor | None = None) -> Joint:
-        """Return the joint of some groups of rows, by draws at an address of their own."""
+        """Return the joint of some groups of rows. ``number`` is part of the address of the draws."""
         places = None if places is None else places.to(self.device)
         raw, rng = self.examples.inputs[groups.numpy()], self.rng.fold("groups", number)
         return self.fitted.joint(raw, rng=rng, device=self.device, places=places)
@@ -203,18 +227,19 @@ def same_class_along(
     rng: Seed,
     draws: int = DRAWS,
 ) -> pa.Table:
-    """Return P(Y_1 = Y_2) of ``first`` and each of ``steps`` inputs on the line from it to ``second``.
+    """Return P(Y_1 = Y_2) for ``first`` and each of ``steps`` inputs on the line from ``first`` to ``second``.
 
-    The table has the columns ``share`` (the place on the line: 0 is ``first``, so that the input stands twice, and 1 is
-    ``second``), ``joint`` and ``product`` (of the marginals), and a row a place.
+    The table has one row a place on the line. Its column ``share`` is the place: 0 is ``first``, where both inputs are
+    the same, and 1 is ``second``. The columns ``joint`` and ``product`` are the probability under the joint and under
+    the product of the marginals.
 
     Args:
         first, second: transformed inputs of a posterior of classes.
         draws: as in :func:`bdl_pipe.posterior.joint`.
 
     Raises:
-        ConfigError: fewer than two steps.
-        DataError: the inputs have different shapes, or the posterior is one of regression.
+        ConfigError: there are fewer than two steps.
+        DataError: the inputs have different shapes, or the posterior predicts no classes.
     """
     require(steps > 1, "steps", "must be > 1", steps)
     if first.shape != second.shape:

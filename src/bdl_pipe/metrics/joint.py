@@ -1,9 +1,9 @@
 """Scores of several rows together: the joint likelihood of random pairs, and of groups around two anchors.
 
-Joint NLL: −log p(y_1 … y_n | x_1 … x_n, D) in nats a group; gap: log joint − log product of the marginals, in nats a
-group. A gap above 0 says that the targets bear out the dependence that the posterior sees between the rows. On random
-pairs it is nearly 0 for every posterior, since random rows share little of a function; groups around two anchors show
-what a posterior knows of several rows together (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws them.
+The joint NLL is −log p(y_1 … y_n | x_1 … x_n, D), and the gap is log joint − log product of the marginals, both in nats
+a group. If the gap is above 0, the targets bear out the dependence that the posterior sees between the rows. On random
+pairs the gap is nearly 0 for every posterior, since random rows share little of a function. Groups around two anchors
+show the dependence (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws the pairs and the groups.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ..joint_predictive import Joint
 from ..predictive import mixture
 from .metric import Mean, Metric
 
-SIZES: Final = (2, 5, 20)  # The groups around two anchors have these numbers of rows.
+SIZES: Final = (2, 5, 20)  # Groups around two anchors have so many rows.
 
 
 @dataclass(frozen=True)
@@ -35,28 +35,33 @@ class GroupLogProbs:
 
     @classmethod
     def of_terms(cls, terms: Float[Tensor, "draw batch"], groups: Int[Tensor, "group row"]) -> "GroupLogProbs":
-        """Return those of groups of rows, from log p(y_i | x_i, θ_s) of each row's own target under each draw."""
+        """Compute the log probabilities of groups of rows.
+
+        Args:
+            terms: log p(y_i | x_i, θ_s) of each row's own target under each draw.
+            groups: the numbers of the rows of each group.
+        """
         terms = terms.double()
         return cls(mixture(terms[:, groups].cumsum(-1)), mixture(terms)[groups].cumsum(-1))
 
     @classmethod
     def of_joint(cls, joint: Joint, targets: Tensor) -> "GroupLogProbs":
-        """Return those of a joint."""
+        """Compute the log probabilities of targets under a joint."""
         return cls(joint.chain_log_prob(targets), joint.row_log_prob(targets).cumsum(-1))
 
     @classmethod
     def cat(cls, parts: "Sequence[GroupLogProbs]") -> "GroupLogProbs":
-        """Join those of several parts of the groups, on the CPU."""
+        """Join the log probabilities of several parts of the groups, on the CPU."""
         return cls(torch.cat([part.joint.cpu() for part in parts]), torch.cat([part.product.cpu() for part in parts]))
 
     def scores(self, rows: int) -> tuple[Mean, Mean]:
-        """Return (joint NLL, gap) of the first ``rows`` rows of the groups, in nats a group."""
+        """Return the joint NLL and the gap of the first ``rows`` rows of the groups, in nats a group."""
         joint, product = self.joint[:, rows - 1], self.product[:, rows - 1]
         return Mean.of(-joint), Mean.of(joint - product)
 
 
 def names(rows: int | None) -> tuple[str, str]:
-    """Return the names of the joint NLL and of the gap: of groups of ``rows`` rows, or of random pairs (None)."""
+    """Return the names of the joint NLL and of the gap of groups of ``rows`` rows. None: of random pairs."""
     suffix = "" if rows is None else f"_{rows}"
     return f"joint_nll{suffix}", f"joint_gap{suffix}"
 

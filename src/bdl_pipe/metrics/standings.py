@@ -1,12 +1,12 @@
-"""Which method is best? What stored scores allow to conclude about fitted methods, by NLL on test rows.
+"""Which method is best? Stored scores answer for fitted methods, by NLL on test rows.
 
     folders = {name: Path(f"work/evaluate/houses-{name}") for name in ("gp", "vbll")}
     stored = {name: RunScores(scores.read(folder / "scores.parquet")) for name, folder in folders.items()}
     candidates = [Candidate(name, name, stored[name], folder) for name, folder in folders.items()]
     print(" ".join(sentences(standings(candidates))))
 
-The best candidate is compared with each other one in pairs, over splits or, on one split, over test rows; see
-:mod:`bdl_pipe.metrics.comparison`. Over data sets, the methods that all sets have are compared by their mean ranks.
+The best candidate is compared with each other candidate in pairs: over splits or, if there is one split, over test rows
+(:mod:`bdl_pipe.metrics.comparison`). Over data sets, mean ranks compare the methods that all data sets have.
 """
 
 import math
@@ -30,12 +30,12 @@ class Candidate:
     """A fitted method with its stored evaluation.
 
     Attributes:
-        key: tells the candidates apart.
-        name: stands for the candidate in sentences.
-        scores: its scores on the data set that all candidates have in common.
-        folder: holds ``predictions.parquet``, if its predictions are stored.
-        network: the architecture that predicts; empty if it has no name.
-        is_baseline: whether it is the deterministic network of its architecture.
+        key: a text that no other candidate has.
+        name: the candidate's name in sentences.
+        scores: the candidate's scores on the data set that all candidates have in common.
+        folder: the folder of ``predictions.parquet``, if the candidate's predictions are stored.
+        network: the architecture that predicts. It is empty if the architecture has no name.
+        is_baseline: whether the candidate is the deterministic network of its architecture.
     """
 
     key: str
@@ -47,13 +47,13 @@ class Candidate:
 
     @property
     def nll(self) -> float:
-        """Return the mean NLL; NaN without one."""
+        """Return the mean NLL. It is NaN if there is none."""
         known = self.scores.estimate(METRIC)
         return known.mean if known else math.nan
 
     @property
     def cost(self) -> float:
-        """Return the seconds to predict 1,000 rows; infinite if they are not recorded."""
+        """Return the seconds to predict 1,000 rows. They are infinite if they are not recorded."""
         known = self.scores.estimate(COST)
         return known.mean if known else math.inf
 
@@ -63,8 +63,10 @@ class Standing:
     """A candidate beside the others.
 
     Attributes:
-        to_best, to_baseline: differences of NLL; None for the candidate itself, or if no baseline has its network.
-        efficient: no other candidate has a lower NLL and predicts as fast.
+        to_best: the candidate's NLL minus the best candidate's. None: the candidate is the best one.
+        to_baseline: the candidate's NLL minus its baseline's. None: the candidate is a baseline, or no baseline has its
+            network.
+        efficient: whether no other candidate has a lower NLL and predicts as fast.
     """
 
     candidate: Candidate
@@ -75,7 +77,7 @@ class Standing:
 
 
 def standings(candidates: Sequence[Candidate]) -> list[Standing]:
-    """Compare candidates, from the best one to the worst; nothing if fewer than two have a finite NLL."""
+    """Compare candidates. The best one is first; the list is empty if fewer than two have a finite NLL."""
     nll = {one.key: one.nll for one in candidates}
     ordered = sorted((one for one in candidates if math.isfinite(nll[one.key])), key=lambda one: nll[one.key])
     if len(ordered) < 2:
@@ -93,10 +95,10 @@ def standings(candidates: Sequence[Candidate]) -> list[Standing]:
 
 
 def difference(one: Candidate, other: Candidate, comparisons: int = 1) -> Difference | None:
-    """Return the NLL of one candidate minus another's; None if they have different numbers of splits.
+    """Return the NLL of one candidate minus another's. None: the candidates have different numbers of splits.
 
     Args:
-        comparisons: how many intervals hold together.
+        comparisons: the number of intervals that hold together.
     """
     if one.scores.splits != other.scores.splits:
         return None
@@ -110,7 +112,7 @@ def difference(one: Candidate, other: Candidate, comparisons: int = 1) -> Differ
 
 
 def sentences(standings: Sequence[Standing]) -> list[str]:
-    """Conclude from the standings on a data set."""
+    """Return sentences that say what follows from the standings on a data set."""
     if not standings:
         return []
     best, *others = standings
@@ -139,10 +141,10 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
 
 
 def ranks(datasets: Iterable[Iterable[tuple[str, float]]]) -> Ranks | None:
-    """Rank the methods that every data set has; None for fewer than two data sets or two such methods.
+    """Rank the methods that every data set has. None: there are fewer than two data sets or two such methods.
 
     Args:
-        datasets: of each data set, methods with the finite NLL of a run; a method with several runs on a data set is
+        datasets: for each data set, methods with the finite NLL of a run. A method with several runs on a data set is
             ranked by its best run.
     """
     by_set: list[dict[str, float]] = []

@@ -32,7 +32,7 @@ from ..progress import Report
 from ..seeds import Seed
 from .curvature import kronecker_factors, layers_of
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
-from .linearised import LinearisedDraws
+from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
 from .snapshots import BatchNormConfig, Snapshots
 
 
@@ -100,7 +100,10 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
 
     drawn = snapshots.draws(draw, config.draws, report=report)
     report(config.draws, config.draws, {"prior_precision": precision})
-    return LinearisedDraws.of(drawn, last).state() if config.predictive == "linearised" else drawn.state()
+    if config.predictive == "draws":
+        return drawn.state()
+    gaussians = {name: _gaussian(layer, precision, config.temperature) for name, layer in layers.items()}
+    return LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
 
 
 @torch.enable_grad()
@@ -128,6 +131,12 @@ def posterior(
 
 def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPosterior:
     return decompose(_matrix(layer).cpu(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
+
+
+def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> LayerGaussian:
+    """Return the Gaussian that a layer's weights are drawn from, in float32 as the network's."""
+    scale = (temperature / (layer.curvature + precision)).sqrt()
+    return LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
 
 
 def _require_factors(network: Network, layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:

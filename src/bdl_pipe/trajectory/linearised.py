@@ -1,21 +1,32 @@
-"""Draws of weights around a network's own, read through the network's linearisation there.
+"""Draws of weights around a network's own, read through the network's linearisation there, and their exact Gaussian.
 
 f(x; w*) + J(x)(w − w*), with J the Jacobian of the outputs by the weights at w*. A Gauss–Newton curvature is that of
 this linear model, not of the network, whose draws far from w* underfit (Immer, Korzepa & Bauer 2021). One product of
 the Jacobian and a vector for each draw; for weights of the head alone it is the network itself.
+
+A Gaussian over the weights is a Gaussian over this model's outputs at any rows together: of mean f(x; w*) and of
+covariance J(x) Σ J(x')ᵀ between the outputs at x and at x'. :class:`LinearisedLaplace` keeps Σ beside the draws. Its
+predictive of one row is still by the draws; its joint of several rows is by the Gaussian.
 """
 
-from typing import final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call, jvp
+from torch.func import functional_call, jacrev, jvp, vmap
 
-from ..artifacts import State
+from ..artifacts import State, under
 from ..config import read, to_mapping
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Predictive
 from ..seeds import Seed
+from .linearised_joint import LinearisedFunctions
+
+_LAYER: Final = "laplace."  # Tensors of a layer's Gaussian begin with it. A network's begin with trunk or head.
+_ELEMENTS: Final = 2**25  # Jacobians of so many elements are computed at once, 128 MiB in float32.
 
 
 @final
@@ -62,3 +73,95 @@ class LinearisedDraws:
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearisedDraws":
         spec = read(NetworkSpec, state.config["spec"], "spec")
         return cls(spec, {name: value.to(device) for name, value in state.tensors.items()})
+
+
+@final
+@dataclass(frozen=True)
+class LayerGaussian:
+    """The Gaussian over one layer's weights around w*: W − W* = P (Z ∘ S) Qᵀ, Z standard normal.
+
+    A layer's bias is the last column of W. The temperature and the prior are in S; see :mod:`.kronecker`.
+
+    Attributes:
+        input_vectors, output_vectors: Q and P.
+        scale: S, the standard deviations in those directions.
+    """
+
+    input_vectors: Float[Tensor, "fan_in fan_in"]
+    output_vectors: Float[Tensor, "fan_out fan_out"]
+    scale: Float[Tensor, "fan_out fan_in"]
+
+    def white(self, jacobian: Float[Tensor, "... fan_out fan_in"]) -> Float[Tensor, "... weight"]:
+        """Return the Jacobian by Z, whose products are the covariance of outputs."""
+        return (self.scale * (self.output_vectors.T @ jacobian @ self.input_vectors)).flatten(-2)
+
+
+@final
+class LinearisedLaplace:
+    """Laplace's approximation read through the network's linearisation: draws of weights, and their Gaussian."""
+
+    key = "linearised_laplace"
+
+    def __init__(self, draws: LinearisedDraws, layers: Mapping[str, LayerGaussian]) -> None:
+        """Take the draws that predict single rows and, by the name of its layer, the Gaussian they were drawn from."""
+        self.draws, self.layers, self.spec = draws, dict(layers), draws.spec
+        self._center = {name: value[0] for name, value in draws.weights.items()}
+        self._skeleton = self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device)
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """Predict by the draws, without ``rng``."""
+        return self.draws.predict(inputs, rng=rng)
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed = Seed(0)) -> LinearisedFunctions:
+        """Return the Gaussian over the outputs at the rows of each group; ``rng`` is not used.
+
+        Jacobians are of the weights' type and their products in float64.
+        """
+        at = {name: value for name, value in self._center.items() if name.rpartition(".")[0] in self.layers}
+
+        def outputs(weights: dict[str, Tensor], row: Tensor) -> tuple[Tensor, Tensor]:
+            found: Tensor = functional_call(self._skeleton, self._center | weights, (row[None],))[0]
+            return found, found
+
+        by_row = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
+        weights = sum(value.numel() for value in at.values())
+        size = max(1, _ELEMENTS // (weights * self._width * inputs.shape[1]))
+        means, covariances = [], []
+        for part in inputs.split(size):
+            jacobians, mean = by_row(at, part.flatten(0, 1))
+            means.append(mean.double().unflatten(0, part.shape[:2]))
+            parts = [self._covariance(name, jacobians, len(part)) for name in self.layers]
+            covariances.append(torch.stack(parts).sum(0))
+        return LinearisedFunctions(torch.cat(means), torch.cat(covariances), self.spec)
+
+    def _covariance(self, name: str, jacobians: Mapping[str, Tensor], groups: int) -> Tensor:
+        """Return the part of one layer's weights in the covariance of each group [group, row·output, row·output]."""
+        matrix = jacobians[f"{name}.weight"].flatten(3)  # [row of all groups, output, fan_out, fan_in]
+        if f"{name}.bias" in jacobians:
+            matrix = torch.cat([matrix, jacobians[f"{name}.bias"][..., None]], dim=-1)
+        white = self.layers[name].white(matrix).double().flatten(0, 1).unflatten(0, (groups, -1))
+        return white @ white.mT
+
+    @property
+    def _width(self) -> int:
+        return self.spec.outputs * (2 if self.spec.likelihood == "gaussian_head" else 1)
+
+    def state(self) -> State:
+        stored = self.draws.state()
+        factors = {
+            f"{_LAYER}{name}.{field}": value
+            for name, layer in self.layers.items()
+            for field, value in vars(layer).items()
+        }
+        return State({**stored.tensors, **factors}, {**stored.config, "posterior": self.key})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearisedLaplace":
+        factors = {name: value.to(device) for name, value in under(_LAYER, state.tensors).items()}
+        drawn = {name: value for name, value in state.tensors.items() if not name.startswith(_LAYER)}
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in factors)
+        return cls(
+            LinearisedDraws.from_state(State(drawn, state.config), device),
+            {name: LayerGaussian(**under(f"{name}.", factors)) for name in layers},
+        )
