@@ -70,7 +70,8 @@ class Chains:
         block, place = divmod(step, length)
         number, drawn = self._drawn.get(name, (-1, like[None]))
         if number != block or drawn.shape[1:] != like.shape or drawn.dtype != like.dtype:
-            drawn = torch.cat([self._block(rng.fold(name, block), length, like) for rng in self.rngs], 1)
+            blocks = [self._block(rng.fold(name, block), length, like) for rng in self.rngs]
+            drawn = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
             self._drawn[name] = block, drawn
         return drawn[place]
 
