@@ -59,6 +59,34 @@ def test_burn_in_finds_the_step_size_of_an_acceptance() -> None:
         assert float(state["count"].max()) == 200  # burn-in alone adapts
 
 
+def test_burn_in_comes_back_from_steps_that_leave_the_numbers() -> None:
+    """From steps 10⁴⁰ times too large, at which a proposal is NaN: it is refused, and the next steps are smaller."""
+    kernel, exact, chains = Hmc(leapfrogs=5, acceptance=0.8, jitter=0.1), density_of(gaussian), 2_000
+    start = torch.randn(chains, 2, generator=Seed(0).generator(), dtype=torch.float64) / PRECISIONS.sqrt()
+    numbers = []
+
+    def density(positions: Tensor) -> tuple[Tensor, Tensor]:
+        numbers.append(bool(torch.isfinite(positions).all()))
+        return exact(positions)
+
+    addresses = Chains.of(Seed(4), chains)
+    moves = run(
+        kernel,
+        lambda _: density,
+        kernel.init(start, addresses.at(0)),
+        ConstantStep(1e39),
+        addresses,
+        first=0,
+        steps=350,
+        burn_in=300,
+    )
+    states = [state for _, state in moves]
+    assert not numbers[5] and torch.equal(states[0]["position"], start)  # of the first proposal
+    share = float((states[-1]["accepted"] - states[299]["accepted"]).mean()) / 50
+    assert 0.7 < share < 0.97
+    assert standard_errors(states[-1]["position"], 1 / PRECISIONS) < Z
+
+
 def test_a_proposal_without_a_number_is_refused() -> None:
     at = torch.ones(2, 2, dtype=torch.float64)
 

@@ -1,6 +1,7 @@
 """The teacher's chains and their average: gradients, resumption, thinning, the posterior sampled."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -14,7 +15,7 @@ from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
@@ -161,6 +162,33 @@ def test_a_chain_of_a_batch_is_the_chain_alone(name):
     (alone,) = fit("regression", None, (1,), **short)
     for key, value in alone.tensors.items():
         torch.testing.assert_close(both[1].tensors[key], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgld", "sgnht, control variates"])
+def test_a_chain_that_diverges_names_its_rate(name):
+    """Every retry starts where the chain did, and so does its anchor of control variates."""
+    sampler = KERNELS[name] | {"step_size": {"name": "scaled", "rate": 30.0}}
+    thinning = {"steps": 100, "burn_in": 50, "every": 10}
+    said = r"^a chain diverged at step \d+, at the step size .*: lower sampler.step_size.rate from 30 to "
+    with pytest.raises(Diverged, match=said + r"([.\d]+), at which 100 steps did not diverge$") as caught:
+        fit("regression", sampler=sampler, thinning=thinning)
+    largest = float(re.findall(r"to ([.\d]+),", str(caught.value))[0])
+    fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": largest}}, thinning=thinning)
+    with pytest.raises(Diverged):
+        fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": 2 * largest}}, thinning=thinning)
+
+
+def test_chains_that_start_again_take_their_anchor_with_them():
+    """They go on from step 5; their anchor moves at steps 17, 34, …, and is NaN where they leave the numbers."""
+    few = cases.settings(sampler=KERNELS["sgnht, control variates"])
+    many = cases.settings(sampler=KERNELS["sgnht, control variates"] | {"step_size": {"name": "scaled", "rate": 30.0}})
+    slow, fast = (
+        method.network_chains([DATA["regression"]], config.target, config.sampler, [Seed(0)], 50)
+        for config in (few, many)
+    )
+    *_, (done, state) = slow.steps(slow.begin(), 0, 5)
+    with pytest.raises(Diverged, match=r"from 30 to [.\d]+, at which 100 steps did not diverge$"):
+        list(fast.steps(fast.restored(slow.saved(state)), done, 105))
 
 
 @pytest.mark.slow

@@ -4,12 +4,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import ConstantStep, CyclicalSteps, Hmc, PolynomialDecay, Psgld, Sghmc, Sgld, Sgnht, sample
-from bdl_pipe.sgmcmc.sampling import kept_steps
-from bdl_pipe.sgmcmc.schedules import ScaledSteps, Thinning
+from bdl_pipe.sgmcmc import (
+    Chains,
+    ConstantStep,
+    CyclicalSteps,
+    Density,
+    Hmc,
+    PolynomialDecay,
+    Psgld,
+    Sghmc,
+    Sgld,
+    Sgnht,
+    sample,
+)
+from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
+from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, Thinning
 
 
 def test_schedules() -> None:
@@ -55,6 +68,42 @@ def test_a_value_out_of_range_is_named(make: Callable[[], object], path: str) ->
     assert caught.value.path == path
 
 
-def test_a_divergence_names_the_step_size() -> None:
-    with pytest.raises(Diverged, match=r"a chain diverged before step 100, at the step size 1: lower step_size"):
-        sample(lambda x: 1e9 * x.square().sum(1), torch.ones(1, 1), Sgld(), 1.0, steps=100, rng=Seed(0))
+def steep(positions: Tensor) -> Tensor:
+    """A Gaussian of precision 8: SGLD is stable below η = 4/8, and grows from 1 by |1 − 4η| a step above it."""
+    return -4 * positions.square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("step_sizes", "said"),
+    [
+        (
+            500.0,
+            r"at step 1\d, at the step size 500: lower step_size.value from 500 to 0.488281, at which 100 steps did ",
+        ),
+        (
+            PolynomialDecay(4e4, 1.0, 0.0),
+            r"at step \d, at the step size 4e\+04: lower step_size.a from 40000 to less than 39.0625, at which a ",
+        ),
+        (
+            0.62,
+            r"before step 300, at the step size 0.62: lower step_size.value from 0.62 to 0.31, at which 200 steps did ",
+        ),
+    ],
+)
+def test_a_divergence_names_the_largest_step_size_that_lasts(step_sizes: float | Schedule, said: str) -> None:
+    """The retry is the chain's own start, random numbers and burn-in, at the halves of its step size."""
+    steps = 1000 if step_sizes == 0.62 else 100
+    start = torch.ones(3, 2)
+    with pytest.raises(Diverged, match=said) as caught:
+        sample(steep, start, Sgld(), step_sizes, steps=steps, rng=Seed(0))
+    assert "\n" not in str(caught.value)
+    asked = []
+    density = density_of(steep)
+
+    def density_at(step: int) -> Density:
+        asked.append(step)
+        return density
+
+    chains = Chains.of(Seed(0), 3)
+    *_, (_, _) = run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), chains, first=0, steps=300)
+    assert asked == [*range(300)]  # nothing is done again where no chain diverges
