@@ -23,7 +23,7 @@ _BLOCK: Final = 2**14  # normal numbers that are drawn at once: a generator cost
 
 
 class Randomness:
-    """The random numbers of one step of several chains; a chain that goes on after a stop has the same ones."""
+    """The random numbers of one step of several chains; a chain that is stopped and goes on has the same ones."""
 
     def __init__(self, chains: "Chains", step: int) -> None:
         self._chains, self._step = chains, step
@@ -81,10 +81,10 @@ class Chains:
 
 
 class Kernel(ABC):
-    """A Markov kernel whose law is p(θ)^{1/T}, exactly or up to an error that its docstring states.
+    """A Markov kernel whose law is p(θ)^{1/T}: exactly, or up to an error that the kernel's docstring states.
 
     Attributes:
-        accepts: it compares values of one density, and so needs that of all data: a minibatch's is refused.
+        accepts: the kernel compares values of one density. It needs the density of all data; minibatches are refused.
     """
 
     accepts: ClassVar[bool] = False
