@@ -110,8 +110,8 @@ def compare(theirs: np.ndarray, ours: np.ndarray) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chains", type=int, default=16)
-    parser.add_argument("--burn-in", type=int, default=500, help="of a chain")
-    parser.add_argument("--draws", type=int, default=1_000, help="of a chain, after burn-in")
+    parser.add_argument("--burn-in", type=int, default=400, help="of a chain")
+    parser.add_argument("--draws", type=int, default=600, help="of a chain, after burn-in")
     parser.add_argument("--depth", type=int, default=8, help="the largest depth of a tree")
     parser.add_argument("--acceptance", type=float, default=0.9)
     options = parser.parse_args()
