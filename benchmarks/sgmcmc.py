@@ -1,14 +1,21 @@
 """A step of a chain over networks, beside the packages ``posteriors`` and ``blackjax``; effective draws a second.
 
-(a) One step of SGLD of a perceptron 784-200-200-10 (batch 200) and of a ConvNet with group norm (batch 64): ours, that
-    of ``posteriors`` and that of ``blackjax`` (under jit) on the same network, and a step of plain stochastic gradient
-    descent, which the others are compared with. Several chains of ours run as a batch, and one after another.
-    Goals: ahead of both packages; at most 1.1 times plain descent; a batch at least 1.5 times as fast.
-(b) ``--draws``: effective draws a second of each kernel on a perceptron of boston's size, by what it predicts.
+(a) One step of SGLD of a perceptron 784-200-200-10 (batch 200), of a ConvNet with group norm (batch 64) and of a small
+    perceptron 13-50-10 (batch 91): ours, that of ``posteriors`` and that of ``blackjax`` (under jit) on the same
+    network, and a step of plain stochastic gradient descent, which the others are compared with. Several chains of ours
+    run as a batch, and one after another. Goals: ahead of both packages; at most 1.1 times plain descent; a batch at
+    least 1.5 times as fast, where one chain leaves the processor idle: on the small perceptron.
+(b) ``--draws boston``, ``--draws convnet``: in place of (a), effective draws a second of CPU of each kernel, by what it
+    predicts at 50 validation rows. The posterior is a teacher's of params.yaml: of ``boston-sgld``, or of
+    ``fashion_mnist-sgld`` with the ConvNet of (a). So is the rate, as ``scaled`` step sizes: one for all kernels, so
+    that each moves as far as SGLD does. HMC, which needs all rows, finds its step in burn-in, and is left out of the
+    ConvNet.
 
 The packages are left out, with a line, where they are not installed: ``pip install posteriors blackjax jax``.
 
-    python benchmarks/sgmcmc.py --threads 1
+    python -m benchmarks.sgmcmc
+    python -m pipeline repro prepare@boston && python -m benchmarks.sgmcmc --draws boston
+    python -m pipeline repro prepare@fashion_mnist && python -m benchmarks.sgmcmc --draws convnet --steps 4000
 
 The forms of a case run in turn, one step each, in one process with the same threads, so that a busy machine slows all
 of them. Figures are medians, with the least beside; ratios are of medians.
@@ -22,6 +29,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
@@ -31,20 +40,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from bdl_pipe.config import read
+from bdl_pipe.data import prepared
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
-from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import Chains, Hmc, Kernel, Psgld, Sghmc, Sgld, Sgnht
-from bdl_pipe.sgmcmc.sampling import run
-from bdl_pipe.sgmcmc.schedules import ConstantStep
+from bdl_pipe.sgmcmc import Chains, Sgld
+from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, summarise
+from bdl_pipe.sgmcmc.method import TargetConfig, network_chains
+from bdl_pipe.sgmcmc.sampler import SamplerConfig
 from bdl_pipe.sgmcmc.target import NetworkTarget
+from pipeline.core import places
+from pipeline.core.load import load
 
 Step = Callable[[], None]
 ROWS, STEP_SIZE = 60_000, 4e-6
+CONVNET = ConvNetConfig("convnet", 16, 3, "group", "max")
 CASES: dict[str, tuple[NetworkConfig, tuple[int, ...], int]] = {
     "perceptron 784-200-200-10, batch 200": (MlpConfig("mlp", (200, 200)), (784,), 200),
-    "convnet 16, group norm, batch 64": (ConvNetConfig("convnet", 16, 3, "group", "max"), (1, 28, 28), 64),
+    "convnet 16, group norm, batch 64": (CONVNET, (1, 28, 28), 64),
+    "perceptron 13-50-10, batch 91": (MlpConfig("mlp", (50,)), (13,), 91),
 }
 
 
@@ -53,15 +70,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--chains", type=int, default=4, help="of the batch")
-    parser.add_argument("--draws", action="store_true", help="effective draws a second")
+    parser.add_argument("--draws", choices=[*DRAWS], help="effective draws a second, not times of a step")
+    parser.add_argument("--steps", type=int, default=12_000, help="of a chain, half of them burn-in; of HMC a 60th")
+    parser.add_argument("--prepared", type=Path, help="the artifact of prepare; by default the pipeline's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(json.dumps({"torch": torch.__version__, "threads": options.threads}))
+    if options.draws:
+        effective_draws(options.draws, options.steps, options.chains, options.prepared)
+        return
     for name, (network, shape, batch) in CASES.items():
         compare(name, forms(network, shape, batch, options.chains), options.repeats, options.chains)
-    if options.draws:
-        for name, kernel in KERNELS.items():
-            print(json.dumps({"case": "effective draws a second", "kernel": name, **effective(*kernel)}))
 
 
 def compare(name: str, steps: dict[str, Step], repeats: int, chains: int) -> None:
@@ -177,7 +196,7 @@ def of_blackjax(spec: NetworkSpec, inputs: Tensor, labels: Tensor) -> Step:
 def _jax_mlp(params: Any, x: Any) -> Any:
     import jax.numpy as jnp
 
-    for name in ("trunk.1", "trunk.3"):
+    for name in sorted({name.rsplit(".", 1)[0] for name in params if name.startswith("trunk")}):
         x = jnp.maximum(x @ params[f"{name}.weight"].T + params[f"{name}.bias"], 0)
     return x @ params["head.weight"].T + params["head.bias"]
 
@@ -198,48 +217,54 @@ def _jax_convnet(params: Any, x: Any) -> Any:
     return x.reshape(len(x), -1) @ params["head.weight"].T + params["head.bias"]
 
 
-KERNELS: dict[str, tuple[Kernel, float, int | None, int]] = {  # kernel, step size, batch, steps
-    "sgld": (Sgld(), 1e-4, 91, 20_000),
-    "psgld": (Psgld(), 1e-4, 91, 20_000),
-    "sghmc": (Sghmc(friction=0.05), 5e-3, 91, 20_000),
-    "sgnht": (Sgnht(friction=0.05), 5e-3, 91, 20_000),
-    "hmc": (Hmc(leapfrogs=200, jitter=0.2, acceptance=0.85), 5e-3, None, 300),
-}
+def effective_draws(name: str, steps: int, chains: int, place: Path | None) -> None:
+    """Print a line for each kernel: the least effective draws of a prediction (bulk, of all chains) and their rate."""
+    run, network, batch, kernels = DRAWS[name]
+    teacher = load().run("teacher", run)
+    data = prepared.load_fit(place or places.artifact("prepare", teacher.spec.dataset), 0, final=False)
+    target = replace(teacher.config.target, network=network)
+    rate = teacher.config.sampler.step_size.value * len(data.train) * target.precision(data) / 2  # η is SGLD's
+    for kernel in kernels:
+        whole = kernel["name"] == "hmc"
+        section = {"kernel": kernel, "step_size": {"name": "scaled", "rate": rate}, "batch": None if whole else batch}
+        count = steps // 60 if whole else steps
+        figures = effective(data, target, read(SamplerConfig, section, "sampler"), count, chains)
+        about = {"case": name, "kernel": kernel["name"], "rate": float(f"{rate:.3g}"), "steps": count}
+        print(json.dumps(about | figures), flush=True)
 
 
-def effective(kernel: Kernel, step_size: float, batch: int | None, steps: int) -> dict[str, float]:
-    """Return the least bulk effective draws and the worst R-hat of f at 50 inputs, after half of the steps."""
-    import arviz
-
-    rows, generator = 455, Seed(1).generator()
-    inputs = torch.randn(rows + 50, 13, generator=generator)
-    spec = NetworkSpec(MlpConfig("mlp", (50,)), (13,), 1, "gaussian", 0.1)
-    with torch.no_grad():
-        truth = 1.5 * spec.build(Seed(2))(inputs) + 0.3 * torch.randn(len(inputs), 1, generator=generator)
-    held = HeldRows(inputs[:rows], truth[:rows])
-    target = NetworkTarget(spec, [held] * 4, 2.0)
-    chains, random = Chains.of(Seed(3), 4), Seed(4).generator()
-    state, kept = kernel.init(target.start([Seed(c) for c in range(4)]), chains.at(0)), []
-    whole = target.whole()
-
-    def density_at(step: int) -> Any:
-        return whole if batch is None else target.density([torch.randperm(rows, generator=random)[:batch]] * 4)
-
-    start, every = time.perf_counter(), max(1, steps // 400)
-    sizes = ConstantStep(step_size)
-    for done, state in run(kernel, density_at, state, sizes, chains, first=0, steps=steps, burn_in=steps // 2):  # noqa: B020
-        if done > steps // 2 and done % every == 0:
-            kept.append(torch.stack([target.outputs(w, inputs[rows:])[:, 0] for w in state["position"]]))
-    seconds = time.perf_counter() - start
-    drawn = torch.stack(kept, 1).double().numpy()  # [chain, draw, row]
-    least = min(float(arviz.ess(drawn[..., i])) for i in range(50))
-    worst = max(float(arviz.rhat(drawn[..., i])) for i in range(50))
+def effective(data: FitData, target: TargetConfig, sampler: SamplerConfig, steps: int, chains: int) -> dict[str, float]:
+    """Run chains as a batch; the CPU time is of the steps after burn-in, and of the positions that they keep."""
+    burn_in, every, kept = steps // 2, max(1, steps // 2 // 300), []
+    many = network_chains([data] * chains, target, sampler, [Seed(c) for c in range(chains)], burn_in)
+    began = time.process_time()
+    for done, state in many.steps(many.begin(), 0, steps):
+        if done == burn_in:
+            began = time.process_time()
+        if done > burn_in and done % every == 0:
+            kept.append(state["position"])
+    seconds, spec = time.process_time() - began, many.target.spec
+    draws = [NetworkDraws(spec, many.target.network.named(chain)) for chain in torch.stack(kept, 1)]
+    found = summarise(draws, data, DiagnosticsConfig(rows=50, max_rhat=1.05, min_ess=100)).metrics
     return {
-        "ess": round(least, 1),
-        "rhat": round(worst, 3),
-        "seconds": round(seconds, 1),
-        "a second": round(least / seconds, 2),
+        "rhat": round(found["rhat_prediction"], 3),
+        "ess": round(found["ess_prediction"], 1),
+        "cpu_s": round(seconds, 1),
+        "ess_a_second": round(found["ess_prediction"] / seconds, 3),
     }
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"name": "sgld"},
+    {"name": "psgld"},
+    {"name": "sghmc", "friction": 0.05},
+    {"name": "sgnht", "friction": 0.05},
+]
+HMC = {"name": "hmc", "leapfrogs": 200, "jitter": 0.2, "acceptance": 0.8}
+DRAWS: dict[str, tuple[str, NetworkConfig, int, list[dict[str, Any]]]] = {  # teacher, network, batch, kernels
+    "boston": ("boston-sgld", MlpConfig("mlp", (50,)), 91, [*PLAIN, HMC]),
+    "convnet": ("fashion_mnist-sgld", CONVNET, 64, PLAIN),
+}
 
 
 if __name__ == "__main__":

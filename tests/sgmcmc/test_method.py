@@ -1,26 +1,23 @@
-"""The teacher's chains and their average: gradients, resumption, thinning, the posterior sampled."""
+"""The teacher's chains and their average: resumption, thinning, divergence, the posterior that is sampled."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 import torch
-from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Normal
-from torch.func import functional_call
 
 from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
+from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
-from bdl_pipe.sgmcmc.target import NetworkTarget, factorises
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
@@ -68,71 +65,6 @@ def fit(
     return method.teacher(many, inputs, cases.settings(**override), rngs=rngs, report=report or Silent())
 
 
-def target_of(task: str, precision: float, chains: int = 1) -> NetworkTarget:
-    data = DATA[task]
-    return NetworkTarget(cases.settings().target.spec(data), [data.rows("train")] * chains, precision)
-
-
-@tasks
-def test_the_gradient_is_that_of_torch_distributions(task):
-    """∇ log p(θ, D) written with torch.distributions and the full data, in named parameters."""
-    target, rows = target_of(task, 3.0), DATA[task].tensors("train")
-    network = target.spec.build(Seed(1))
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
-    outputs = functional_call(network, leaves, (rows[0],))
-    if task == "classification":
-        likelihood = TorchCategorical(logits=outputs).log_prob(rows[1]).sum()
-    else:
-        likelihood = Normal(outputs, 10.0**-0.5).log_prob(rows[1]).sum()
-    prior = sum(Normal(0.0, 3.0**-0.5).log_prob(p).sum() for p in leaves.values())
-    expected = torch.autograd.grad(likelihood + prior, list(leaves.values()))
-    flat = torch.cat([g.reshape(-1) for g in expected])
-    at = target.start([Seed(1)])
-    value, got = target.whole()(at)
-    torch.testing.assert_close(got[0], flat, rtol=1e-4, atol=1e-3)
-    assert torch.equal(got, target.whole()(at)[1])  # nothing accumulates
-    moved = at + 1e-2 * flat / flat.norm()
-    rise = float((target.whole()(moved)[0] - value).item())
-    assert rise == pytest.approx(1e-2 * float(flat.norm()), rel=0.05)  # the value is the gradient's
-
-
-@tasks
-def test_chains_at_once_have_the_gradients_of_each(task):
-    """A batch of three chains with different minibatches, against one chain after another."""
-    target, alone = target_of(task, 2.0, 3), target_of(task, 2.0)
-    at = target.start([Seed(1), Seed(2), Seed(3)])
-    index = [torch.randperm(len(DATA[task].train), generator=Seed(c).generator())[:10] for c in range(3)]
-    values, gradients = target.density(index)(at)
-    for c in range(3):
-        value, gradient = alone.density([index[c]])(at[c : c + 1])
-        torch.testing.assert_close(values[c], value[0], rtol=1e-5, atol=1e-4)
-        torch.testing.assert_close(gradients[c], gradient[0], rtol=1e-4, atol=1e-3)
-
-
-@tasks
-def test_minibatch_gradients_average_to_the_full_gradient(task):
-    target = target_of(task, 1.0)
-    at, count = target.start([Seed(1)]), len(DATA[task].train)
-    order = torch.randperm(count, generator=Seed(2).generator())
-    parts = torch.stack([target.density([part])(at)[1] for part in order.chunk(4)])
-    full = target.whole()(at)[1]
-    torch.testing.assert_close(parts.mean(0), full, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(target.likelihood_gradient(at) - at, full, rtol=1e-4, atol=1e-3)
-
-
-@tasks
-def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(task):
-    target = target_of(task, 1.0)
-    anchor, count = target.start([Seed(1)]), len(DATA[task].train)
-    at = anchor + 1e-3 * torch.randn(anchor.shape, generator=Seed(3).generator())
-    parts = torch.randperm(count, generator=Seed(2).generator()).chunk(4)
-    known, full = target.likelihood_gradient(anchor), target.whole()(at)[1]
-    plain = torch.stack([target.density([part])(at)[1] for part in parts])
-    controlled = torch.stack([target.controlled([part], anchor, known)(at)[1] for part in parts])
-    torch.testing.assert_close(controlled.mean(0), full, rtol=1e-3, atol=1e-2)
-    assert float((controlled - full).norm()) < 0.05 * float((plain - full).norm())
-
-
 @pytest.mark.parametrize("name", list(KERNELS))
 @tasks
 def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
@@ -161,6 +93,33 @@ def test_a_chain_of_a_batch_is_the_chain_alone(name):
     (alone,) = fit("regression", None, (1,), **short)
     for key, value in alone.tensors.items():
         torch.testing.assert_close(both[1].tensors[key], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgld", "sgnht, control variates"])
+def test_a_chain_that_diverges_names_its_rate(name):
+    """Every retry starts where the chain did, and so does its anchor of control variates."""
+    sampler = KERNELS[name] | {"step_size": {"name": "scaled", "rate": 30.0}}
+    thinning = {"steps": 100, "burn_in": 50, "every": 10}
+    said = r"^a chain diverged at step \d+, at the step size .*: lower sampler.step_size.rate from 30 to "
+    with pytest.raises(Diverged, match=said + r"([.\d]+), at which 100 steps did not diverge$") as caught:
+        fit("regression", sampler=sampler, thinning=thinning)
+    largest = float(re.findall(r"to ([.\d]+),", str(caught.value))[0])
+    fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": largest}}, thinning=thinning)
+    with pytest.raises(Diverged):
+        fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": 2 * largest}}, thinning=thinning)
+
+
+def test_chains_that_start_again_take_their_anchor_with_them():
+    """They go on from step 5; their anchor moves at steps 17, 34, …, and is NaN where they leave the numbers."""
+    few = cases.settings(sampler=KERNELS["sgnht, control variates"])
+    many = cases.settings(sampler=KERNELS["sgnht, control variates"] | {"step_size": {"name": "scaled", "rate": 30.0}})
+    slow, fast = (
+        method.network_chains([DATA["regression"]], config.target, config.sampler, [Seed(0)], 50)
+        for config in (few, many)
+    )
+    *_, (done, state) = slow.steps(slow.begin(), 0, 5)
+    with pytest.raises(Diverged, match=r"from 30 to [.\d]+, at which 100 steps did not diverge$"):
+        list(fast.steps(fast.restored(slow.saved(state)), done, 105))
 
 
 @pytest.mark.slow
@@ -318,30 +277,3 @@ def test_student_is_the_mixture_of_all_draws(task):
     together = NetworkDraws.from_state(state).predict(x).log_prob(y).exp()
     apart = [NetworkDraws.from_state(s).predict(x).log_prob(y).exp() for s in states]
     torch.testing.assert_close(together, (apart[0] + apart[1]) / 2, rtol=1e-4, atol=1e-6)
-
-
-@tasks
-def test_a_target_has_no_dropout(task):
-    target = dataclasses.replace(cases.settings().target, network=MlpConfig("mlp", (4,), dropout=0.1))
-    with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
-        target.spec(DATA[task])
-
-
-def test_networks_that_factorise():
-    convnets = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("none", "group", "instance")]
-    for network in (*convnets, VggConfig("vgg", "none", 0.0), MlpConfig("mlp", (4,))):
-        assert factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
-    normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
-    tied = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("batch", "batch_stats")]
-    for network in (*normal, *tied, VggConfig("vgg", "batch", 0.0)):
-        assert not factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
-
-
-def test_a_batch_norm_is_seen_in_a_network_of_any_class():
-    for norm in (
-        torch.nn.BatchNorm1d(3),
-        torch.nn.SyncBatchNorm(3),
-        torch.nn.BatchNorm1d(3, track_running_stats=False),
-    ):
-        assert not factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(norm)))
-    assert factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)))

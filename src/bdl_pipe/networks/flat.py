@@ -70,10 +70,10 @@ class FlatNetwork:
             parameter.data = values[name][0]
         return self.network
 
-    def gradient(self, value: Tensor) -> Float[Tensor, " weight"]:
-        """Return the gradient of a value of the tied network."""
+    def gradient(self, value: Tensor, out: Float[Tensor, " weight"]) -> None:
+        """Write the gradient of a value of the tied network to ``out``."""
         each = torch.autograd.grad(value, list(self._parameters.values()))
-        return torch.cat([part.flatten() for part in each])
+        torch.cat([part.flatten() for part in each], out=out)
 
     def at_once(self, draws: int, rows: int) -> bool:
         """Say whether several draws are computed faster at once than one after another.

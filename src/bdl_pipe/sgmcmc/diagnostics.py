@@ -1,8 +1,8 @@
-"""Have the chains mixed, as far as predictions can tell? Rank-normalised split R-hat, bulk and tail ESS.
+"""Diagnose chains by what they predict: rank-normalised split R-hat, bulk and tail effective sample size (ESS).
 
-Weights of a network are not identified (hidden units permute), so what is watched is what is used:
-functionals of the predictive, one number per draw: the log-likelihood of a few rows, and for each of
-them p(true class | x, θ), or the mean E[y | x, θ]. The estimators are ArviZ's (Vehtari et al. 2021).
+The weights of a network are not identified, since its hidden units permute. The diagnostics are therefore of functions
+of the predictive, one number for each draw: the log-likelihood of a few rows, and at each of these rows
+p(true class | x, θ) or the mean E[y | x, θ]. The estimators are ArviZ's (Vehtari et al. 2021).
 """
 
 import math
@@ -29,12 +29,12 @@ _TRACED: Final = 3  # rows whose predictions are shown draw by draw
 
 @dataclass(frozen=True)
 class DiagnosticsConfig:
-    """The settings of the diagnostics: when to warn.
+    """The settings of the diagnostics: which rows are predicted, and which figures are a warning.
 
     Attributes:
-        rows: the first N validation rows, or training rows where there are none.
-        max_rhat: warn above.
-        min_ess: warn below, in effective draws over all chains.
+        rows: how many validation rows, from the first; training rows where there are no validation rows.
+        max_rhat: a larger R-hat is a warning.
+        min_ess: a smaller effective sample size of all chains together is a warning.
     """
 
     rows: int
@@ -50,9 +50,9 @@ class DiagnosticsConfig:
 def functionals(
     draws: NetworkDraws, inputs: Tensor, targets: Tensor
 ) -> tuple[Float[Tensor, " draw"], Float[Tensor, "draw row"]]:
-    """Return two functionals of each draw.
+    """Return the log-likelihood of the rows for each draw, and a prediction at each row for each draw.
 
-    The first is the log-likelihood of the rows; the second p(true class), or the first output's mean, at each row.
+    The prediction is the probability of the true class, or the mean of the first output.
     """
     predictive = draws.predict(inputs)
     if isinstance(predictive, Categorical):
@@ -67,9 +67,9 @@ def functionals(
 def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig) -> Summary:
     """Return metrics, warnings and traces of all chains together.
 
-    Metrics: ``rhat_log_likelihood``, ``ess_log_likelihood``, and the worst over the rows' predictions,
-    ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``; left out where they cannot be computed, which
-    is a warning. Traces: the log-likelihood of the rows, and the predictions of the first three.
+    The metrics are ``rhat_log_likelihood`` and ``ess_log_likelihood``, and the worst over the rows' predictions:
+    ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``. A warning stands for metrics that cannot be
+    computed. The traces are the log-likelihood of the rows and the predictions of the first three rows.
     """
     part = "validation" if len(data.validation) else "train"
     inputs, targets = data.rows(part).slice(0, config.rows)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConf
     library = _arviz()
     if library is None:
         return Summary({}, ["R-hat and ESS were not computed: arviz is not installed"], traces)
-    columns = [each[..., i] for i in range(each.shape[-1]) if np.ptp(each[..., i]) > 0]  # a constant says nothing
+    columns = [each[..., i] for i in range(each.shape[-1]) if np.ptp(each[..., i]) > 0]  # a constant has no R-hat
     if not columns:
         return Summary({}, ["R-hat and ESS were not computed: the draws' predictions are all equal"], traces)
     metrics = {
@@ -98,7 +98,7 @@ def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConf
 
 
 def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
-    """Return the warnings that ``metrics`` deserve; a figure that is not finite is one."""
+    """Return a warning for each of ``metrics`` beyond its bound, and for each that is not finite."""
     found = []
     for name, value in metrics.items():
         if not math.isfinite(value):
@@ -111,12 +111,12 @@ def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
 
 
 def _short(values: np.ndarray) -> list[list[float]]:
-    """Return values as lists of numbers of five digits, as a page draws them."""
+    """Return values as lists of numbers with five digits, for a figure on a page."""
     return [[float(f"{value:.5g}") for value in chain] for chain in values]
 
 
 def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    """Return the extreme value; NaN where any is."""
+    """Return the extreme value, or NaN where any value is NaN."""
     return math.nan if any(np.isnan(values)) else choose(values)
 
 

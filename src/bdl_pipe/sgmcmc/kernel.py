@@ -23,7 +23,7 @@ _BLOCK: Final = 2**14  # normal numbers that are drawn at once: a generator cost
 
 
 class Randomness:
-    """The random numbers of one step of several chains; a chain that goes on after a stop has the same ones."""
+    """The random numbers of one step of several chains; a chain that is stopped and goes on has the same ones."""
 
     def __init__(self, chains: "Chains", step: int) -> None:
         self._chains, self._step = chains, step
@@ -70,7 +70,8 @@ class Chains:
         block, place = divmod(step, length)
         number, drawn = self._drawn.get(name, (-1, like[None]))
         if number != block or drawn.shape[1:] != like.shape or drawn.dtype != like.dtype:
-            drawn = torch.cat([self._block(rng.fold(name, block), length, like) for rng in self.rngs], 1)
+            blocks = [self._block(rng.fold(name, block), length, like) for rng in self.rngs]
+            drawn = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
             self._drawn[name] = block, drawn
         return drawn[place]
 
@@ -80,10 +81,10 @@ class Chains:
 
 
 class Kernel(ABC):
-    """A Markov kernel whose law is p(θ)^{1/T}, exactly or up to an error that its docstring states.
+    """A Markov kernel whose law is p(θ)^{1/T}: exactly, or up to an error that the kernel's docstring states.
 
     Attributes:
-        accepts: it compares values of one density, and so needs that of all data: a minibatch's is refused.
+        accepts: the kernel compares values of one density. It needs the density of all data; minibatches are refused.
     """
 
     accepts: ClassVar[bool] = False

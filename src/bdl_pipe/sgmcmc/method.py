@@ -137,11 +137,10 @@ def network_chains(
     Raises:
         ConfigError: as :meth:`TargetConfig.spec`.
     """
-    spec, first = target.spec(data[0]), data[0]
+    spec = target.spec(data[0])
     held = {id(each): each.rows("train", each.device) for each in data}
     density = NetworkTarget(spec, [held[id(each)] for each in data], target.prior_precision)
-    schedule = sampler.schedule(len(first.train), 1 / spec.noise_variance)
-    return NetworkChains(density, sampler, schedule, rngs, burn_in)
+    return NetworkChains(density, sampler, rngs, burn_in)
 
 
 def teacher(

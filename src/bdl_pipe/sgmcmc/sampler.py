@@ -13,7 +13,7 @@ from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions
 from .kernels import KernelConfig
 from .sampling import run
-from .schedules import ScaledSteps, Schedule, StepSizes
+from .schedules import Setting, StepSizes, settled
 from .target import NetworkTarget
 
 _MOST_NUMBERS: Final = 2**27  # of the gradients that are compared, half a gigabyte
@@ -50,29 +50,31 @@ class SamplerConfig:
         plain = not accepts or refresh is None
         require(plain, "control_variates", f"must be null for the kernel {self.kernel.name}", refresh)
 
-    def schedule(self, rows: int, precision: float) -> Schedule:
-        """Return the step size of each step, for this many rows of noise precision λ_n (1 for classes)."""
-        if not isinstance(self.step_size, ScaledSteps):
-            return self.step_size
-        assert isinstance(self.kernel, Kernel)
-        return self.step_size.settle(self.kernel, rows, precision, rows // min(self.batch or rows, rows))
+    def setting(self, rows: int, precision: float) -> Setting:
+        """Return the number that step sizes follow from, for this many rows of noise precision λ_n (1 for classes)."""
+        kernel, per_epoch = self.kernel, rows // min(self.batch or rows, rows)
+        assert isinstance(kernel, Kernel)
+        return Setting.of(
+            self.step_size, "sampler.step_size", lambda steps: settled(steps, kernel, rows, precision, per_epoch)
+        )
 
 
 @final
 class NetworkChains:
     """Chains over a network's weights, which go on from any step: a target, a sampler, and the chains' addresses."""
 
-    def __init__(
-        self, target: NetworkTarget, sampler: SamplerConfig, schedule: Schedule, rngs: Sequence[Seed], burn_in: int
-    ) -> None:
+    def __init__(self, target: NetworkTarget, sampler: SamplerConfig, rngs: Sequence[Seed], burn_in: int) -> None:
         assert isinstance(sampler.kernel, Kernel)
-        self.target, self.schedule, self._sampler, self._burn_in = target, schedule, sampler, burn_in
+        self.target, self._sampler, self._burn_in = target, sampler, burn_in
+        self._setting = sampler.setting(target.rows, 1 / target.spec.noise_variance)
+        self.schedule = self._setting.schedule(self._setting.value)
         self._kernel, self._chains, self._rngs = sampler.kernel, Chains(rngs), list(rngs)
         rows, device = target.rows, target.device
         self._batches = [Minibatches(rows, sampler.batch or rows, rng, device) for rng in rngs]
         self._whole = target.whole() if (sampler.batch or rows) >= rows else None
         self._anchor: Positions | None = None
         self._at_anchor: Positions | None = None
+        self._anchored = 0  # the step at which the anchor was last moved
 
     def begin(self, starts: Positions | None = None) -> ChainState:
         """Return the state of chains at ``starts``, or at the sampler's own start."""
@@ -88,8 +90,7 @@ class NetworkChains:
         Raises:
             Diverged: a position became NaN or infinite.
         """
-        self._at: ChainState = state
-        moves = run(
+        yield from run(
             self._kernel,
             self._density_at,
             state,
@@ -99,9 +100,8 @@ class NetworkChains:
             steps=stop,
             temperature=self._sampler.temperature,
             burn_in=self._burn_in,
+            setting=self._setting,
         )
-        for done, self._at in moves:
-            yield done, self._at
 
     def _density_at(self, step: int) -> Density:
         if self._whole is not None:
@@ -110,13 +110,16 @@ class NetworkChains:
         every = self._sampler.control_variates
         if every is None:
             return self.target.density(index)
-        if self._anchor is None or step % every == 0:
-            if step % every == 0:
-                self._anchor = self._at["position"]
-            assert self._anchor is not None, "restored"
-            self._at_anchor = self.target.likelihood_gradient(self._anchor)
-        assert self._at_anchor is not None
-        return self.target.controlled(index, self._anchor, self._at_anchor)
+        moves = step % every == 0 or step < self._anchored or self._anchor is None
+
+        def of(positions: Positions) -> tuple[Tensor, Tensor]:
+            if moves:  # to where the gradient is asked for, the chain's place; chains that start again go back to it
+                self._anchor, self._at_anchor = positions, self.target.likelihood_gradient(positions)
+                self._anchored = step
+            assert self._anchor is not None and self._at_anchor is not None
+            return self.target.controlled(index, self._anchor, self._at_anchor)(positions)
+
+        return of
 
     def saved(self, state: ChainState) -> dict[str, Tensor]:
         """Return the tensors that the steps after ``state`` depend on."""

@@ -12,9 +12,12 @@ from ..data.minibatches import Minibatches
 from ..errors import ConfigError, Diverged, require
 from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions
-from .schedules import ConstantStep, Schedule, Thinning
+from .schedules import ConstantStep, Schedule, Setting, StepSizes, Thinning
 
 _LOOK_EVERY: Final = 100  # steps, for positions that are not finite
+_RETRY_STEPS: Final = 200  # at most, of a retry at a smaller step size
+_HALVINGS: Final = 10
+_Moves = Iterator[tuple[int, ChainState]]  # (steps done, state)
 
 
 @torch.no_grad()
@@ -29,31 +32,62 @@ def run(
     steps: int,
     temperature: float = 1.0,
     burn_in: int = 0,
-) -> Iterator[tuple[int, ChainState]]:
+    setting: Setting | None = None,
+) -> _Moves:
     """Yield (steps done, state) after each of the steps ``first`` … ``steps − 1``.
 
     Every random number of step t is addressed by t, so chains that go on from (t, state) have the bits of chains that
     were never stopped.
 
     Args:
-        density_at: step -> the density that this step sees, of its minibatch.
+        density_at: step -> the density that this step sees, of its minibatch. It may be asked for a step again.
         burn_in: steps in which the kernel may adapt itself.
+        setting: the number that the step sizes follow from; null: the factor of ``step_sizes``. Chains that diverge
+            start again from ``state`` at a half, a quarter, … of it, for at most 200 steps; the error names the largest
+            at which these do not diverge.
 
     Raises:
         Diverged: a position became NaN or infinite.
     """
-    for step in range(first, steps):
-        heat = temperature if step_sizes.samples(step) else 0.0
-        size = step_sizes.at(step)
-        state = kernel.step(state, density_at(step), chains.at(step), size, heat, adapt=step < burn_in)
-        if step % _LOOK_EVERY == _LOOK_EVERY - 1 or step + 1 == steps:
-            _check_finite(state["position"], step, size)
-        yield step + 1, state
+
+    def moves(sizes: Schedule, stop: int) -> _Moves:
+        now = state
+        for step in range(first, stop):
+            heat = temperature if sizes.samples(step) else 0.0
+            now = kernel.step(now, density_at(step), chains.at(step), sizes.at(step), heat, adapt=step < burn_in)
+            yield step + 1, now
+
+    stop = min(steps, first + _RETRY_STEPS)
+
+    def last_finite(sizes: Schedule) -> int:
+        return next((done - 1 for done, now in moves(sizes, stop) if not _finite(now)), stop)
+
+    for done, now in moves(step_sizes, steps):
+        if (done % _LOOK_EVERY == 0 or done == steps) and not _finite(now):
+            found = last_finite(step_sizes)
+            where = f"at step {found + 1}" if found < stop else f"before step {done}"
+            size = step_sizes.at(min(found, done - 1))
+            if setting is None and isinstance(step_sizes, StepSizes):
+                setting = Setting.of(step_sizes, "step_size")
+            advice = _advice(setting, lambda sizes: last_finite(sizes) == stop, stop - first)
+            raise Diverged(f"a chain diverged {where}, at the step size {size:.3g}: {advice}")
+        yield done, now
 
 
-def _check_finite(positions: Positions, step: int, size: float) -> None:
-    if not bool(torch.isfinite(positions).all()):
-        raise Diverged(f"a chain diverged before step {step + 1}, at the step size {size:.3g}: lower step_size")
+def _finite(state: ChainState) -> bool:
+    return bool(torch.isfinite(state["position"]).all())
+
+
+def _advice(setting: Setting | None, lasts: Callable[[Schedule], bool], steps: int) -> str:
+    """Say how far to lower the setting: to the largest of its halves at which the chains last for ``steps`` steps."""
+    if setting is None:
+        return "lower the step sizes"
+    value = setting.value
+    for _ in range(_HALVINGS):
+        value /= 2
+        if lasts(setting.schedule(value)):
+            return f"lower {setting.key} from {setting.value:g} to {value:g}, at which {steps} steps did not diverge"
+    return f"lower {setting.key} from {setting.value:g} to less than {value:g}, at which a chain diverged, too"
 
 
 def kept_steps(thinning: Thinning, step_sizes: Schedule) -> list[int]:

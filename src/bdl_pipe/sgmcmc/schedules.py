@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal, final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
 
 from ..errors import require
 from .kernel import Kernel
@@ -120,6 +121,34 @@ class ScaledSteps:
 
 
 StepSizes = ConstantStep | PolynomialDecay | CyclicalSteps | ScaledSteps
+
+
+def settled(steps: StepSizes, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:
+    """Return the schedule of a section; of ``scaled`` as :meth:`ScaledSteps.settle`."""
+    return steps.settle(kernel, rows, precision, per_epoch) if isinstance(steps, ScaledSteps) else steps
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """The number that all step sizes of a chain follow from; the error of a chain that diverges names it.
+
+    Attributes:
+        key: the number's key, below its method: ``sampler.step_size.rate``.
+        value: the number.
+        schedule: number -> the step sizes that follow from it.
+    """
+
+    key: str
+    value: float
+    schedule: Callable[[float], Schedule]
+
+    @classmethod
+    def of(cls, steps: StepSizes, key: str, settle: Callable[[Any], Schedule] = lambda steps: steps) -> "Setting":
+        """Return the number in the section ``steps`` under ``key``; ``settle``: section -> its step sizes."""
+        section: Any = steps
+        (field,) = (name for name in ("value", "a", "rate") if hasattr(section, name))
+        return cls(f"{key}.{field}", getattr(section, field), lambda value: settle(replace(section, **{field: value})))
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class NetworkTarget:
             mean, gradient = self._likelihood(positions, batch)
             self.log_likelihood = mean
             value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
-            slope = at_anchor + self.rows * (gradient - known)
+            slope = gradient.sub_(known).mul_(self.rows).add_(at_anchor)
             return value, slope.sub_(positions, alpha=self.prior_precision)
 
         return of
@@ -124,13 +124,13 @@ class NetworkTarget:
                 mean = of_rows.unflatten(0, (len(inputs), -1)).mean(1)
                 (gradient,) = torch.autograd.grad(mean.sum(), leaf)
             return mean.detach(), gradient
-        means, gradients = [], []
-        for weights, (inputs, targets) in zip(positions, batch, strict=True):
+        means, gradients = [], torch.empty_like(positions)
+        for weights, place, (inputs, targets) in zip(positions, gradients, batch, strict=True):
             with torch.enable_grad():
                 one = row_log_likelihood(self.spec, self.network.tied(weights)(inputs), targets).mean()
-                gradients.append(self.network.gradient(one))
+                self.network.gradient(one, place)
             means.append(one.detach())
-        return torch.stack(means), torch.stack(gradients)
+        return torch.stack(means), gradients
 
     @torch.no_grad()
     def outputs(self, weights: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:

@@ -28,7 +28,7 @@ from ...sgmcmc import diagnostics
 from ...sgmcmc.kernel import Chains, Density, Kernel
 from ...sgmcmc.kernels import KernelConfig
 from ...sgmcmc.sampling import acceptance, density_of, kept_steps, run
-from ...sgmcmc.schedules import ScaledSteps, StepSizes, Thinning
+from ...sgmcmc.schedules import Setting, StepSizes, Thinning, settled
 from ..shared.init import Coreset
 from ..shared.likelihood import mean_log_likelihood
 
@@ -98,8 +98,9 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
         return density_of(log_joint)
 
     assert isinstance(config.kernel, Kernel)
-    kernel, sizes, chains = config.kernel, config.step_size, Chains.of(rng, config.chains)
-    schedule = sizes.settle(kernel, rows, 1.0, 1) if isinstance(sizes, ScaledSteps) else sizes
+    kernel, chains = config.kernel, Chains.of(rng, config.chains)
+    setting = Setting.of(config.step_size, "step_size", lambda steps: settled(steps, kernel, rows, 1.0, 1))
+    schedule = setting.schedule(setting.value)
     last, total, kept = report.load(), config.thinning.steps, {*kept_steps(config.thinning, schedule)}
     if last is None:
         start = _start(spec, network, config, data.device, rng)
@@ -118,6 +119,7 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
         steps=total,
         temperature=config.temperature,
         burn_in=config.thinning.burn_in,
+        setting=setting,
     )
     for done, state in moves:
         if done in kept:

@@ -2,10 +2,11 @@
 
 p ~ N(0, T I), L leapfrog steps, accepted with probability min(1, exp((H₀ − H₁)/T)), H = −log p(θ) + ½‖p‖². The law is
 p^{1/T} at any step size ε, given the density of all data. With ``acceptance`` each chain finds its own ε in burn-in
-(Hoffman & Gelman 2014, section 3.2.1, with its constants) and keeps it after; the step size is then where it starts.
+(Hoffman & Gelman 2014, section 3.2.1, with its constants) and keeps it afterwards; the given step size is its first ε.
+A proposal that is NaN or infinite is refused. It counts as an acceptance of 0, so burn-in makes ε smaller.
 
-The evaluators of Kim et al. 2022 and 2023 have K₁ − K₀ where K₀ − K₁ belongs in the acceptance, and momenta whose
-variance is not that of their kinetic energy; both are corrected here.
+Deviation: the code of Kim et al. 2022 and 2023 has K₁ − K₀ in the acceptance, where K₀ − K₁ belongs, and draws momenta
+whose variance does not fit their kinetic energy K. Both are corrected here.
 """
 
 import math
@@ -29,9 +30,8 @@ class Hmc(Kernel):
 
     Attributes:
         leapfrogs: L, the gradients between two acceptances.
-        jitter: each proposal of a chain has a step size of its own, between 1 − jitter and 1 + jitter times ε, so
-        that no
-            direction comes back to where it started.
+        jitter: j; each proposal of a chain multiplies ε by a random number between 1 − j and 1 + j, so that no
+            direction returns to its start.
         acceptance: the mean acceptance that burn-in adapts ε to; null: ε is the step size as it is given.
     """
 

@@ -3,8 +3,8 @@
     V ← βV + (1 − β) g∘g,   G = 1/(δ + √(V / mean V)),   θ ← θ + (η/2) G∘g + N(0, ηT G),   g = ∇ log p(θ)
 
 The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code leaves out. With ``adapt: burn_in`` V stands
-still after burn-in, so that Γ is 0 and the law is SGLD's of a fixed metric. ``adapt: always`` is the approximation
-without Γ.
+still after burn-in, so that Γ is 0 and the law is the law of SGLD with a fixed metric. ``adapt: always`` is the
+approximation without Γ.
 Deviation: V is taken relative to its mean over the weights, so that η has SGLD's units whatever the number of rows.
 """
 

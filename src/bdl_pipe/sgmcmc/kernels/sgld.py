@@ -2,8 +2,8 @@
 
     θ ← θ + (η/2) ∇ log p(θ) + N(0, ηT I)
 
-The step size is η. On a quadratic potential of curvature P and with the gradient of all data, the variance that a
-constant η leaves is T/(P (1 − ηP/4)); a gradient's noise of variance v adds ηv/4 times the injected noise.
+The step size is η. A constant η leaves the variance T/(P (1 − ηP/4)) on a quadratic potential of curvature P, with the
+gradient of all data. A gradient's noise of variance v adds ηv/4 times the injected noise.
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,10 @@
 
     r ← (1 − ξ) r + ε ∇ log p(θ) + N(0, 2αT I),   θ ← θ + ε r,   ξ ← ξ + κ (‖r‖²/n − T)
 
-The friction ξ of a chain grows where its n velocities are hotter than T, so that a gradient's noise of one unknown
-variance in all directions is taken out: ξ settles at α plus what that noise needs. The step size is ε. The law of θ
-is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting, ε² in the paper, where a small
-step makes it slower than any run; every κ leaves the same law of θ.
+The friction ξ of a chain grows while its n velocities are hotter than T. Where the gradients' noise has one variance in
+all directions, ξ settles at α plus the friction that balances this noise; the variance need not be known. The step size
+is ε. The law of θ is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting. The paper has
+κ = ε², which makes the thermostat slower than any run where the step is small; every κ leaves the same law of θ.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,109 @@
+"""Step sizes, thinning, and what a value out of range or a chain that diverges is told."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc import (
+    Chains,
+    ConstantStep,
+    CyclicalSteps,
+    Density,
+    Hmc,
+    PolynomialDecay,
+    Psgld,
+    Sghmc,
+    Sgld,
+    Sgnht,
+    sample,
+)
+from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
+from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, Thinning
+
+
+def test_schedules() -> None:
+    assert ConstantStep(1e-5).at(12345) == 1e-5
+    polynomial = PolynomialDecay(0.5, 4.0, 0.5)
+    assert [polynomial.at(t) for t in (0, 5, 12)] == pytest.approx([0.25, 0.5 / 3, 0.125])
+    cyclical = CyclicalSteps(0.2, cycle=4, exploration=0.5)
+    assert [cyclical.at(t) for t in range(5)] == pytest.approx(
+        [0.2, 0.1 + 0.1 * 0.5**0.5, 0.1, 0.1 - 0.1 * 0.5**0.5, 0.2]
+    )
+    assert [cyclical.samples(t) for t in range(6)] == [False, False, True, True, False, False]
+    thinning = Thinning(steps=10, burn_in=3, every=1)
+    assert kept_steps(thinning, cyclical) == [4, 7, 8]
+    assert kept_steps(Thinning(10, 3, 2), ConstantStep(1.0)) == [5, 7, 9]
+    scaled = ScaledSteps(rate=0.05, cycle=3.0, exploration=0.2)
+    assert scaled.settle(Sghmc(), 60_000, 1.0, 937) == CyclicalSteps((0.05 / 60_000) ** 0.5, 2811, 0.2)
+    assert ScaledSteps(rate=0.05).settle(Sgld(), 100, 10.0, 1) == ConstantStep(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: ConstantStep(0.0), "value"),
+        (lambda: PolynomialDecay(1.0, 0.0, 0.5), "b"),
+        (lambda: CyclicalSteps(1.0, 1, 0.5), "cycle"),
+        (lambda: CyclicalSteps(1.0, 4, 1.0), "exploration"),
+        (lambda: ScaledSteps(-1.0), "rate"),
+        (lambda: Thinning(10, 10, 1), "burn_in"),
+        (lambda: Thinning(10, 8, 3), "every"),
+        (lambda: Sghmc(friction=1.0), "friction"),
+        (lambda: Sgnht(thermostat=0.0), "thermostat"),
+        (lambda: Psgld(decay=1.0), "decay"),
+        (lambda: Psgld(damping=0.0), "damping"),
+        (lambda: Hmc(leapfrogs=0), "leapfrogs"),
+        (lambda: Hmc(leapfrogs=1, jitter=1.0), "jitter"),
+        (lambda: Hmc(leapfrogs=1, acceptance=1.0), "acceptance"),
+        (lambda: kept_steps(Thinning(8, 0, 4), CyclicalSteps(1.0, 8, 0.99)), "thinning.every"),
+    ],
+)
+def test_a_value_out_of_range_is_named(make: Callable[[], object], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.path == path
+
+
+def steep(positions: Tensor) -> Tensor:
+    """A Gaussian of precision 8: SGLD is stable below η = 4/8, and grows from 1 by |1 − 4η| a step above it."""
+    return -4 * positions.square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("step_sizes", "said"),
+    [
+        (
+            500.0,
+            r"at step 1\d, at the step size 500: lower step_size.value from 500 to 0.488281, at which 100 steps did ",
+        ),
+        (
+            PolynomialDecay(4e4, 1.0, 0.0),
+            r"at step \d, at the step size 4e\+04: lower step_size.a from 40000 to less than 39.0625, at which a ",
+        ),
+        (
+            0.62,
+            r"before step 300, at the step size 0.62: lower step_size.value from 0.62 to 0.31, at which 200 steps did ",
+        ),
+    ],
+)
+def test_a_divergence_names_the_largest_step_size_that_lasts(step_sizes: float | Schedule, said: str) -> None:
+    """The retry is the chain's own start, random numbers and burn-in, at the halves of its step size."""
+    steps = 1000 if step_sizes == 0.62 else 100
+    start = torch.ones(3, 2)
+    with pytest.raises(Diverged, match=said) as caught:
+        sample(steep, start, Sgld(), step_sizes, steps=steps, rng=Seed(0))
+    assert "\n" not in str(caught.value)
+    asked = []
+    density = density_of(steep)
+
+    def density_at(step: int) -> Density:
+        asked.append(step)
+        return density
+
+    chains = Chains.of(Seed(0), 3)
+    *_, (_, _) = run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), chains, first=0, steps=300)
+    assert asked == [*range(300)]  # nothing is done again where no chain diverges

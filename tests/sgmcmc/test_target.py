@@ -1,0 +1,111 @@
+"""The target of chains over networks: its gradient, minibatches, control variates; networks that are refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Normal
+from torch.func import functional_call
+
+from bdl_pipe import networks
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import ConvNetConfig, MlpConfig, PreResNetConfig, ResNetConfig, VggConfig, WideResNetConfig
+from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc.target import NetworkTarget, factorises
+from tests.sgmcmc import cases
+
+DATA = {"classification": cases.images(), "regression": cases.table()}
+tasks = pytest.mark.parametrize("task", list(DATA))
+
+
+def target_of(task: str, precision: float, chains: int = 1) -> NetworkTarget:
+    data = DATA[task]
+    return NetworkTarget(cases.settings().target.spec(data), [data.rows("train")] * chains, precision)
+
+
+@tasks
+def test_the_gradient_is_that_of_torch_distributions(task):
+    """∇ log p(θ, D) written with torch.distributions and the full data, in named parameters."""
+    target, rows = target_of(task, 3.0), DATA[task].tensors("train")
+    network = target.spec.build(Seed(1))
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
+    outputs = functional_call(network, leaves, (rows[0],))
+    if task == "classification":
+        likelihood = TorchCategorical(logits=outputs).log_prob(rows[1]).sum()
+    else:
+        likelihood = Normal(outputs, 10.0**-0.5).log_prob(rows[1]).sum()
+    prior = sum(Normal(0.0, 3.0**-0.5).log_prob(p).sum() for p in leaves.values())
+    expected = torch.autograd.grad(likelihood + prior, list(leaves.values()))
+    flat = torch.cat([g.reshape(-1) for g in expected])
+    at = target.start([Seed(1)])
+    value, got = target.whole()(at)
+    torch.testing.assert_close(got[0], flat, rtol=1e-4, atol=1e-3)
+    assert torch.equal(got, target.whole()(at)[1])  # nothing accumulates
+    moved = at + 1e-2 * flat / flat.norm()
+    rise = float((target.whole()(moved)[0] - value).item())
+    assert rise == pytest.approx(1e-2 * float(flat.norm()), rel=0.05)  # the value is the gradient's
+
+
+@tasks
+def test_chains_at_once_have_the_gradients_of_each(task):
+    """A batch of three chains with different minibatches, against one chain after another."""
+    target, alone = target_of(task, 2.0, 3), target_of(task, 2.0)
+    at = target.start([Seed(1), Seed(2), Seed(3)])
+    index = [torch.randperm(len(DATA[task].train), generator=Seed(c).generator())[:10] for c in range(3)]
+    values, gradients = target.density(index)(at)
+    for c in range(3):
+        value, gradient = alone.density([index[c]])(at[c : c + 1])
+        torch.testing.assert_close(values[c], value[0], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(gradients[c], gradient[0], rtol=1e-4, atol=1e-3)
+
+
+@tasks
+def test_minibatch_gradients_average_to_the_full_gradient(task):
+    target = target_of(task, 1.0)
+    at, count = target.start([Seed(1)]), len(DATA[task].train)
+    order = torch.randperm(count, generator=Seed(2).generator())
+    parts = torch.stack([target.density([part])(at)[1] for part in order.chunk(4)])
+    full = target.whole()(at)[1]
+    torch.testing.assert_close(parts.mean(0), full, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(target.likelihood_gradient(at) - at, full, rtol=1e-4, atol=1e-3)
+
+
+@tasks
+def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(task):
+    target = target_of(task, 1.0)
+    anchor, count = target.start([Seed(1)]), len(DATA[task].train)
+    at = anchor + 1e-3 * torch.randn(anchor.shape, generator=Seed(3).generator())
+    parts = torch.randperm(count, generator=Seed(2).generator()).chunk(4)
+    known, full = target.likelihood_gradient(anchor), target.whole()(at)[1]
+    plain = torch.stack([target.density([part])(at)[1] for part in parts])
+    controlled = torch.stack([target.controlled([part], anchor, known)(at)[1] for part in parts])
+    torch.testing.assert_close(controlled.mean(0), full, rtol=1e-3, atol=1e-2)
+    assert float((controlled - full).norm()) < 0.05 * float((plain - full).norm())
+
+
+@tasks
+def test_a_target_has_no_dropout(task):
+    target = dataclasses.replace(cases.settings().target, network=MlpConfig("mlp", (4,), dropout=0.1))
+    with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
+        target.spec(DATA[task])
+
+
+def test_networks_that_factorise():
+    convnets = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("none", "group", "instance")]
+    for network in (*convnets, VggConfig("vgg", "none", 0.0), MlpConfig("mlp", (4,))):
+        assert factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
+    normal = (WideResNetConfig("wide_resnet", 10, 1), ResNetConfig("resnet", 18), PreResNetConfig("preresnet", 11))
+    tied = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("batch", "batch_stats")]
+    for network in (*normal, *tied, VggConfig("vgg", "batch", 0.0)):
+        assert not factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
+
+
+def test_a_batch_norm_is_seen_in_a_network_of_any_class():
+    for norm in (
+        torch.nn.BatchNorm1d(3),
+        torch.nn.SyncBatchNorm(3),
+        torch.nn.BatchNorm1d(3, track_running_stats=False),
+    ):
+        assert not factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(norm)))
+    assert factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)))
