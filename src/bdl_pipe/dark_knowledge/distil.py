@@ -13,19 +13,20 @@ The plain student's state is a ``NetworkDraws`` of one draw; students that keep 
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import State, under
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import ConfigError, require
 from ..method import Default, Inputs, Method, StageSpec
-from ..networks import Network, NetworkConfig, dropout_masks
+from ..networks import Network, NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
 from ..predictive import Categorical
 from ..progress import Report
@@ -36,7 +37,7 @@ from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import functions
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
-from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, stored
+from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, StoredDraws, Teacher, stored
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class DarkKnowledgeConfig:
         batch: student inputs per step.
         steps: student steps.
         optimiser: ρ_t, and γ as ``weight_decay``.
+        start: the student's first weights. ``fresh``: random ones. ``draw``: the weights of one draw of the teacher,
+            chosen uniformly; of a head of another size than the draw's the weights are random.
     """
 
     network: NetworkConfig
@@ -60,12 +63,15 @@ class DarkKnowledgeConfig:
     batch: int
     steps: int
     optimiser: OptimiserConfig
+    start: Literal["fresh", "draw"] = field(default="fresh", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require(self.steps > 0, "steps", "must be > 0", self.steps)
         fixed = isinstance(self.mode, OfflineConfig) or isinstance(self.student, functions.PlainConfig)
         require(fixed, "student.name", "must be plain in the mode online, whose draws come and go", self.student.name)
+        stored_draw = self.start == "fresh" or isinstance(self.mode, OfflineConfig)
+        require(stored_draw, "start", "must be fresh in the mode online, which stores no draw", self.start)
 
 
 class Student(ABC):
@@ -92,7 +98,7 @@ class PlainStudent(Student):
 
     def __init__(self, data: FitData, network: NetworkConfig, teacher: Teacher, rng: Seed) -> None:
         self._spec = NetworkSpec(network, data.input_shape, data.outputs, _likelihood(data))
-        self._teacher, self.network = teacher, self._spec.build(rng).to(data.device)
+        self._teacher, self.network = teacher, _placed(self._spec.build(rng), data)
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
@@ -134,7 +140,7 @@ class FunctionStudent(Student):
         self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
         self._coefficients = coefficients.float().to(data.device)
         self._per_step = min(config.student.draws_per_step, len(drawn))
-        self.network = self._spec.build(rng.fold("start")).to(data.device)
+        self.network = _placed(self._spec.build(rng.fold("start")), data)
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         chosen = torch.randperm(len(self._drawn), generator=self._rng.fold(step).generator())[: self._per_step]
@@ -199,6 +205,11 @@ class Distillation(Objective):
         return self._student.posterior(now | self._average)
 
 
+def _placed(network: Network, data: FitData) -> Network:
+    """Bring a network to the data's device, its filters in the memory order that it computes fastest in."""
+    return network.to(data.device).to(memory_format=fastest_order(network))  # type: ignore[call-overload]
+
+
 def _likelihood(data: FitData) -> Likelihood:
     """Return a student's likelihood: softmax for classes, mean and log-variance for Gaussian noise."""
     return "categorical" if data.task == "classification" else "gaussian_head"
@@ -226,6 +237,20 @@ def function_student(
     return FunctionStudent(data, config, teacher, drawn, coefficients, config.student.draws, rng)
 
 
+def start_at_a_draw(network: Network, teacher: FunctionTeacher, architecture: NetworkConfig, rng: Seed) -> None:
+    """Give ``network`` the weights of a draw of the teacher, chosen uniformly; a head of another size keeps its own.
+
+    Raises:
+        ConfigError: the teacher is not a set of networks of the student's architecture.
+    """
+    if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
+        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
+        raise ConfigError("start", rule, "draw")
+    own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
+    same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())
+    network.load_state_dict(own | (drawn if same_head else {k: v for k, v in drawn.items() if k.startswith("trunk.")}))
+
+
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
     """Return a student distilled from a stored posterior, or from chains of its own.
 
@@ -246,6 +271,8 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
             learner = PlainStudent(data, config.network, source, rng.fold("start"))
         else:
             learner = function_student(data, source, config, rng)
+        if config.start == "draw":
+            start_at_a_draw(learner.network, source, config.network, rng.fold("start", "draw"))
         teacher = source
     task = Distillation(data, teacher, learner, config, rng)
     run_steps(task, config.optimiser, config.steps, report)

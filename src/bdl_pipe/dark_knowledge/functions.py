@@ -147,6 +147,7 @@ class StudentFunctions:
         self.spec, self.weights = spec, dict(weights)
         self._network = spec.build(Seed(0)).eval().to(next(iter(self.weights.values())).device)
         self._network.load_state_dict(self.weights)
+        self._network.to(memory_format=networks.fastest_order(self._network))  # type: ignore[call-overload]
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:

@@ -108,10 +108,10 @@ class StoredDraws(FunctionTeacher):
     """A teacher that is a set of networks: each step takes one, chosen uniformly."""
 
     def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
-        self._spec, self._rng = posterior.spec, rng
-        self._draws = unstack(posterior.weights)
+        self.spec, self._rng = posterior.spec, rng
+        self.draws = unstack(posterior.weights)
         self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
-        self.count = len(self._draws)
+        self.count = len(self.draws)
 
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
         generator = self._rng.fold("draw", step).generator()
@@ -119,8 +119,8 @@ class StoredDraws(FunctionTeacher):
 
     @torch.no_grad()
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        outputs = [functional_call(self._skeleton, self._draws[i], (inputs,)) for i in index.tolist()]
-        predictive = self._spec.predictive(torch.stack(outputs))
+        outputs = [functional_call(self._skeleton, self.draws[i], (inputs,)) for i in index.tolist()]
+        predictive = self.spec.predictive(torch.stack(outputs))
         assert isinstance(predictive, Categorical | Gaussian)
         return predictive
 
