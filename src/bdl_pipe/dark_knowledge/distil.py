@@ -1,14 +1,15 @@
-"""The method ``dark_knowledge``: one network that imitates a posterior predictive.
+"""The method ``dark_knowledge``: a student network that imitates a posterior predictive, its teacher's.
 
     w_{t+1} = w_t − ρ_t [(1/M) Σ_{x′ in D′} ∇_w L̂(w, θ | x′) + γ w_t]        (Algorithm 1)
 
-Two modes, one loss. *offline*: the teacher is a stored posterior: the draws of a teacher stage, or a run of any method,
-``input: student/<run>``, whose own posterior is imitated, before any recalibration. *online*: Algorithm 1: chains move
-with each student step and store nothing. With infinitely many draws both descend the same expected loss.
-Our deviations: ρ_t and the update rule are the optimiser's (γ is its ``weight_decay``), the student's batch size is its
-own, and online several chains and an average of weights bring the student to the teacher's mean.
-The plain student's state is a ``NetworkDraws`` of one draw; students that keep the dependence between inputs are
-:class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Regression students predict in standardised units.
+There are two modes with one loss. *offline*: the teacher is a stored posterior, the draws of ``teacher/<run>`` or the
+posterior of ``student/<run>``, a run of any method, without its recalibration. *online*: Algorithm 1, in which chains
+move with each step of the student and no draw is stored. With infinitely many draws both modes descend the same
+expected loss. Our deviations: the optimiser sets ρ_t and the update rule (γ is its ``weight_decay``), the student's
+batch has a size of its own, and in the online mode several chains and an average of weights bring the student to the
+teacher's mean. A plain student is stored as a ``NetworkDraws`` of one draw; a student that keeps the dependence between
+inputs is a :class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Students of regression predict in standardised
+units.
 """
 
 from abc import ABC, abstractmethod
@@ -46,14 +47,14 @@ class DarkKnowledgeConfig:
 
     Attributes:
         network: the student's architecture.
-        student: what the student keeps of the teacher.
-        mode: where the teacher's draws come from.
+        student: the form of the student: one function, or several functions that keep the dependence between inputs.
+        mode: the source of the teacher's draws.
         inputs: the student data generator.
-        batch: student inputs per step.
-        steps: student steps.
+        batch: the number of student inputs in a step.
+        steps: the number of the student's steps.
         optimiser: ρ_t, and γ as ``weight_decay``.
-        start: the student's first weights. ``fresh``: random ones. ``draw``: the weights of one draw of the teacher,
-            chosen uniformly; of a head of another size than the draw's the weights are random.
+        start: the student's first weights. ``fresh``: random weights. ``draw``: the weights of one draw of the teacher,
+            chosen uniformly; a student whose head has another size than the draw's has a random head.
     """
 
     network: NetworkConfig
@@ -78,7 +79,7 @@ class Student(ABC):
     """A network that learns from a teacher.
 
     Attributes:
-        network: the network.
+        network: the network whose weights are learnt.
     """
 
     network: Network
@@ -114,11 +115,11 @@ class PlainStudent(Student):
 
 @final
 class FunctionStudent(Student):
-    """A student that gives several functions, each of which imitates draws of the teacher.
+    """A student with several functions, each of which imitates a draw of the teacher.
 
     Args:
-        drawn: the draws of the teacher that are imitated [draw].
-        coefficients: the blocks' coefficients of each of them [draw, block].
+        drawn: the numbers of the teacher's draws that the student imitates [draw].
+        coefficients: the coefficients of the blocks that give each draw's function [draw, block].
         latent_draws: the number of functions in a prediction of a student with a latent; None for heads.
     """
 
@@ -159,7 +160,7 @@ class FunctionStudent(Student):
 
 @final
 class Distillation(Objective):
-    """The descent of a student's loss on fresh inputs, and the average of its weights over the last steps."""
+    """The descent of a student's loss on new inputs at each step, with the average of its last weights."""
 
     def __init__(
         self, data: FitData, teacher: Teacher, student: Student, config: DarkKnowledgeConfig, rng: Seed
@@ -200,7 +201,7 @@ class Distillation(Objective):
         return {"loss": float(loss)} if step % 50 == 49 else {}
 
     def posterior(self) -> Posterior:
-        """Return the student as it is now, with averaged weights if there are any."""
+        """Return the student's posterior, with the averaged weights where the config asks for an average."""
         now = {name: value.detach().clone() for name, value in self._student.network.state_dict().items()}
         return self._student.posterior(now | self._average)
 
@@ -221,7 +222,7 @@ def function_student(
     """Return a student with heads or with a latent.
 
     Raises:
-        ConfigError: the teacher has fewer than two draws that are functions.
+        ConfigError: the teacher has fewer than two functions.
     """
     rule = "must have at least two draws for a student of several functions"
     require(teacher.count > 1, "input", rule, teacher.count)
@@ -252,10 +253,11 @@ def start_at_a_draw(network: Network, teacher: FunctionTeacher, architecture: Ne
 
 
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
-    """Return a student distilled from a stored posterior, or from chains of its own.
+    """Distil a student from a stored posterior, or from chains of its own.
 
     Raises:
-        ConfigError: :func:`validate_sources` is broken; the posterior is of another task, or has too few draws.
+        ConfigError: :func:`validate_sources` refuses the inputs, the posterior has another task or too few draws, or
+            the student cannot start at a draw of it.
     """
     validate_sources(config, inputs)
     if isinstance(config.mode, OnlineConfig):
@@ -280,10 +282,10 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
 
 
 def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) -> None:
-    """Check that an offline student is made from one stored posterior, and an online one from the data alone.
+    """Check that an offline student has one stored posterior as its input, and an online student the data alone.
 
     Raises:
-        ConfigError: a student is made from another input.
+        ConfigError: a student has another input.
     """
     given = [kind for kind in sources if sources[kind]]
     if isinstance(config.mode, OnlineConfig):
@@ -295,7 +297,7 @@ def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) ->
 
 
 def default(size: Size) -> Section:
-    """Return a student of the teacher's network, fitted near the training inputs."""
+    """Return hyperparameters of a student that has the teacher's network and imitates it near the training inputs."""
     return {
         "network": size.network,
         "inputs": {"name": "noisy_training", "noise": 0.2},
