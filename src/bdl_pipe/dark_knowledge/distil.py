@@ -25,7 +25,7 @@ from ..artifacts import State, under
 from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import ConfigError, require
+from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import Network, NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
@@ -38,7 +38,7 @@ from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import functions
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
-from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, StoredDraws, Teacher, stored
+from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, start_at_a_draw, stored
 
 
 @dataclass(frozen=True)
@@ -238,20 +238,6 @@ def function_student(
     return FunctionStudent(data, config, teacher, drawn, coefficients, config.student.draws, rng)
 
 
-def start_at_a_draw(network: Network, teacher: FunctionTeacher, architecture: NetworkConfig, rng: Seed) -> None:
-    """Give ``network`` the weights of a draw of the teacher, chosen uniformly; a head of another size keeps its own.
-
-    Raises:
-        ConfigError: the teacher is not a set of networks of the student's architecture.
-    """
-    if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
-        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
-        raise ConfigError("start", rule, "draw")
-    own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
-    same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())
-    network.load_state_dict(own | (drawn if same_head else {k: v for k, v in drawn.items() if k.startswith("trunk.")}))
-
-
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
     """Distil a student from a stored posterior, or from chains of its own.
 
@@ -274,7 +260,7 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
         else:
             learner = function_student(data, source, config, rng)
         if config.start == "draw":
-            start_at_a_draw(learner.network, source, config.network, rng.fold("start", "draw"))
+            start_at_a_draw(source, learner.network, config.network, rng.fold("start", "draw"))
         teacher = source
     task = Distillation(data, teacher, learner, config, rng)
     run_steps(task, config.optimiser, config.steps, report)

@@ -14,9 +14,10 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.func import functional_call
 
-from ..artifacts import unstack
+from ..artifacts import under, unstack
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
+from ..networks import Network, NetworkConfig
 from ..posterior import NetworkDraws, Posterior
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -213,3 +214,19 @@ def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:
         rule = f"must be a posterior of {data.task} with {data.outputs} outputs"
         raise ConfigError("input", rule, f"{task} with {outputs}")
     return teacher
+
+
+def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: NetworkConfig, rng: Seed) -> None:
+    """Give ``network``, a student's of ``architecture``, the weights of a draw of the teacher, chosen uniformly.
+
+    A head of another size than the draw's keeps its own weights.
+
+    Raises:
+        ConfigError: the teacher is not a set of networks of that architecture.
+    """
+    if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
+        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
+        raise ConfigError("start", rule, "draw")
+    own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
+    same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())
+    network.load_state_dict(own | {k: v for k, v in drawn.items() if same_head or not k.startswith("head.")})

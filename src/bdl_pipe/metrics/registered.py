@@ -50,10 +50,10 @@ METRICS: Final[Registered[Metric]] = Registered(
             joint.JOINT_GAP,
             *joint.DYADIC,
             regression.LOG_LIKELIHOOD_NORMALISED,
-            regression.NOISE_RATIO,
             regression.REFERENCE_KL,
             regression.REFERENCE_TV,
             regression.REFERENCE_SD_RATIO,
+            regression.NOISE_RATIO,
         )
     },
 )

@@ -120,13 +120,6 @@ OUT_OF_REACH = Metric(
 LOG_LIKELIHOOD_NORMALISED = Metric(
     "log_likelihood_normalised", "Log-likelihood", "mean log predictive density of standardised targets", better=+1
 )
-NOISE_RATIO = Metric(
-    "noise_ratio",
-    "Noise",
-    "whether the method predicts one variance of the targets' noise for all inputs, or one for each input",
-    better=0,
-    unit="noise",
-)
 REFERENCE_KL = Metric(
     "reference_kl",
     "KL to posterior",
@@ -144,4 +137,11 @@ REFERENCE_SD_RATIO = Metric(
     "Sd of f / posterior's",
     "standard deviation of f over that of a stored reference of the posterior; median over rows",
     better=0,
+)
+NOISE_RATIO = Metric(
+    "noise_ratio",
+    "Noise",
+    "whether the method predicts one variance of the targets' noise for all inputs, or one for each input",
+    better=0,
+    unit="noise",
 )
