@@ -6,7 +6,6 @@ from typing import Final
 from bdl_pipe.metrics import metric_of
 from bdl_pipe.metrics.imitation import Beside, beside
 from bdl_pipe.metrics.joint import SIZES, names
-from bdl_pipe.metrics.written import plain
 from bdl_pipe.scores import Quantity
 
 from .columns import NOTHING, Cell, Column, Grid, figure
@@ -50,7 +49,7 @@ def _lost(pair: Beside, column: Column) -> Cell:
 
 
 def _ratio(pair: Beside, column: Column) -> Cell:
-    return Cell(NOTHING) if pair.ratio is None else Cell(f"{plain(pair.ratio)} ×", value=pair.ratio)
+    return Cell(NOTHING) if pair.ratio is None else Cell(f"{pair.ratio:.3g} ×", value=pair.ratio)
 
 
 _CELLS: Final[dict[str, Callable[[Beside, Column], Cell]]] = {

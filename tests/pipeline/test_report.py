@@ -195,7 +195,7 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
     ]
     without, beside = ([cell.figure for cell in row] for row in grid.rows)
     assert beside[:2] == ["dark knowledge s", "sgmcmc"] and without[:2] == ["online s", "—"]
-    assert beside[2:7] == ["3 kB", "9 kB", "3.000 ×", "30 ms", "90 ms"]
+    assert beside[2:7] == ["3 kB", "9 kB", "3 ×", "30 ms", "90 ms"]
     assert beside[7:11] == ["3.200 ± 1.100", "3.000 ± 1.000", "+0.200 ± 0.100", "-0.200 ± 0.100"]
     assert beside[11:] == ["32.000 ± 11.000", "30.000 ± 10.000", "0.500 ± 0.250", "0.500 ± 0.250"]
     assert without[3:5] == ["—", "—"] and without[9:11] == ["—", "—"] and without[7] == "3.500 ± 1.000"
