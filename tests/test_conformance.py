@@ -12,9 +12,12 @@ from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
+from bdl_pipe.metrics import metric_of
+from bdl_pipe.metrics.written import writer
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
@@ -26,6 +29,11 @@ from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
 
 ROOT = 7
+# Networks with a head of log-variances; all other methods have one noise variance.
+NOISE_OF_EACH_INPUT = {
+    *("deterministic", "ensemble", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
+    *("ciber_last", "ciber_second", "dark_knowledge"),
+}
 
 
 def parametrize(cases: list[Case]) -> pytest.MarkDecorator:
@@ -206,6 +214,16 @@ def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
     if data.transform.scale is not None:
         expected = inner.mean * data.transform.scale.float() + data.transform.shift.float()
     torch.testing.assert_close(predictive.mean.to(expected), expected, atol=1e-5, rtol=1e-5)
+
+
+@parametrize([case for case in CASES if case.kind == "student" and case.task == "regression"])
+def test_the_noise_has_one_variance_or_one_for_each_input(case: Case) -> None:
+    """As the likelihood of each method is: what the score reads off a posterior."""
+    data = data_of(case.task)
+    fitted = Predictor(posterior_of(made(case)), data.transform)
+    scores = score_clean(fitted, data.validation, EvaluateConfig(15, 7, 0), Seed(1)).metrics
+    noise = writer(metric_of("noise_ratio"))(scores["noise_ratio"][0])
+    assert noise == ("each input" if case.method in NOISE_OF_EACH_INPUT else "one")
 
 
 @students

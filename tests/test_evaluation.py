@@ -1,5 +1,6 @@
 """The evaluation of posteriors whose every answer is known beforehand."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -393,8 +394,8 @@ def test_regression_is_scored_in_original_units() -> None:
     draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
     density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
     found = {name: value for name, (value, _) in result.metrics.items()}
-    normalised = {"log_likelihood_normalised"}
-    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"} | normalised
+    more = {"log_likelihood_normalised", "noise_ratio"}
+    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"} | more
     assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, draws.mean(0)), rel=1e-5)
     assert found["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-5)
     assert found["log_likelihood"] == -found["nll"]
@@ -407,6 +408,41 @@ def test_regression_is_scored_in_original_units() -> None:
     assert result.calibration is None
     far = evaluation.score_ood(fitted, 100 + inputs, result.in_distribution_scores, SETTINGS, Seed(0))
     assert far["variance"]["auroc"] == (1.0, 60)
+
+
+@dataclass(frozen=True)
+class Noisy(Linear):
+    """:class:`Linear` whose draw s has the noise variance (1 + s) e^{x_1}."""
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        outputs = torch.einsum("bf,sfo->sbo", inputs, self.weights.to(inputs))
+        return Gaussian(outputs, (1 + torch.arange(len(outputs)))[:, None, None] * inputs[:, :1].exp())
+
+
+@dataclass(frozen=True)
+class Closed(Functions):
+    """:class:`Functions` that predicts its Gaussian in closed form: the variance xᵀx + .3."""
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        mean = inputs @ self.weights.mean(0).to(inputs)
+        return Gaussian(mean[None], (inputs.square().sum(-1, keepdim=True) + 0.3)[None])
+
+
+def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() -> None:
+    """One variance where draws disagree, and beside exact functions: the predictive's own variance is no constant."""
+    random = Seed(9).numpy()
+    inputs, weights = random.normal(size=(30, 2)), torch.tensor(random.normal(size=(3, 2, 1)))
+    logs = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.ones(1), scale=torch.ones(1), log=True)
+    x = torch.tensor(inputs).float()
+    spread = float((x[:, 0].max() - x[:, 0].min()).exp())
+    expected = {Linear: 1.0, Closed: 1.0, Noisy: spread}
+    for (kind, ratio), transform in itertools.product(expected.items(), (PLAIN, logs)):
+        posterior = kind(weights, gaussian=True)
+        split = Examples(inputs, np.exp(inputs[:, :1]))
+        found = evaluation.score_clean(Predictor(posterior, transform), split, EvaluateConfig(15, 8, 0), Seed(0))
+        assert found.metrics["noise_ratio"] == (pytest.approx(ratio, rel=1e-4), 30)
+        total = posterior.predict(x, rng=Seed(0)).variance
+        assert abs(float(total.max() / total.min()) / ratio - 1) > 0.1
 
 
 def test_cost_counts_what_is_stored() -> None:

@@ -11,14 +11,22 @@ from bdl_pipe.metrics.standings import sentences, standings
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
-from .tables import Table, paper_figures
+from .tables import ChainsInfo, Table, paper_figures
 
 NOTHING: Final = "—"
 HEADLINE: Final = (  # The table of all runs has a column for each.
     *("accuracy", "rmse", "nll", "brier", "ece"),
-    *("reference_kl", "reference_sd_ratio"),
+    *("reference_kl", "reference_sd_ratio", "noise_ratio"),
 )
 SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
+DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
+    "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row, mean over splits"),
+    "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
+    "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row, mean over splits"),
+    "ess_tail_prediction": ("Tail ESS", "effective draws of predictions in the tails; the worst row, mean over splits"),
+    "noise_mean": ("Noise", "variance of the minibatches' noise over that of the kernel's own, mean over directions"),
+    "noise_worst": ("Noise, stiffest", "the same in the direction where it is largest"),
+}
 _SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after another word, such as a protocol's
 
 
@@ -141,12 +149,12 @@ def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cel
 
 
 def figure(estimate: Estimate | None, column: Column) -> Cell:
-    """Write an estimate and, unless it is a cost, its error; a dash for None, and NaN or infinity as themselves."""
+    """Write an estimate and, unless it has a unit, its error; a dash for None, and NaN or infinity as themselves."""
     if estimate is None:
         return Cell(NOTHING)
     if not math.isfinite(estimate.mean):
         return Cell("NaN" if math.isnan(estimate.mean) else "∞" if estimate.mean > 0 else "−∞")
-    error = None if column.of.set == "cost" else estimate.error
+    error = None if column.metric.unit else estimate.error
     return Cell(column.write(estimate.mean), "" if error is None else f"± {column.write(error)}", estimate.mean)
 
 
@@ -170,6 +178,18 @@ def headline(table: Table) -> Grid:
         remarks=[f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()],
         verdict=sentences(standings(table.candidates())),
     )
+
+
+def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
+    """Return the table of the chains' diagnostics."""
+    rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
+    hints = dict(DIAGNOSTICS.values())
+    return Grid(["Chains", *hints], rows, hints=hints)
+
+
+def _diagnostic(name: str, metrics: Mapping[str, float]) -> Cell:
+    digits = ".2f" if name.startswith("rhat") else ".3g"
+    return Cell(f"{metrics[name]:{digits}}", value=metrics[name]) if name in metrics else Cell(NOTHING)
 
 
 def metrics(table: Table) -> dict[str, dict[str, float | None]]:

@@ -21,20 +21,12 @@ from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
 
-from . import columns, cross
+from . import columns, cross, students
 from .columns import SHIFTED, Cell, Column, Grid
 from .tables import RunInfo, Table
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
-DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
-    "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row, mean over splits"),
-    "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
-    "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row, mean over splits"),
-    "ess_tail_prediction": ("Tail ESS", "effective draws of predictions in the tails; the worst row, mean over splits"),
-    "noise_mean": ("Noise", "variance of the minibatches' noise over that of the kernel's own, mean over directions"),
-    "noise_worst": ("Noise, stiffest", "the same in the direction where it is largest"),
-}
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
 COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
     colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
@@ -67,14 +59,14 @@ def which_one(table: Table) -> Data:
 def chains(table: Table) -> Data:
     """Return the diagnostics of Markov chains, and the traces of what they predict."""
     known = table.chains()
-    rows = [[Cell(key), *(_diagnostic(one.metrics.get(name)) for name in DIAGNOSTICS)] for key, one in known.items()]
     drawn = [_inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
-    hints = dict(DIAGNOSTICS.values())
-    return {"grid": Grid(["Chains", *hints], rows, hints=hints), "figures": drawn} if rows else None
+    return {"grid": columns.diagnostics(known), "figures": drawn} if known else None
 
 
-def _diagnostic(value: float | None) -> Cell:
-    return Cell(columns.NOTHING) if value is None else Cell(f"{value:.3g}", value=value)
+def imitation(table: Table) -> Data:
+    """Return the table of students beside the posteriors that they imitate."""
+    some, bare = students.of(table), students.grid(table)
+    return {"grid": _by_run(some, bare.head, bare.rows, groups=bare.groups)} if some.runs else None
 
 
 def recalibration(table: Table) -> Data:
@@ -257,6 +249,7 @@ SECTIONS: Final = (  # Each data set has these sections.
     Section("headline", "", headline),
     Section("which", "Which one?", which_one),
     Section("chains", "Markov chains", chains),
+    Section("students", "Students", imitation),
     Section("recalibration", "Recalibration", recalibration),
     Section("coresets", "Coresets under each protocol", coresets_by_protocol),
     Section("reliability", "Reliability", reliability),

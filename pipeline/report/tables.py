@@ -78,6 +78,8 @@ class RunInfo:
         coreset: the coreset that the run predicts from, if it does.
         network: the architecture that predicts, in short.
         chains: the chains that the run predicts from, by the key of the entry that made them.
+        imitates: the run whose posterior the run imitates; empty: it imitates a posterior that no run has; None: it
+            imitates none.
     """
 
     key: str
@@ -90,6 +92,7 @@ class RunInfo:
     coreset: CoresetInfo | None = None
     network: str = ""
     chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
+    imitates: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
@@ -15,6 +15,9 @@ from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.executor import Executor
+
+IMITATION: Final = "dark_knowledge"  # The method whose runs imitate a posterior.
+AVERAGE: Final = "sgmcmc"  # The method whose runs average the draws of chains.
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
@@ -51,7 +54,18 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
         network=_network(run, params),
         chains=chains,
+        imitates=_imitated(run, params),
     )
+
+
+def _imitated(run: Run, params: Params) -> str | None:
+    """Name the run whose posterior a student imitates: its input, or the average of the chains that are its input."""
+    if run.method.name != IMITATION:
+        return None
+    if "student" in run.sources:
+        return run.sources["student"]
+    averages = (other for other in params.of_method(AVERAGE) if other.kind == "student")
+    return next((other.key for other in averages if run.sources and other.sources == run.sources), "")
 
 
 def _chains(key: str, record: Mapping[str, Any]) -> dict[str, report.ChainsInfo]:

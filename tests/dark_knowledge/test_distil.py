@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.config import merge, read
+from bdl_pipe.config import merge, read, to_mapping
 from bdl_pipe.dark_knowledge import distil, teachers
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -18,7 +18,7 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc.method import network_chains
+from bdl_pipe.sgmcmc.method import average, network_chains
 from tests.cases import DARK_KNOWLEDGE
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
@@ -194,3 +194,43 @@ def test_a_wrong_input_is_one_line(section, given, message):
 def test_draws_that_come_and_go_make_no_functions():
     with pytest.raises(ConfigError, match=r"student\.name must be plain in the mode online"):
         config(mode=ONLINE, student={"name": "heads", "heads": 2, "draws_per_step": 1})
+
+
+@pytest.mark.parametrize("student", [{"name": "plain"}, {"name": "heads", "heads": 3, "draws_per_step": 2}])
+def test_a_student_may_start_at_a_draw(student):
+    """Without a step it is a draw of the teacher; a head of another size is fresh; other seeds take other draws."""
+    draws = average(chains(DATA["classification"], "classification")).weights
+    inputs, started = {"teacher": chains(DATA["classification"], "classification")}, set()
+    for seed in range(8):
+        section = {"steps": 1, "optimiser": {"lr": 1e-12, "weight_decay": 0.0}, "network": {"hidden": [6]}}
+        how = config(**section, student=student, start="draw")
+        state = distil.student(DATA["classification"], inputs, how, rng=Seed(seed), report=Silent())
+        weights = {name: value if student["name"] == "heads" else value[0] for name, value in state.tensors.items()}
+        same = [
+            {
+                name
+                for name, value in weights.items()
+                if value.shape == draws[name][s].shape and torch.allclose(value, draws[name][s], atol=1e-9)
+            }
+            for s in range(6)
+        ]
+        (drawn,) = [s for s, names in enumerate(same) if names & {n for n in weights if n.endswith("weight")}]
+        expected = {name for name in weights if student["name"] == "plain" or name.startswith("trunk.")}
+        assert same[drawn] == expected
+        started.add(drawn)
+    assert len(started) > 1
+
+
+def test_a_start_at_a_draw_needs_draws_of_the_students_network():
+    with pytest.raises(ConfigError, match=r"start must be fresh in the mode online, which stores no draw, got 'draw'"):
+        config("online", start="draw")
+    inputs = {"teacher": chains(DATA["classification"], "classification")}
+    rule = "start must be fresh where the teacher is not a set of networks of the student's architecture, got 'draw'"
+    with pytest.raises(ConfigError, match="^" + re.escape(rule)):
+        other = config(start="draw", network={"hidden": [7]})
+        distil.student(DATA["classification"], inputs, other, rng=Seed(0), report=Silent())
+
+
+def test_a_start_that_is_fresh_is_not_written():
+    """So that what was recorded of a student before the key keeps its bytes."""
+    assert "start" not in to_mapping(config()) and to_mapping(config(start="draw"))["start"] == "draw"

@@ -68,7 +68,7 @@ def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> 
     names = """rmse nll_recalibrated crps_recalibrated coverage_conformal size_conformal width_conformal accuracy nll
     brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps out_of_reach ece
     ece_recalibrated joint_nll joint_gap joint_nll_2 joint_gap_2 joint_nll_5 joint_gap_5 joint_nll_20 joint_gap_20
-    log_likelihood_normalised reference_kl reference_tv reference_sd_ratio"""
+    log_likelihood_normalised reference_kl reference_tv reference_sd_ratio noise_ratio"""
     assert list(better) == names.split()
     assert all(metric.label and metric.about for metric in metrics.registered())
 

@@ -16,6 +16,7 @@ from pipeline.core.settings import Settings
 from pipeline.plan import code, plan, sources
 from pipeline.plan.plan import one
 from pipeline.stages import fit, prepare
+from pipeline.stages.report import infos
 from pipeline.work.executor import Inline
 from tests.cases import CONFIGS, DARK_KNOWLEDGE, SGMCMC
 from tests.pipeline.test_params import GOOD
@@ -86,6 +87,28 @@ def test_a_student_depends_on_the_code_of_the_posterior_that_it_reads(tmp_path: 
     assert sources.fit_digest("gp", params) == code.digest("student", "gp")
     both = code.digest("student", "dark_knowledge", ("bdl_pipe.baselines.gp",))
     assert sources.fit_digest("dark_knowledge", params) == both != code.digest("student", "dark_knowledge")
+
+
+def test_the_report_finds_the_run_that_a_student_imitates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its input; the average of the chains that are its input, if a run has it; none of an online student."""
+    monkeypatch.chdir(tmp_path)
+    raw = copy.deepcopy(RAW)
+    chains = {"dataset": "boston", "method": "sgmcmc", "seeds": 2, "input": "prepare/boston"}
+    raw["methods"]["sgmcmc"], raw["teachers"] = SGMCMC, {"b-chains": chains, "b-others": chains}
+    of_chains = {**STUDENT, "setting": "chains", "input": "teacher/b-chains"}
+    raw["runs"] |= {
+        "b-others": {**CLOSED_FORM, "method": "sgmcmc", "setting": "others", "input": "teacher/b-others"},
+        "b-average": {**CLOSED_FORM, "method": "sgmcmc", "setting": "average", "input": "teacher/b-chains"},
+        "b-of-chains": of_chains,
+        "b-online": {**STUDENT, "setting": "online", "input": "prepare/boston", "override": {"mode": ONLINE}},
+    }
+    expected = {"b-student": "b-whole", "b-of-chains": "b-average", "b-online": "", "b-whole": None, "b-average": None}
+    for without in (set(), {"b-average"}):
+        rows = {**raw, "runs": {key: row for key, row in raw["runs"].items() if key not in without}}
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(rows, sort_keys=False))
+        found = {one.key: one.imitates for one in infos(load(tmp_path / "params.yaml"))}
+        assert found == {k: v for k, v in expected.items() if k not in without} | {"b-others": None}
+        expected |= {"b-of-chains": ""}
 
 
 @pytest.mark.slow

@@ -170,6 +170,59 @@ def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     assert text.count('<a href="index.html">') == 2
 
 
+def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
+    """Two splits: losses are means of differences in pairs, and a student without a teacher's run has dashes."""
+
+    def made(method, nll, rmse, size, **more):
+        values = {"nll": nll, "rmse": rmse, "joint_nll_20": [nll[0] * 10, nll[1] * 10], "joint_gap_20": [0.25, 0.75]}
+        figures = [Score(s, 0, Quantity(m), v[s], 9) for m, v in values.items() for s in (0, 1)]
+        costs = {"bytes": size, "seconds_per_1000": size / 1e5}
+        figures += [Score(s, 0, Quantity(m, "cost"), v, 1) for m, v in costs.items() for s in (0, 1)]
+        return write_run(tmp_path, "d", method, "s", figures, **more)
+
+    teacher = made("sgmcmc", [2.0, 4.0], [1.0, 1.0], 9_000)
+    student = made("dark_knowledge", [2.1, 4.3], [0.9, 0.7], 3_000, imitates=teacher.key)
+    online = made("online", [2.5, 4.5], [1.0, 2.0], 3_000, imitates="")
+    assert page.imitation(tables.gather([teacher])) is None
+    table = tables.gather([online, teacher, student])
+    (grid,) = page.imitation(table).values()
+    assert grid.head == [
+        *("Method, setting", "teacher", "student", "teacher", "ratio", "student", "teacher"),
+        *("student", "teacher", "lost", "lost", "student", "teacher", "student", "teacher"),
+    ]
+    assert grid.groups == [
+        *(("", 1), ("Size", 3), ("Per 1,000", 2), ("NLL", 3), ("RMSE", 1)),
+        *(("Joint NLL 20", 2), ("Joint gap 20", 2)),
+    ]
+    without, beside = ([cell.figure for cell in row] for row in grid.rows)
+    assert beside[:2] == ["dark knowledge s", "sgmcmc"] and without[:2] == ["online s", "—"]
+    assert beside[2:7] == ["3 kB", "9 kB", "3 ×", "30 ms", "90 ms"]
+    assert beside[7:11] == ["3.200 ± 1.100", "3.000 ± 1.000", "+0.200 ± 0.100", "-0.200 ± 0.100"]
+    assert beside[11:] == ["32.000 ± 11.000", "30.000 ± 10.000", "0.500 ± 0.250", "0.500 ± 0.250"]
+    assert without[3:5] == ["—", "—"] and without[9:11] == ["—", "—"] and without[7] == "3.500 ± 1.000"
+    text = Page(page.render(table, {}, 80)["index.html"])
+    assert text.open == [] and text.text.count("Students") == 1
+
+
+def test_r_hats_have_two_decimals():
+    of = tables.ChainsInfo({"rhat_prediction": 3.0, "rhat_log_likelihood": 1.004, "ess_prediction": 41.25}, {})
+    ((_, *cells),) = columns.diagnostics({"chains": of}).rows
+    assert [cell.text for cell in cells[:3]] == ["3.00", "1.00", "41.2"]
+
+
+def test_the_noise_of_regression_is_a_word(tmp_path):
+    """With two splits it has no error, and no run is the best."""
+    runs = [
+        write_run(
+            tmp_path, "d", method, "s", [Score(s, 0, Quantity("noise_ratio"), v, 9) for s, v in enumerate(values)]
+        )
+        for method, values in (("gp", [1.0, 1.0]), ("swag", [2.0, 7.0]))
+    ]
+    grid = columns.headline(tables.gather(runs))
+    place = grid.head.index("Noise")
+    assert [(row[place].figure, row[place].best) for row in grid.rows] == [("one", False), ("each input", False)]
+
+
 def test_scores_of_several_inputs_together_are_a_section_where_there_are_some(built, tmp_path):
     assert page.together(tables.gather(built[1])) is None
     gaps = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001}

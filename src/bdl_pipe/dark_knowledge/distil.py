@@ -1,31 +1,33 @@
-"""The method ``dark_knowledge``: one network that imitates a posterior predictive.
+"""The method ``dark_knowledge``: a student network that imitates a posterior predictive, its teacher's.
 
     w_{t+1} = w_t − ρ_t [(1/M) Σ_{x′ in D′} ∇_w L̂(w, θ | x′) + γ w_t]        (Algorithm 1)
 
-Two modes, one loss. *offline*: the teacher is a stored posterior: the draws of a teacher stage, or a run of any method,
-``input: student/<run>``, whose own posterior is imitated, before any recalibration. *online*: Algorithm 1: chains move
-with each student step and store nothing. With infinitely many draws both descend the same expected loss.
-Our deviations: ρ_t and the update rule are the optimiser's (γ is its ``weight_decay``), the student's batch size is its
-own, and online several chains and an average of weights bring the student to the teacher's mean.
-The plain student's state is a ``NetworkDraws`` of one draw; students that keep the dependence between inputs are
-:class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Regression students predict in standardised units.
+There are two modes with one loss. *offline*: the teacher is a stored posterior, the draws of ``teacher/<run>`` or the
+posterior of ``student/<run>``, a run of any method, without its recalibration. *online*: Algorithm 1, in which chains
+move with each step of the student and no draw is stored. With infinitely many draws both modes descend the same
+expected loss. Our deviations: the optimiser sets ρ_t and the update rule (γ is its ``weight_decay``), the student's
+batch has a size of its own, and in the online mode several chains and an average of weights bring the student to the
+teacher's mean. A plain student is stored as a ``NetworkDraws`` of one draw; a student that keeps the dependence between
+inputs is a :class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Students of regression predict in standardised
+units.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import State, under
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
-from ..networks import Network, NetworkConfig, dropout_masks
+from ..networks import Network, NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
 from ..predictive import Categorical
 from ..progress import Report
@@ -36,7 +38,7 @@ from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import functions
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
-from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, stored
+from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, start_at_a_draw, stored
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class DarkKnowledgeConfig:
 
     Attributes:
         network: the student's architecture.
-        student: what the student keeps of the teacher.
-        mode: where the teacher's draws come from.
+        student: the form of the student: one function, or several functions that keep the dependence between inputs.
+        mode: the source of the teacher's draws.
         inputs: the student data generator.
-        batch: student inputs per step.
-        steps: student steps.
+        batch: the number of student inputs in a step.
+        steps: the number of the student's steps.
         optimiser: ρ_t, and γ as ``weight_decay``.
+        start: the student's first weights. ``fresh``: random weights. ``draw``: the weights of one draw of the teacher,
+            chosen uniformly; a student whose head has another size than the draw's has a random head.
     """
 
     network: NetworkConfig
@@ -60,19 +64,22 @@ class DarkKnowledgeConfig:
     batch: int
     steps: int
     optimiser: OptimiserConfig
+    start: Literal["fresh", "draw"] = field(default="fresh", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require(self.steps > 0, "steps", "must be > 0", self.steps)
         fixed = isinstance(self.mode, OfflineConfig) or isinstance(self.student, functions.PlainConfig)
         require(fixed, "student.name", "must be plain in the mode online, whose draws come and go", self.student.name)
+        stored_draw = self.start == "fresh" or isinstance(self.mode, OfflineConfig)
+        require(stored_draw, "start", "must be fresh in the mode online, which stores no draw", self.start)
 
 
 class Student(ABC):
     """A network that learns from a teacher.
 
     Attributes:
-        network: the network.
+        network: the network whose weights are learnt.
     """
 
     network: Network
@@ -92,7 +99,7 @@ class PlainStudent(Student):
 
     def __init__(self, data: FitData, network: NetworkConfig, teacher: Teacher, rng: Seed) -> None:
         self._spec = NetworkSpec(network, data.input_shape, data.outputs, _likelihood(data))
-        self._teacher, self.network = teacher, self._spec.build(rng).to(data.device)
+        self._teacher, self.network = teacher, _placed(self._spec.build(rng), data)
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
@@ -108,11 +115,11 @@ class PlainStudent(Student):
 
 @final
 class FunctionStudent(Student):
-    """A student that gives several functions, each of which imitates draws of the teacher.
+    """A student with several functions, each of which imitates a draw of the teacher.
 
     Args:
-        drawn: the draws of the teacher that are imitated [draw].
-        coefficients: the blocks' coefficients of each of them [draw, block].
+        drawn: the numbers of the teacher's draws that the student imitates [draw].
+        coefficients: the coefficients of the blocks that give each draw's function [draw, block].
         latent_draws: the number of functions in a prediction of a student with a latent; None for heads.
     """
 
@@ -134,7 +141,7 @@ class FunctionStudent(Student):
         self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
         self._coefficients = coefficients.float().to(data.device)
         self._per_step = min(config.student.draws_per_step, len(drawn))
-        self.network = self._spec.build(rng.fold("start")).to(data.device)
+        self.network = _placed(self._spec.build(rng.fold("start")), data)
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         chosen = torch.randperm(len(self._drawn), generator=self._rng.fold(step).generator())[: self._per_step]
@@ -153,7 +160,7 @@ class FunctionStudent(Student):
 
 @final
 class Distillation(Objective):
-    """The descent of a student's loss on fresh inputs, and the average of its weights over the last steps."""
+    """The descent of a student's loss on new inputs at each step, with the average of its last weights."""
 
     def __init__(
         self, data: FitData, teacher: Teacher, student: Student, config: DarkKnowledgeConfig, rng: Seed
@@ -194,9 +201,14 @@ class Distillation(Objective):
         return {"loss": float(loss)} if step % 50 == 49 else {}
 
     def posterior(self) -> Posterior:
-        """Return the student as it is now, with averaged weights if there are any."""
+        """Return the student's posterior, with the averaged weights where the config asks for an average."""
         now = {name: value.detach().clone() for name, value in self._student.network.state_dict().items()}
         return self._student.posterior(now | self._average)
+
+
+def _placed(network: Network, data: FitData) -> Network:
+    """Bring a network to the data's device, its filters in the memory order that it computes fastest in."""
+    return network.to(data.device).to(memory_format=fastest_order(network))  # type: ignore[call-overload]
 
 
 def _likelihood(data: FitData) -> Likelihood:
@@ -210,7 +222,7 @@ def function_student(
     """Return a student with heads or with a latent.
 
     Raises:
-        ConfigError: the teacher has fewer than two draws that are functions.
+        ConfigError: the teacher has fewer than two functions.
     """
     rule = "must have at least two draws for a student of several functions"
     require(teacher.count > 1, "input", rule, teacher.count)
@@ -227,10 +239,11 @@ def function_student(
 
 
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
-    """Return a student distilled from a stored posterior, or from chains of its own.
+    """Distil a student from a stored posterior, or from chains of its own.
 
     Raises:
-        ConfigError: :func:`validate_sources` is broken; the posterior is of another task, or has too few draws.
+        ConfigError: :func:`validate_sources` refuses the inputs, the posterior has another task or too few draws, or
+            the student cannot start at a draw of it.
     """
     validate_sources(config, inputs)
     if isinstance(config.mode, OnlineConfig):
@@ -246,6 +259,8 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
             learner = PlainStudent(data, config.network, source, rng.fold("start"))
         else:
             learner = function_student(data, source, config, rng)
+        if config.start == "draw":
+            start_at_a_draw(source, learner.network, config.network, rng.fold("start", "draw"))
         teacher = source
     task = Distillation(data, teacher, learner, config, rng)
     run_steps(task, config.optimiser, config.steps, report)
@@ -253,10 +268,10 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
 
 
 def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) -> None:
-    """Check that an offline student is made from one stored posterior, and an online one from the data alone.
+    """Check that an offline student has one stored posterior as its input, and an online student the data alone.
 
     Raises:
-        ConfigError: a student is made from another input.
+        ConfigError: a student has another input.
     """
     given = [kind for kind in sources if sources[kind]]
     if isinstance(config.mode, OnlineConfig):
@@ -268,7 +283,7 @@ def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) ->
 
 
 def default(size: Size) -> Section:
-    """Return a student of the teacher's network, fitted near the training inputs."""
+    """Return hyperparameters of a student that has the teacher's network and imitates it near the training inputs."""
     return {
         "network": size.network,
         "inputs": {"name": "noisy_training", "noise": 0.2},

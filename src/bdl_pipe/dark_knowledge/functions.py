@@ -1,20 +1,21 @@
-"""Students that keep the dependence between inputs: one network gives several functions, each of them at all inputs.
+"""Students that keep the dependence between inputs: one network gives several functions, each defined at all inputs.
 
-The last layer has K blocks b_k(x) of one value for each output. A function is a combination of blocks, by coefficients
-c that all inputs share:
+The last layer has K blocks b_k(x), each with one value for each output. A function is a linear combination of the
+blocks, with coefficients c that are the same at all inputs:
 
     f_c(x) = Σ_k c_k b_k(x)          logits of softmax, or the mean of N(f_c(x), e^{α(x)})
 
-*heads*: c is one of the K unit vectors, so that block s imitates the teacher's draw s. *latent*: c = (1, z) with
-z ~ N(0, I_d), so that f = a(x) + B(x) z is a draw of a Gaussian over functions (over logits, for classes). The latent
-of the teacher's draw s is z_s = √S u_s: u_s is row s of U_d in the singular value decomposition F = U Σ Vᵀ of the
-draws' centred values at probe inputs, [draw, input × output], and U_d its first d columns. So Σ_s z_s = 0 and
-(1/S) Σ_s z_s z_sᵀ = I, as N(0, I) has it. The student minimises (1/S) Σ_s L̂(a(x) + B(x) z_s against draw s).
+*heads*: c is one of the K unit vectors, and block s imitates draw s of the teacher. *latent*: c = (1, z) with
+z ~ N(0, I_d), and f = a(x) + B(x) z is a draw of a Gaussian over functions (over logits, for classes). Draw s of the
+teacher has the latent z_s = √S u_s. Here F = U Σ Vᵀ is the singular value decomposition of the draws' centred values at
+probe inputs [draw, input × output], and u_s is row s of the first d columns of U. So the latents have the moments of
+N(0, I): Σ_s z_s = 0 and (1/S) Σ_s z_s z_sᵀ = I. The student minimises (1/S) Σ_s L̂(a(x) + B(x) z_s against draw s).
 
-Fixed points over all functions of x. Heads: each draw itself. Latent regression: a = E f, B(x) B(x′)ᵀ is the covariance
-of the teacher's functions after a projection on the d latents, and e^α = E (y − f)². At each input the mean and the
-variance of y are exactly the teacher's, whatever d is; covariances between inputs are exact where the teacher's
-functions span d dimensions. Latent classes: the same projection, in the geometry of the cross-entropy.
+Fixed points over all functions of x. A head is the draw that it imitates. In regression with a latent, a = E f,
+B(x) B(x′)ᵀ is the covariance of the teacher's functions after a projection on the d latents, and e^α = E (y − f)². At
+each input the mean and the variance of y are exactly the teacher's, whatever d is; covariances between inputs are exact
+where the teacher's functions span at most d dimensions. For classes with a latent the cross-entropy defines the
+projection.
 """
 
 from collections.abc import Mapping
@@ -39,17 +40,18 @@ _NULL: Final = 1e-5  # of the largest singular value: below, a direction is roun
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """The student that is one function: it keeps the teacher's predictive at each input alone."""
+    """The student that is one function: it keeps the teacher's predictive at each single input."""
 
     name: Literal["plain"]
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """The student that is several functions, one for each of several draws of the teacher.
+    """The student with several heads, each of which imitates one draw of the teacher.
 
     Attributes:
-        heads: the number of heads, at most; the teacher's draws are thinned evenly to it.
+        heads: the largest number of heads. A teacher with more draws is thinned evenly to this number; of a teacher
+            with fewer draws each draw has a head.
         draws_per_step: the number of draws that each step imitates.
     """
 
@@ -64,12 +66,13 @@ class HeadsConfig:
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """The student that is a function of one latent that all inputs share.
+    """The student whose function depends on a latent that is the same at all inputs.
 
     Attributes:
-        dimension: d, at most; functions that span fewer dimensions have as many latents as dimensions.
-        draws: the number of functions in a prediction; they come in pairs of z and −z.
-        probe: the number of student inputs at which the teacher's draws are compared, to find their latents.
+        dimension: d, the largest dimension of the latent. Where the teacher's functions span fewer dimensions around
+            their mean, the latent has as many.
+        draws: the number of functions in a prediction; the latents come in pairs of z and −z.
+        probe: the number of student inputs at which the teacher's draws are compared, which gives their latents.
         draws_per_step: the number of draws that each step imitates.
     """
 
@@ -94,10 +97,10 @@ class FunctionsSpec:
 
     Attributes:
         network: the architecture.
-        input_shape, outputs: its interface; outputs counts classes or target columns.
+        input_shape, outputs: the shape of an input, and the number of classes or target columns.
         likelihood: ``categorical`` or ``gaussian_head``.
-        blocks: K.
-        draws: the number of functions in a prediction, of fresh latents; null: the blocks themselves.
+        blocks: K, the number of blocks of function values.
+        draws: the number of functions in a prediction, each with its own latent; null: the functions are the heads.
     """
 
     network: networks.NetworkConfig
@@ -109,20 +112,20 @@ class FunctionsSpec:
 
     @property
     def variances(self) -> int:
-        """Return the number of blocks of log-variances: of each head its own; of latents, one for all."""
+        """Return the number of blocks of log-variances: one for each head, or one for all latents; 0 for classes."""
         if self.likelihood == "categorical":
             return 0
         return self.blocks if self.draws is None else 1
 
     def build(self, rng: Seed) -> networks.Network:
-        """Build the network, with the fresh weights of ``rng``."""
+        """Build the network, with fresh weights from the address ``rng``."""
         width = (self.blocks + self.variances) * self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
     def read(
         self, outputs: Float[Tensor, "batch width"], coefficients: Float[Tensor, "draw block"]
     ) -> tuple[Float[Tensor, "draw batch output"], Float[Tensor, "draw batch output"] | None]:
-        """Return the functions of ``coefficients`` at a batch, and the log-variances of the noise, if any."""
+        """Return the functions with ``coefficients`` at a batch, and the log-variances of the noise in regression."""
         parts = outputs.unflatten(-1, (-1, self.outputs)).transpose(0, 1)  # [block, batch, output]
         values = torch.einsum("sk,kbo->sbo", coefficients, parts[: self.blocks])
         if self.likelihood == "categorical":
@@ -135,7 +138,7 @@ class FunctionsSpec:
 
 @final
 class StudentFunctions:
-    """A posterior over functions that one network gives.
+    """A posterior over the functions of one network.
 
     Attributes:
         weights: the network's ``state_dict``.
@@ -147,10 +150,11 @@ class StudentFunctions:
         self.spec, self.weights = spec, dict(weights)
         self._network = spec.build(Seed(0)).eval().to(next(iter(self.weights.values())).device)
         self._network.load_state_dict(self.weights)
+        self._network.to(memory_format=networks.fastest_order(self._network))  # type: ignore[call-overload]
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Mix the functions: all heads, or the functions of latents that ``rng`` draws, the same for all inputs."""
+        """Mix all heads, or functions whose latents ``rng`` draws; the latents are the same for all inputs."""
         coefficients = self._coefficients(rng).to(inputs.device)
         values, log_variances = self.spec.read(self._network(inputs), coefficients)
         if log_variances is None:
@@ -163,7 +167,7 @@ class StudentFunctions:
     ) -> tuple[
         Float[Tensor, "batch output"], Float[Tensor, "latent batch output"], Float[Tensor, "batch output"] | None
     ]:
-        """Return a(x), B(x) and α(x) of a student with a latent: in regression the exact Gaussian over functions."""
+        """Return a(x), B(x) and α(x) of a student with a latent; in regression they are its Gaussian over functions."""
         identity = torch.eye(self.spec.blocks, device=inputs.device)
         blocks, log_variances = self.spec.read(self._network(inputs), identity)
         return blocks[0], blocks[1:], None if log_variances is None else log_variances[0]
@@ -186,16 +190,16 @@ class StudentFunctions:
 
 
 def function_values(predictive: Categorical | Gaussian) -> Float[Tensor, "draw batch output"]:
-    """Return what latents are linear in: means, or logits whose mean over classes is zero."""
+    """Return the values that a latent changes linearly: means, or logits whose mean over classes is zero."""
     if isinstance(predictive, Categorical):
         return predictive.draw_log_probs - predictive.draw_log_probs.mean(-1, keepdim=True)
     return predictive.draw_mean
 
 
 def embed(values: Float[Tensor, "draw batch output"], dimension: int) -> Float[Tensor, "draw latent"]:
-    """Return the latents z_s of functions whose values at probe inputs are given: of mean 0 and covariance I.
+    """Return the latents z_s of functions from their values at probe inputs; the latents have mean 0 and covariance I.
 
-    There are at most ``dimension`` latents, and no more than the functions span dimensions around their mean.
+    A latent has ``dimension`` coordinates, or fewer where the functions span fewer dimensions around their mean.
     """
     flat = values.flatten(1).double()
     left, sizes, _ = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)

@@ -1,8 +1,8 @@
-"""The student data generator D′: where the student is asked to agree with its teacher.
+"""The student data generator D′: the inputs at which the student imitates its teacher.
 
-Training inputs plus Gaussian noise, or uniform on a box (Korattikara et al. 2015, section on the student data
-generator); augmented training images; or a file of inputs without labels. All in *transformed* units: what the networks
-see, standardised inputs.
+The inputs are training inputs plus Gaussian noise, or uniform on a box (Korattikara et al. 2015, section on the student
+data generator), or augmented training images, or inputs without labels from a file. All are in *transformed* units, as
+networks see them: standardised inputs.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ..seeds import Seed
 class NoisyConfig:
     """The rule that draws noisy inputs.
 
-    Each is a training input, drawn with replacement, + N(0, noise²) in every coordinate, standardised units.
+    Each is a training input, drawn with replacement, plus N(0, noise²) in every coordinate, in standardised units.
     """
 
     name: Literal["noisy_training"]
@@ -40,7 +40,7 @@ class NoisyConfig:
 class UniformConfig:
     """The rule that draws inputs uniformly on a box.
 
-    It is the smallest box around the training inputs, wider by ``margin`` of its width on each side.
+    The box is the smallest one around the training inputs, made wider on each side by ``margin`` of its width.
     """
 
     name: Literal["uniform_box"]
@@ -52,9 +52,9 @@ class UniformConfig:
 
 @dataclass(frozen=True)
 class AugmentedConfig:
-    """The rule that draws augmented training images, each drawn with replacement and augmented once.
+    """The rule that draws training images with replacement and augments each of them once.
 
-    ``augmentation``: the operations (``bdl_pipe.data.augment``).
+    ``augmentation``: the operations and their strengths (``bdl_pipe.data.augment``).
     """
 
     name: Literal["augmented"]
@@ -63,13 +63,13 @@ class AugmentedConfig:
 
 @dataclass(frozen=True)
 class UnlabelledConfig:
-    """The rule that draws training inputs and inputs of a file, each with replacement, all with Gaussian noise.
+    """The rule that draws training inputs and inputs of a file, with replacement, and adds Gaussian noise to all.
 
     Attributes:
-        path: an ``.npz`` file, its array ``x`` raw inputs of the data set: [row, column] in the order of the columns,
-            or uint8 [row, channel, height, width]. Where fits run on other machines they must be able to read it.
-        share: the probability that an input is one of the file's.
-        noise: as in ``noisy_training``.
+        path: an ``.npz`` file whose array ``x`` holds raw inputs of the data set: [row, column] in the order of the
+            columns, or uint8 [row, channel, height, width]. Every machine that runs a fit must be able to read it.
+        share: the probability that an input comes from the file.
+        noise: the standard deviation of the noise, in standardised units.
     """
 
     name: Literal["unlabelled"]
@@ -91,14 +91,14 @@ InputsConfig = NoisyConfig | UniformConfig | AugmentedConfig | UnlabelledConfig
 
 
 class Generator:
-    """The generator D′ of one fit: its rows and its rule."""
+    """The generator D′ of one fit, which holds the fit's rows and rule."""
 
     def __init__(self, config: InputsConfig, data: FitData) -> None:
         """Take the training rows of ``data``, and the rows of the user's file where the rule names one.
 
         Raises:
-            ConfigError: the rule is not one for these rows.
-            DataError: the file cannot be read, or its rows are not of the data set's shape.
+            ConfigError: the rule cannot draw such rows.
+            DataError: the file cannot be read, or its rows have another shape than the data set's.
         """
         self._config, self._training = config, data.rows("train", data.device)
         self._more: Rows | None = None
@@ -111,7 +111,7 @@ class Generator:
             self._more = _rows_of_file(Path(config.path), data)
 
     def draw(self, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
-        """Draw ``count`` student inputs, all from the address ``rng``."""
+        """Draw ``count`` inputs, all from the address ``rng``."""
         return draw(self._config, self._training, count, rng, self._more)
 
 
@@ -125,10 +125,10 @@ def _rows_of_file(path: Path, data: FitData) -> Rows:
 def draw(
     config: InputsConfig, training: Rows, count: int, rng: Seed, more: Rows | None = None
 ) -> Float[Tensor, "batch ..."]:
-    """Draw ``count`` student inputs, all from the address ``rng``.
+    """Draw ``count`` inputs by the rule ``config``, all from the address ``rng``.
 
     Args:
-        more: the rows without labels, of the rule ``unlabelled``.
+        more: the rows of the file that the rule ``unlabelled`` names.
     """
     generator, device = rng.generator(training.device), training.device
     if isinstance(config, UniformConfig):

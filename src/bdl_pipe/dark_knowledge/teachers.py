@@ -1,7 +1,7 @@
-"""What a student imitates at each step: stored draws, any stored posterior, or chains that move on.
+"""The teachers of a student: stored draws of networks, any stored posterior, or chains that run beside the student.
 
-A teacher gives a predictive for a batch of inputs, in transformed units. Only its expectation over steps matters: the
-student's fixed point is E p(y | x), whichever draws stand for it at one step.
+At each step of the student a teacher gives a predictive for a batch of inputs, in transformed units. The predictive may
+change from step to step, since the student finds its mean over steps: the student's fixed point is E p(y | x).
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +14,10 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.func import functional_call
 
-from ..artifacts import unstack
+from ..artifacts import under, unstack
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
+from ..networks import Network, NetworkConfig
 from ..posterior import NetworkDraws, Posterior
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -26,9 +27,10 @@ from ..sgmcmc.sampler import SamplerConfig
 
 @dataclass(frozen=True)
 class OfflineConfig:
-    """The mode that imitates a stored posterior, ``teacher/<run>`` or ``student/<run>``.
+    """The mode in which the student imitates a stored posterior, ``teacher/<run>`` or ``student/<run>``.
 
-    ``max_draws``: how many draws of all chains of a teacher are used, evenly spaced; null: all.
+    ``max_draws``: the number of draws that the student imitates, evenly spaced among the draws of all chains of
+    ``teacher/<run>``; null: all draws.
     """
 
     name: Literal["offline"]
@@ -40,21 +42,22 @@ class OfflineConfig:
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """The mode that imitates chains which run alongside and store nothing.
+    """The mode in which the student imitates chains that run beside it and whose draws are not stored.
 
-    A chain moves slowly: a student that follows one chain ends at the chain's last place. Two means bring it to the
-    mean over the posterior: each step averages the loss over several chains, and the student's weights are averaged
-    over the last steps.
+    A chain moves slowly, so that a student of one chain ends at the chain's last place and not at the posterior's mean.
+    Two averages bring the student there: each step's loss is a mean over several chains, and the student's weights are
+    averaged over its last steps.
 
     Attributes:
-        target: the posterior of the chains.
-        sampler: their kernel.
-        burn_in: the steps of each chain before the student's first step.
-        chains: C, the number of chains, all of which each step sees. So a student that follows them finds (1 − 1/C) of
-            the variance; with one chain it finds none.
-        chain_steps: the steps of each chain for one step of the student.
-        average: the share of the student's steps, the last ones, over which its weights are averaged; null: the last
-            weights. It should span many autocorrelation times of a chain: average × steps × chain_steps chain steps.
+        target: the posterior that the chains sample.
+        sampler: the chains' kernel, step size and batch.
+        burn_in: the number of steps that each chain takes before the student's first step.
+        chains: C, the number of chains. Each step of the student sees all of them, so that a student that follows the
+            chains finds (1 − 1/C) of the posterior's variance; with one chain it finds no variance.
+        chain_steps: the number of steps that each chain takes for one step of the student.
+        average: the share of the student's steps whose weights are averaged, the last steps; null: the student keeps
+            its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
+            autocorrelation times of the chain.
     """
 
     name: Literal["online"]
@@ -74,23 +77,23 @@ class OnlineConfig:
 
 
 class Teacher(ABC):
-    """A source of the predictive that each step imitates."""
+    """A source of predictives, one for each step of a student."""
 
     @abstractmethod
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
-        """Return what stands for p(y | x) in step ``step``; called once a step, in order."""
+        """Return the predictive that the student imitates in step ``step``; call it once for each step, in order."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a later step depends on; a stored posterior has none."""
+        """Return the tensors that a later step needs; a stored posterior has none."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what ``state`` returned."""
+        """Take back the tensors that ``state`` returned."""
         assert not state
 
 
 class FunctionTeacher(Teacher):
-    """A teacher that holds a number of functions, each of which it can evaluate at any inputs.
+    """A teacher that holds several functions and can evaluate each of them at any inputs.
 
     Attributes:
         count: the number of functions.
@@ -100,18 +103,23 @@ class FunctionTeacher(Teacher):
 
     @abstractmethod
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        """Return a predictive whose draws are the functions ``index``; a number means the same one at all inputs."""
+        """Return a predictive whose draws are the functions of the numbers ``index``, the same ones in every call."""
 
 
 @final
 class StoredDraws(FunctionTeacher):
-    """A teacher that is a set of networks: each step takes one, chosen uniformly."""
+    """A teacher that is a set of networks; each step imitates one of them, chosen uniformly.
+
+    Attributes:
+        spec: the description of the networks.
+        draws: the weights of each network, as a ``state_dict``.
+    """
 
     def __init__(self, posterior: NetworkDraws, rng: Seed) -> None:
-        self._spec, self._rng = posterior.spec, rng
-        self._draws = unstack(posterior.weights)
+        self.spec, self._rng = posterior.spec, rng
+        self.draws = unstack(posterior.weights)
         self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
-        self.count = len(self._draws)
+        self.count = len(self.draws)
 
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
         generator = self._rng.fold("draw", step).generator()
@@ -119,19 +127,19 @@ class StoredDraws(FunctionTeacher):
 
     @torch.no_grad()
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        outputs = [functional_call(self._skeleton, self._draws[i], (inputs,)) for i in index.tolist()]
-        predictive = self._spec.predictive(torch.stack(outputs))
+        outputs = [functional_call(self._skeleton, self.draws[i], (inputs,)) for i in index.tolist()]
+        predictive = self.spec.predictive(torch.stack(outputs))
         assert isinstance(predictive, Categorical | Gaussian)
         return predictive
 
 
 @final
 class StoredPosterior(FunctionTeacher):
-    """A teacher that is any posterior: each step takes its whole predictive.
+    """A teacher that is any posterior; each step imitates its whole predictive.
 
-    Where the predictive is sampled, each step has draws of its own, so that the fixed point is the predictive of
-    infinitely many draws, and not the mixture of the few that one prediction takes. The functions are the draws of one
-    prediction.
+    Where a prediction samples weights or masks, each step samples new ones. So the student's fixed point is the
+    predictive of infinitely many draws, and not the mixture of the few draws of one prediction. The functions are the
+    draws of one prediction.
     """
 
     def __init__(self, posterior: Posterior, data: FitData, rng: Seed) -> None:
@@ -162,7 +170,7 @@ class StoredPosterior(FunctionTeacher):
 
 @final
 class LivingChains(Teacher):
-    """The teacher of Algorithm 1: chains that move on with the student; its state is the chains'."""
+    """The teacher of Algorithm 1: chains that move with the student; its state is the state of the chains."""
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         rngs = [rng.fold("chain", c) for c in range(config.chains)]
@@ -187,10 +195,10 @@ class LivingChains(Teacher):
 
 
 def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:
-    """Return the teacher that a stored posterior of the task of ``data`` is.
+    """Return a stored posterior as a teacher of a student on ``data``.
 
     Raises:
-        ConfigError: the posterior is of another task, or of other inputs or outputs.
+        ConfigError: the posterior has another task, or other inputs or outputs, than ``data``.
     """
     if isinstance(posterior, NetworkDraws):
         shape = posterior.spec.input_shape
@@ -206,3 +214,19 @@ def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:
         rule = f"must be a posterior of {data.task} with {data.outputs} outputs"
         raise ConfigError("input", rule, f"{task} with {outputs}")
     return teacher
+
+
+def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: NetworkConfig, rng: Seed) -> None:
+    """Give ``network``, a student's of ``architecture``, the weights of a draw of the teacher, chosen uniformly.
+
+    A head of another size than the draw's keeps its own weights.
+
+    Raises:
+        ConfigError: the teacher is not a set of networks of that architecture.
+    """
+    if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
+        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
+        raise ConfigError("start", rule, "draw")
+    own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
+    same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())
+    network.load_state_dict(own | {k: v for k, v in drawn.items() if same_head or not k.startswith("head.")})

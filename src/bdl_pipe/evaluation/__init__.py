@@ -102,6 +102,8 @@ def score_clean(
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
+            assert isinstance(transformed, Continuous)
+            gathered.add_noise(fitted.posterior, transformed)
         if config.joint_pairs and not own_joint:
             gathered.terms.append(predictive.draw_log_prob(targets).cpu())
     scores = gathered.scores() | distances.scores()

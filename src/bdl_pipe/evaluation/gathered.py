@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from .. import metrics
 from ..data.examples import Examples
 from ..data.transform import Transform
-from ..posterior import Predictor
+from ..posterior import GaussianPosterior, Posterior, Predictor
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
 from .config import EvaluateConfig
@@ -29,6 +30,7 @@ class Gathered:
     columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     ood_scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     terms: list[Tensor] = field(default_factory=list)
+    noise: list[Tensor] = field(default_factory=list)
 
     def mean(self, name: str, more: metrics.Mean) -> None:
         """Add values to the mean ``name``."""
@@ -75,6 +77,15 @@ class Gathered:
                 self.column(name if outputs == 1 else f"{name}_{k}", column)
         self.column("log_prob", predictive.log_prob(targets))
 
+    def add_noise(self, posterior: Posterior, transformed: Continuous) -> None:
+        """Add a batch of the noise's variances, in the units in which a method's likelihood is stated.
+
+        A posterior that holds a Gaussian over functions states one for all inputs (``GaussianFunctions.noise``). Its
+        predictive adds the functions' variance to it and does not show it.
+        """
+        variance = metrics.noise_variance(transformed)
+        self.noise.append(torch.ones_like(variance) if isinstance(posterior, GaussianPosterior) else variance)
+
     def add_recalibrated(
         self,
         fitted: Predictor,
@@ -108,6 +119,10 @@ class Gathered:
         if self.recalibrated_bins is not None:
             again = self.recalibrated_bins
             scores["ece_recalibrated"] = (again.ece(), int(again.count.sum()))
+        if self.noise:
+            variance = torch.cat(self.noise)
+            ratio = float((variance.amax(0) / variance.amin(0)).max())
+            scores["noise_ratio"] = (ratio, len(variance))
         return scores
 
     def table(self, examples: Examples) -> pa.Table:

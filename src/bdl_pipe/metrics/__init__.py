@@ -18,7 +18,7 @@ from .cost import COSTS
 from .joint import GroupLogProbs
 from .metric import Mean, Metric
 from .registered import METRICS, metric_of, register_metric, registered
-from .regression import covered, crps, interval, out_of_reach, squared_error
+from .regression import covered, crps, interval, noise_variance, out_of_reach, squared_error
 from .scores import log_likelihood, nll
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "log_likelihood",
     "metric_of",
     "nll",
+    "noise_variance",
     "out_of_reach",
     "register_metric",
     "registered",

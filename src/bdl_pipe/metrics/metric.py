@@ -68,7 +68,7 @@ class Metric:
     kind: type[Any] = Predictive
     value: Callable[[Mean], float] = attrgetter("value")
     shifted: bool = False
-    unit: Literal["", "count", "bytes", "seconds"] = ""
+    unit: Literal["", "count", "bytes", "seconds", "noise"] = ""
 
     def batch(self, predictive: Predictive, targets: Tensor) -> Mean | None:
         """Return the mean of one batch; None where evaluation computes the metric, or the predictive has none."""

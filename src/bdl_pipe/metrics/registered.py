@@ -53,6 +53,7 @@ METRICS: Final[Registered[Metric]] = Registered(
             regression.REFERENCE_KL,
             regression.REFERENCE_TV,
             regression.REFERENCE_SD_RATIO,
+            regression.NOISE_RATIO,
         )
     },
 )

@@ -50,6 +50,16 @@ def covered(low: Tensor, high: Tensor, targets: Float[Tensor, "batch output"]) -
     return Mean.of((low <= targets) & (targets <= high))
 
 
+def noise_variance(predictive: Continuous) -> Float[Tensor, "batch output"]:
+    """Return E[Var[y | x, draw]], the mean over draws of the variance that is left where the draw is known.
+
+    It is the variance of the noise, unless the predictive integrates over functions in closed form.
+    """
+    if isinstance(predictive, Gaussian):
+        return predictive.draw_variance.mean(0)  # the difference below would round
+    return predictive.variance - predictive.epistemic_variance
+
+
 def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """Return the continuous ranked probability score, per output."""
     if not isinstance(predictive, Gaussian):
@@ -127,4 +137,11 @@ REFERENCE_SD_RATIO = Metric(
     "Sd of f / posterior's",
     "standard deviation of f over that of a stored reference of the posterior; median over rows",
     better=0,
+)
+NOISE_RATIO = Metric(
+    "noise_ratio",
+    "Noise",
+    "whether the method predicts one variance of the targets' noise for all inputs, or one for each input",
+    better=0,
+    unit="noise",
 )

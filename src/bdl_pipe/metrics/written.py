@@ -1,13 +1,17 @@
 """Values as readers see them: about three digits, and the unit."""
 
 from collections.abc import Callable
+from typing import Final
 
 from .metric import Metric
+
+_ROUNDING: Final = 1.01  # A ratio of noise variances up to this is one variance, and rounding.
 
 
 def writer(metric: Metric) -> Callable[[float], str]:
     """Return the function that writes the values of a metric."""
-    return percent if metric.percent else {"count": count, "bytes": size, "seconds": seconds}.get(metric.unit, plain)
+    by_unit = {"count": count, "bytes": size, "seconds": seconds, "noise": noise}
+    return percent if metric.percent else by_unit.get(metric.unit, plain)
 
 
 def plain(value: float) -> str:
@@ -41,3 +45,8 @@ def seconds(value: float) -> str:
     if value >= 0.1:
         return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
     return f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.2g} ms"
+
+
+def noise(ratio: float) -> str:
+    """Say whether the noise has one variance for all inputs, by the ratio of the largest to the smallest variance."""
+    return "one" if ratio <= _ROUNDING else "each input"

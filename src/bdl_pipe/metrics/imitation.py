@@ -1,0 +1,49 @@
+"""What a student loses of the posterior that it imitates, from the stored scores of both.
+
+    stored = {name: RunScores(scores.read(Path(f"work/evaluate/{name}/scores.parquet"))) for name in ("gp", "student")}
+    beside(stored["student"], stored["gp"], Quantity("nll")).lost
+
+Both are evaluated on the same splits, so that a loss is a mean of differences in pairs of equal splits. Seeds of one
+split are averaged first, and on one split a loss has no error.
+"""
+
+from dataclasses import dataclass
+
+from ..scores import Estimate, Quantity, RunScores, estimate
+from .registered import metric_of
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A student's figure beside its teacher's.
+
+    Attributes:
+        student, teacher: the figures; None where there is no such score.
+        lost: what the student loses, above 0 where the student is worse: its figure minus the teacher's, or the
+            teacher's minus its own of a metric whose higher values are better. The error is the standard error over
+            splits; None on one split. None where a figure is missing, or the two have different numbers of splits.
+    """
+
+    student: Estimate | None
+    teacher: Estimate | None
+    lost: Estimate | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the teacher's figure over the student's: how many times smaller or faster the student is."""
+        if self.student is None or self.teacher is None or self.student.mean == 0:
+            return None
+        return self.teacher.mean / self.student.mean
+
+
+def beside(student: RunScores | None, teacher: RunScores | None, wanted: Quantity) -> Beside:
+    """Return a quantity of a student beside the same quantity of its teacher; None stands for a run without scores."""
+    own = student.estimate(wanted) if student is not None else None
+    theirs = teacher.estimate(wanted) if teacher is not None else None
+    if student is None or teacher is None or own is None or theirs is None or student.splits != teacher.splits:
+        return Beside(own, theirs, None)
+    sign = -1 if metric_of(wanted.metric).better > 0 else 1
+    if student.splits == 1:
+        return Beside(own, theirs, Estimate(sign * (own.mean - theirs.mean), None, 1))
+    pairs = zip(student.values(wanted), teacher.values(wanted), strict=True)
+    return Beside(own, theirs, estimate([sign * (one - other) for one, other in pairs]))

@@ -1,0 +1,48 @@
+"""What a student loses of its teacher, by hand."""
+
+import math
+
+import pytest
+
+from bdl_pipe import scores
+from bdl_pipe.metrics.imitation import beside
+from bdl_pipe.scores import Quantity, RunScores, Score
+
+NLL, ACCURACY, SIZE = Quantity("nll"), Quantity("accuracy"), Quantity("bytes", "cost")
+
+
+def run(of: Quantity, values: list[list[float]]) -> RunScores:
+    """A run with these values [split][seed]."""
+    figures = [Score(s, k, of, value, 10) for s, seeds in enumerate(values) for k, value in enumerate(seeds)]
+    return RunScores(scores.table("d", "m", "s", figures))
+
+
+def test_a_loss_is_over_pairs_of_splits_with_seeds_averaged_first() -> None:
+    """Differences .1, .3 and .2: mean .2, standard error .1/√3; the figures' own errors are ten times as large."""
+    student, teacher = run(NLL, [[1.0, 1.2], [3.3, 3.3], [5.1, 5.3]]), run(NLL, [[1.0], [3.0], [5.0]])
+    found = beside(student, teacher, NLL)
+    assert found.student == student.estimate(NLL) and found.teacher == teacher.estimate(NLL)
+    assert found.lost is not None and found.lost.error is not None and found.student is not None
+    assert (found.lost.mean, found.lost.n) == (pytest.approx(0.2), 3)
+    assert found.lost.error == pytest.approx(0.1 / math.sqrt(3))
+    assert found.student.error is not None and found.student.error > 10 * found.lost.error
+    assert found.ratio == pytest.approx(3.0 / 3.2)
+
+
+def test_a_lower_accuracy_is_a_loss() -> None:
+    found = beside(run(ACCURACY, [[0.9], [0.8]]), run(ACCURACY, [[0.92], [0.84]]), ACCURACY)
+    assert found.lost is not None and found.lost.mean == pytest.approx(0.03)
+
+
+def test_one_split_has_no_error_and_seeds_need_not_be_equally_many() -> None:
+    found = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
+    assert found.lost is not None and found.lost.mean == pytest.approx(0.3) and found.lost.error is None
+    assert beside(run(SIZE, [[200.0]]), run(SIZE, [[900.0]]), SIZE).ratio == 4.5
+
+
+def test_what_cannot_be_compared_is_nothing() -> None:
+    one, two = run(NLL, [[0.3]]), run(NLL, [[0.3], [0.5]])
+    assert beside(one, two, NLL).lost is None and beside(one, None, NLL).lost is None
+    missing = beside(one, two, ACCURACY)
+    assert (missing.student, missing.teacher, missing.lost, missing.ratio) == (None, None, None, None)
+    assert beside(one, None, NLL).student == one.estimate(NLL) and beside(one, None, NLL).ratio is None
