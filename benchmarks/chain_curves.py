@@ -182,8 +182,10 @@ def variants(name: str, own: SgmcmcConfig, chains: Chains, passes: float | None)
 def page(name: str, rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
     """Write the page: the last point of each curve."""
     head = ["kernel", "T", "passes", "NLL", "R-hat", "bulk ESS", "KL to the posterior", "noise, worst", "CPU s"]
-    text = [f"# {name}: chains against their cost and against temperature", __doc__.split("\n\n", 2)[2].strip()]
-    text.append(f"![{name}](curves-{name}.png)")
+    about = (
+        __doc__.split("\n\n", 2)[2].strip().replace("``PASSES``", f"{PASSES:,}").replace("``WATCHED``", f"{WATCHED}")
+    )
+    text = [f"# {name}: chains against their cost and against temperature", about, f"![{name}](curves-{name}.png)"]
     cells = [[row[column] or "–" for column in COLUMNS] for row in rows if row["seconds"]]
     text.append("\n".join(f"| {' | '.join(row)} |" for row in [head, ["---", *["---:"] * 8], *cells]))
     text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
