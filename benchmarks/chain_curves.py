@@ -1,7 +1,6 @@
 """results/dark_knowledge: chains against what they cost and against temperature: NLL of their average, R-hat, bulk ESS.
 
-    python -m pipeline repro prepare@boston
-    python -m benchmarks.chain_curves boston            # five kernels, T = 0.01, 0.1, 0.3 and 1
+    python -m benchmarks.chain_curves boston            # of prepare@boston: five kernels, T = 0.01, 0.1, 0.3, 1
     python -m pipeline repro teacher@KEY                # the first entry of teachers on fashion_mnist, or --teacher
     python -m benchmarks.chain_curves fashion_mnist     # its own kernel, T = 0.01, 0.1 and 1
 
@@ -236,7 +235,6 @@ def main() -> None:
         facts = {
             "commit": provenance.commit(),
             "device": f"{records.device_name('cpu')}, {torch.get_num_threads()} thread, torch {torch.__version__}",
-            "rows": f"{len(chains.data.train):,} training, {len(chains.test):,} test",
             "teacher": f"{run.key}, {chains.count} chains; {run.config.target}; {run.config.sampler}",
             "diverged": "; ".join(diverged) or "none",
         }
