@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import papers
+from bdl_pipe import papers, scores
 from bdl_pipe.data import corrupt
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.papers import Pair, Printed
-from bdl_pipe.scores import Estimate, Quantity
+from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
 
-NEVER_NEGATIVE = ("nll", "rmse", "accuracy", "ece", "brier", "auroc", "aupr", "aupr_in", "aupr_out")
+NEVER_NEGATIVE = ("nll", "rmse", "accuracy", "error", "ece", "brier", "auroc", "aupr", "aupr_in", "aupr_out")
 
 
 def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:
@@ -62,6 +62,20 @@ def test_every_name_of_a_table_has_a_counterpart(path: Path) -> None:
                     assert of.metric and (of.score is not None) == (of.set == "ood") and float(printed.error or 0) >= 0
                     kind = metric.partition(":")[0]
                     assert float(printed.value) >= 0 if kind in NEVER_NEGATIVE else kind.startswith("log_likelihood")
+
+
+def test_an_accuracy_is_an_error_in_per_cent_and_a_negative_log_a_log_likelihood() -> None:
+    """Two splits of accuracy .98 and .96: an error of 3 ± 1 %."""
+    scored = [
+        Score(split, 0, Quantity(metric), value, 500)
+        for metric, values in (("accuracy", (0.98, 0.96)), ("nll", (0.05, 0.07)))
+        for split, value in enumerate(values)
+    ]
+    stored, table = RunScores(scores.table("mnist", "sgmcmc", "", scored)), papers.load("dark_knowledge:mnist")
+    error, likelihood = (table.estimate(metric, "SGLD", stored) for metric in ("error", "log_likelihood"))
+    assert error is not None and likelihood is not None
+    assert (error.mean, error.error, error.n) == (pytest.approx(3), pytest.approx(1), 2)
+    assert (likelihood.mean, likelihood.error) == (pytest.approx(-0.06), pytest.approx(0.01))
 
 
 def test_a_paper_or_a_table_that_does_not_exist_is_refused_with_the_nearest() -> None:

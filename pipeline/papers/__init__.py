@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, TypeVar
 
 from bdl_pipe import artifacts, config, papers, scores
@@ -215,7 +216,7 @@ def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Setti
     """Collect the origin of a table's figures. Equal results have equal facts, whenever the table is written."""
     made = [records.read("student", run.key) for run in runs]
     manifest = places.artifact("prepare", request.table.names.datasets[dataset]) / artifacts.MANIFEST
-    command = f"python -m pipeline paper {request.table} --dataset {dataset}"
+    command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
     stages = _stages(request.params, runs).values() if runs else ()
     fits = [records.read(stage.kind, stage.key) for stage in stages if stage.kind in FIT_KINDS]
     return {

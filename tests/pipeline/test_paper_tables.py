@@ -61,9 +61,11 @@ def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
 
 def test_every_params_file_of_a_table_is_right() -> None:
     paths = sorted(
-        path for paper in ("vbll", "inducing", "ciber", "vbpc") for path in ROOT.glob(f"params/paper/{paper}-*.yaml")
+        path
+        for paper in ("vbll", "inducing", "ciber", "vbpc", "dark_knowledge")
+        for path in ROOT.glob(f"params/paper/{paper}-*.yaml")
     )
-    assert len(paths) >= 9
+    assert len(paths) >= 12
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
         found = params(path.stem)

@@ -7,6 +7,7 @@ The digests are in params_files.json beside this file. Where a file is changed o
 import hashlib
 import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -118,6 +119,24 @@ def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:
             assert (rate, falls) == ((0.1, [60, 120, 160]) if wide else (3e-4, []))
         else:
             assert (rate, falls) == ((1e-3, [200]) if name.endswith("_u") or wide else (3e-4, []))
+
+
+def test_rates_of_korattikara() -> None:
+    """SGD's rate 5e-6 and precision 1 on 50,000 rows as a rate on their mean; online and offline are one student."""
+    found = load("params/paper/dark_knowledge-mnist.yaml")
+    sgd, teacher = found.run("trajectory", "mnist-sgd").config, found.run("teacher", "mnist-sgld").config
+    online, offline = (found.run("student", f"mnist-{name}").config for name in ("online", "offline"))
+    rows = 60_000 - found.datasets["mnist"].validation
+    assert sgd.optimiser.lr == pytest.approx(5e-6 / 2 * rows) and sgd.optimiser.weight_decay == pytest.approx(1 / rows)
+    steps = sgd.epochs * rows // sgd.batch
+    assert steps == teacher.thinning.steps == online.steps == offline.steps == 1_000_000
+    assert (online.mode.target, online.mode.sampler) == (teacher.target, teacher.sampler)
+    assert replace(online, mode=offline.mode) == offline
+    assert online.inputs.noise == pytest.approx(0.001 * 126 / 255 / 0.3081, rel=0.01)
+    short = found.run("trajectory", "mnist5k-sgd").config
+    assert short.optimiser.lr == sgd.optimiser.lr and short.optimiser.weight_decay == pytest.approx(1 / 4000)
+    small = found.run("teacher", "mnist5k-sgld").config.sampler
+    assert small.step_size.at(0) * 4000 / 2 == pytest.approx(teacher.sampler.step_size.at(0) * rows / 2)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from ..config import nearest
 from ..data import corrupt
 from ..data.corrupted import SEVERITIES
 from ..errors import UserError, require
-from ..scores import DEFAULT_SCORE, Estimate, Quantity
+from ..scores import DEFAULT_SCORE, Estimate, Quantity, RunScores
 from ..yaml_files import read_yaml
 
 HERE: Final = Path(__file__).parent
@@ -55,15 +55,17 @@ class Metric:
     Attributes:
         metric: its name in the stored scores.
         title: the heading of its column.
-        scale: the paper's unit is our unit times this (100 for per cent).
+        scale: the paper's figure is ours times this (100 for per cent), plus ``offset``.
+        offset: 100, with the scale −100, for an error in per cent where ours is an accuracy.
     """
 
     metric: str
     title: str
     scale: float = 1.0
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.scale > 0, "scale", "must be > 0", self.scale)
+        require(self.scale != 0, "scale", "must not be 0", self.scale)
 
 
 @dataclass(frozen=True)
@@ -180,9 +182,15 @@ class PaperTable:
         name, _, where = metric.partition(":")
         return f"{self.names.metrics[name].title} {where}".rstrip()
 
-    def scale(self, metric: str) -> float:
-        """Return the factor from our unit of a metric to the paper's (100 for per cent)."""
-        return self.names.metrics[metric.partition(":")[0]].scale
+    def estimate(self, metric: str, method: str | None, stored: RunScores) -> Estimate | None:
+        """Estimate a metric of the paper from our scores, in the paper's unit; None where there is no such score.
+
+        Args:
+            method: the paper's name of a method, as for :meth:`quantity`.
+        """
+        known = self.names.metrics[metric.partition(":")[0]]
+        ours = stored.estimate(self.quantity(metric, method), known.scale)
+        return None if ours is None else replace(ours, mean=known.offset + ours.mean)
 
     def quantity(self, metric: str, method: str | None) -> Quantity:
         """Return the quantity of the stored scores for the paper's ``metric``.

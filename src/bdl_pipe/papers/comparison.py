@@ -209,7 +209,7 @@ def _line(table: PaperTable, dataset: str, method: str | None, run: Ours | None,
     for metric in table.metrics(dataset):
         ours = None
         if stored is not None and (method is None or metric in printed):
-            ours = stored.estimate(table.quantity(metric, method), table.scale(metric))
+            ours = table.estimate(metric, method, stored)
         pairs[metric] = Pair(ours, printed.get(metric))
     cost = stored.estimate(Quantity("fit_seconds", "cost")) if stored is not None else None
     key, name, setting = (run.key, run.method, run.setting) if run is not None else (None, "", "")
