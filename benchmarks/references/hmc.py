@@ -4,7 +4,7 @@
     python -m benchmarks.references.hmc boston                      # or boston:2 for one split
     python -m benchmarks.references.hmc regression classification   # the toy problems
 
-*boston*: the posterior of the teacher ``boston-sgld`` of params.yaml, of all training rows of each of its five splits;
+*boston*: the posterior of the teacher ``boston-sghmc`` of params.yaml, of all training rows of each of its five splits;
 draws of f at the test rows are stored in ``src/bdl_pipe/evaluation/references``, where evaluation finds them. The toy
 problems are those of ``benchmarks/toys/problems.py``; stored in ``results/dark_knowledge``. A file that is there is
 left as it is: delete it, and it is made again.
@@ -43,7 +43,7 @@ from benchmarks.toys.problems import PROBLEMS, Problem
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load
 
-TEACHER: Final = "boston-sgld"
+TEACHER: Final = "boston-sghmc"
 KEPT: Final = 400  # draws of all chains that are stored
 OUTPUT_UNIT: Final = 0.3
 FIRST_STEP: Final = 0.003

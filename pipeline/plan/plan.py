@@ -93,7 +93,7 @@ def matching(targets: Collection[str], plan: Plan) -> Plan:
     """Return the part of a plan that ``targets`` name, with all that they need; without targets all of it.
 
     Args:
-        targets: names such as ``teacher@boston-sgld``, or stage kinds, which stand for every stage of the kind.
+        targets: names such as ``teacher@boston-sghmc``, or stage kinds, which stand for every stage of the kind.
 
     Raises:
         UserError: a target is neither.

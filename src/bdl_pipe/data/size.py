@@ -90,7 +90,7 @@ class Size:
         while pixels // 2 ** (blocks + 1) >= 1 and pixels / 2**blocks > side:
             blocks += 1
         channels = width or (16 if blocks <= 3 else 8)
-        return {"name": "convnet", "width": channels, "blocks": blocks, "norm": "instance", "pool": "max"}
+        return {"name": "convnet", "width": channels, "blocks": blocks, "norm": "instance", "pool": "average"}
 
     @property
     def noise(self) -> Section:
