@@ -52,7 +52,7 @@ LINEAR = FEATURES | {"stochastic": "linear", "prior_variance": 0.01, "kl_weight"
 
 
 def test_a_gaussian_linear_layer_after_a_point_trunk() -> None:
-    """Loss, prior, decay and prediction of the image models (Harrison et al. 2024, G.3), by torch.distributions."""
+    """Loss, prior, decay and prediction of the image models (Harrison et al. 2023, G.3), by torch.distributions."""
     section = {"network": MLP, "input_shape": [4], "outputs": 3, "task": "classification"}
     section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": LINEAR}
     model = read(LastLayerSpec, section, "spec").build(Seed(1))

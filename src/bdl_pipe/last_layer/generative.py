@@ -6,7 +6,7 @@ C[k] = Σ + S[k] everything below needs log p(φ, k) = log p(k) + log N(φ | μ[
 takes no samples (theorem 3), the predictive is Bayes' rule (eq. 8–9) and the features have a density
 (eq. 74), which is the method's own score of unfamiliar inputs.
 
-Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
 appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
 
 - The KL and log p(Σ) keep their constants: the KL is 0 at the prior and never negative.

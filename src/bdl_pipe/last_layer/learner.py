@@ -7,7 +7,7 @@ softmax (eq. 71), each of them with the layer's own predictive. Or, as that pape
 trunk is a point and one Gaussian linear layer, as wide as it, stands between trunk and last layer: all draws
 share the trunk's output.
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C.
 """
 
 import math

@@ -5,7 +5,7 @@ For each class, with T_y rows, from counts, means and scatters gathered in one p
     μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
     Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
 
-Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
 (and 76) is printed without its inverse, restored here. Σ[y] is diagonal, so each of its dimensions is
 an inverse gamma of its own, eq. 65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2).
 As there, S is dropped, and a class with no rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
