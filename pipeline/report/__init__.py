@@ -48,10 +48,11 @@ def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], 
 
 
 def headlines(table: tables.Table) -> list[Grid]:
-    """Return the headline table of each data set, then the tables of its coresets under each protocol."""
+    """Return each data set's headline table, then AUROC by own scores, then its coresets under each protocol."""
     parts = table.by_dataset().values()
+    scores = [grid for part in parts if (grid := columns.own_scores(part))]
     coresets = [cross.headline(part, rows) for part in parts if (rows := cross.of(part))]
-    return [*map(columns.headline, parts), *coresets]
+    return [*map(columns.headline, parts), *scores, *coresets]
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:

@@ -143,7 +143,7 @@ def test_starting_values_are_the_papers() -> None:
 
     for values, variance in ((layer.z_out, 1 / 16), (layer.z_in, 1 / 32), (layer.posterior.mean, 1.0)):
         assert p_value(values, variance) > 1e-3 > p_value(values, 2 * variance)
-    torch.testing.assert_close(layer.posterior.sd.detach(), torch.full((16, 32), 1e-3))
+    torch.testing.assert_close(layer.posterior.sd.detach() ** 2, torch.full((16, 32), 1e-3))  # J.2 prints variances
     torch.testing.assert_close(layer.log_d_out.exp().detach(), torch.full((16,), 1e-3))
     assert layer.scale == pytest.approx(1 / math.sqrt(201))
     members = bayesianize(nn.Linear(200, 150), "ensemble_u", rows=16, cols=32).layers["network"].posterior.members

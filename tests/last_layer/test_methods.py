@@ -10,13 +10,9 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.last_layer.config import FeaturesConfig, GaussianLayer
 from bdl_pipe.last_layer.generative import Generative
-from bdl_pipe.last_layer.learner import (
-    FeaturesConfig,
-    GaussianLayer,
-    LastLayerLearner,
-    LastLayerSpec,
-)
+from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerSpec
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL_BNN, LastLayerPosterior
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
@@ -56,7 +52,7 @@ LINEAR = FEATURES | {"stochastic": "linear", "prior_variance": 0.01, "kl_weight"
 
 
 def test_a_gaussian_linear_layer_after_a_point_trunk() -> None:
-    """Loss, prior, decay and prediction of the image models (Harrison et al. 2024, G.3), by torch.distributions."""
+    """Loss, prior, decay and prediction of the image models (Harrison et al. 2023, G.3), by torch.distributions."""
     section = {"network": MLP, "input_shape": [4], "outputs": 3, "task": "classification"}
     section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": LINEAR}
     model = read(LastLayerSpec, section, "spec").build(Seed(1))

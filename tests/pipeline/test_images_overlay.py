@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
 KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
-    "images": ("d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout", "sngp"),
+    "images": (
+        *("d_vbll-random", "g_vbll-random", "g_vbll-exact", "d_vbll_bnn", "g_vbll_bnn"),
+        *("bnn", "dropout", "sngp"),
+    ),
     "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # those of the default run, too
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
     "ciber": ("ciber", "ciber-softmax", "ciber-weights3"),
@@ -39,7 +42,7 @@ def small_networks(value: Any) -> Any:
 
 def small_methods(methods: dict[str, Any], members: int) -> None:
     """Few rows in a batch, few epochs, few draws; in place."""
-    for name in ("sgd", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
+    for name in ("sgd", "d_vbll", "g_vbll", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
         section = methods.get(name, {})
         section.get("training", section)["batch"] = 10
     methods["sngp"] |= {"features": 16}

@@ -3,7 +3,7 @@
 Minimises −mean_{i ∈ batch} log p(y_i | f(x_i; θ)) + κ·KL(q‖p)/N with θ = m + s·ε, ε ~ N(0, I) drawn once a
 step for the whole batch: their variational free energy over N, the number of training rows. Where they sample
 the KL ours is the closed form of two Gaussians, and s is kept by its logarithm, not by softplus. κ = 1 is the
-ELBO; Harrison, Willes & Snoek 2024 (appendix G.3) use other weights.
+ELBO; Harrison, Willes & Snoek 2023 (appendix G.3) use other weights.
 
 Two forms, both those of that paper's baseline. ``all``: every weight and bias of linear and convolutional
 layers is Gaussian, prior N(0, c/√n_in) with c = 4 (G.2: UCI). ``head``: the trunk is a point and the linear

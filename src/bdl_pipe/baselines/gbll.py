@@ -1,7 +1,7 @@
 """The methods ``gbll`` and ``ldgbll``: features trained through the exact evidence of the layer on them.
 
 Watson, Lin, Klink, Pajarinen & Peters 2021, "Latent Derivative Bayesian Last Layer Networks", as the baselines of
-Harrison, Willes & Snoek 2024 (table 2, G.2). ``gbll`` descends −log p(Y | Φ)/n over the trunk, the prior variance s
+Harrison, Willes & Snoek 2023 (table 2, G.2). ``gbll`` descends −log p(Y | Φ)/n over the trunk, the prior variance s
 and the noise variance σ² (by their logarithms); ``ldgbll`` adds a zero-mean prior on the function's derivatives.
 See ``linear`` for both losses. The predictive is the exact one at the last trunk, s and σ².
 

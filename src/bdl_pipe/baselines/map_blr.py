@@ -1,7 +1,7 @@
 """The method ``map_blr``: a network trained to its MAP, then Bayesian linear regression on its fixed features.
 
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
-Willes & Snoek 2024 (table 2). The network has a linear head and one noise variance learned as a point; weight decay
+Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance learned as a point; weight decay
 is its prior. Head and noise are then thrown away: the prior and noise variance of the new layer maximise the evidence
 of the training rows (``evidence``), where Snoek et al. sample them, and its posterior is exact.
 """

@@ -32,7 +32,7 @@ class DatasetConfig:
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
         targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
             the deviation of the training rows; ``log``: the same of their logarithms, where all are > 0; ``centre``:
-            less their mean alone (Harrison et al., 2024, G.2); ``none``: as they are. Classes have none of these.
+            less their mean alone (Harrison et al., 2023, G.2); ``none``: as they are. Classes have none of these.
         held_out: classes, by their index, that leave the training, validation and test rows; their
             test rows are the out-of-distribution set ``held_out``. Of images alone.
         transfer: labelled sets that share classes with this one, named as in ``ood`` (no ``noise``);

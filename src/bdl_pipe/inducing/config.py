@@ -1,5 +1,6 @@
 """How the weights of a layer are distributed."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,7 +22,9 @@ class WeightConfig:
         members: K of ensemble_u.
         spread: what tells the members apart at the start (ensemble_u).
         lambda_init, d_init: λ and the diagonals of D at the start (_u).
-        sd_init: of q(U) or q(W) at the start; null: 1e-3 in U's space, 1e-4 in W's.
+        sd_init: of q(U) or q(W) at the start; null: variances of 1e-3 for ffg_u and standard deviations of 1e-4 in
+            W's space, as J.2 prints them; 1e-3 for fcg_u, which J.2 does not name. The published code starts ffg_u at
+            standard deviations of 1e-3.
         prior_scale: σ·√d_in, d_in counting the bias as an input.
         prior_sd: σ itself, in place of ``prior_scale``; null: not.
         full_limit: most weights that a full covariance (fcg) may be over.
@@ -57,6 +60,8 @@ class WeightConfig:
         """Return the standard deviations at the start."""
         if self.sd_init is not None:
             return self.sd_init
+        if self.kind == "ffg_u":
+            return math.sqrt(1e-3)
         return 1e-4 if self.kind.endswith("_w") else 1e-3
 
 

@@ -1,6 +1,6 @@
 """Variational Bayesian last layers: a Bayesian head in place of ``nn.Linear``, trained without sampling.
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers".
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers".
 """
 
 from .discriminative import Discriminative

@@ -7,7 +7,7 @@
 Training needs φᵀSφ, tr S and log det S alone; none of them takes more than O(h²) for a matrix, and
 the determinant of the low-rank form is that of an r×r matrix (the determinant lemma).
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix D. Deviation:
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix D. Deviation:
 the parameter holds Pᵀ, so that Φ meets the factors of all classes in one product of matrices, and
 blocks of rows of Pᵀ skip the zeros below its diagonal.
 """

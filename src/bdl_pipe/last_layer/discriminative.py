@@ -4,7 +4,7 @@ Model y ~ softmax(Wφ + ε), ε ~ N(0, diag σ²), q(W) = Π_k N(w̄_k, S_k). A 
 
     w̄_yᵀφ − log Σ_k exp(w̄_kᵀφ + ½(φᵀS_kφ + σ_k²))                                 (eq. 13, 44)
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", theorem 2. σ² has a
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 2. σ² has a
 product of inverse gammas, each of the form of eq. 65 with N = 1 (appendix C.1).
 Deviations: none in the model. The published ``vbll`` 0.4.9 multiplies the prior's variance by
 2/in_features, drops the KL's constant −h/2 a class, takes N = classes in eq. 65 for every diagonal

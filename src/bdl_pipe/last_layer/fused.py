@@ -12,7 +12,7 @@ which are six products of matrices, twice a linear head's, and few passes over a
 P are kept from the loss for its gradient. :func:`composed` is the same loss without any of this; derivatives of
 the gradient go through it.
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", eq. 13, 44, 61, 65 and 81; gradients
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", eq. 13, 44, 61, 65 and 81; gradients
 are our derivation.
 """
 

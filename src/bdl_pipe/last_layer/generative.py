@@ -6,7 +6,7 @@ C[k] = Σ + S[k] everything below needs log p(φ, k) = log p(k) + log N(φ | μ[
 takes no samples (theorem 3), the predictive is Bayes' rule (eq. 8–9) and the features have a density
 (eq. 74), which is the method's own score of unfamiliar inputs.
 
-Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
 appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
 
 - The KL and log p(Σ) keep their constants: the KL is 0 at the prior and never negative.
@@ -28,7 +28,7 @@ from ..errors import require
 from ..predictive import Categorical
 from ..seeds import Seed
 from .densities import LOG_2PI, check_features, check_labels, feature_log_prior, log_densities
-from .refit import NoisePrior, Refit, refit
+from .refit import NoisePrior, Refit, class_means, refit
 
 _DRAWS: Final = 50  # draws of the class means at a time
 
@@ -203,6 +203,17 @@ class Generative(nn.Module):
     def _log_density(self, features: Tensor, joint: Tensor, normalised: bool) -> Tensor:
         density = torch.logsumexp(joint, dim=-1)
         return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
+
+    @torch.no_grad()
+    def condition(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Replace q(φ̄) by the exact posterior of the class means at this layer's Σ (appendix C.6), from one pass.
+
+        The exact posterior is diagonal, as q is. The classes' Dirichlet posterior is exact as it is. For the arguments
+        and errors see :meth:`refit_noise`.
+        """
+        mean, variance = class_means(batches, self.noise_variance, self.prior_variance, self.num_classes)
+        self.mean.copy_(mean)
+        self.log_std.copy_(0.5 * variance.log())
 
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
         """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance of each class's own, from one pass.

@@ -5,7 +5,7 @@
 with q(W) = Π_k N(w̄_k, S_k), p(W) = N(0, sI) and a point estimate of the noise Σ under an inverse
 Wishart prior. The prior of the trunk's weights is the optimiser's weight decay.
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C and D.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C and D.
 Deviation: the KL keeps its constants, so that it is 0 at the prior and never negative.
 """
 

@@ -7,7 +7,7 @@ softmax (eq. 71), each of them with the layer's own predictive. Or, as that pape
 trunk is a point and one Gaussian linear layer, as wide as it, stands between trunk and last layer: all draws
 share the trunk's output.
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", appendix C.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C.
 """
 
 import math
@@ -28,108 +28,14 @@ from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner
+from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
+from .conjugate import ConjugateRegression
 from .discriminative import Discriminative
 from .generative import Generative
 from .refit import Refit
 from .regression import Regression
-from .softmax import Rule
 
-Covariance = Literal["dense", "diagonal", "lowrank"]
 Layer = Regression | Discriminative | Generative
-
-
-@dataclass(frozen=True)
-class GaussianLayer:
-    """The settings of a last layer whose weights have a Gaussian posterior.
-
-    It does regression, or discriminative classification.
-
-    Attributes:
-        covariance, rank: the form of S; ``rank`` for lowrank alone.
-        prior_variance: s of the prior N(0, sI).
-        wishart_dof, wishart_scale: ν and m of the noise covariance's prior.
-        kl_weight: of the layer's KL; 1 is the bound.
-        predictive: how E[softmax] is had (classification).
-        draws: of "sampled".
-    """
-
-    covariance: Covariance
-    rank: int | None
-    prior_variance: float
-    wishart_dof: float
-    wishart_scale: float
-    kl_weight: float
-    predictive: Rule = "mean_field"
-    draws: int = 20
-    name: Literal["gaussian"] = "gaussian"
-
-    def __post_init__(self) -> None:
-        _require_ranges(self)
-        if self.covariance == "lowrank":
-            require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
-        else:
-            require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
-
-
-@dataclass(frozen=True)
-class GenerativeLayer:
-    """The settings of a last layer of class means; see :class:`Generative`.
-
-    Attributes:
-        refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
-            features after training.
-    """
-
-    dirichlet: float
-    prior_variance: float
-    wishart_dof: float
-    wishart_scale: float
-    kl_weight: float
-    refit: bool
-    name: Literal["generative"] = "generative"
-
-    def __post_init__(self) -> None:
-        _require_ranges(self)
-        require(self.dirichlet > 0, "dirichlet", "must be > 0", self.dirichlet)
-
-
-def _require_ranges(layer: GaussianLayer | GenerativeLayer) -> None:
-    for name in ("prior_variance", "wishart_dof", "wishart_scale"):
-        require(getattr(layer, name) > 0, name, "must be > 0", getattr(layer, name))
-    require(layer.kl_weight >= 0, "kl_weight", "must be >= 0", layer.kl_weight)
-
-
-@dataclass(frozen=True)
-class FeaturesConfig:
-    """The settings of variational features.
-
-    Attributes:
-        initial_sd: deviation of every Gaussian weight at the start.
-        kl_weight: of the features' KL; 1 is the bound.
-        draws: of the features in a prediction.
-        validation_draws: of the features in a validation score.
-        stochastic: ``all``: every weight of the trunk is Gaussian, prior N(0, 4/√fan-in); ``linear``: those of
-            a linear layer after it alone.
-        prior_variance: of each weight and bias of that linear layer; for ``linear`` alone.
-    """
-
-    initial_sd: float
-    kl_weight: float
-    draws: int
-    validation_draws: int
-    stochastic: Literal["all", "linear"] = "all"
-    prior_variance: float | None = None
-
-    def __post_init__(self) -> None:
-        linear = self.stochastic == "linear"
-        rule = "must be > 0 where stochastic is linear, and null where it is all"
-        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
-        require(good, "prior_variance", rule, self.prior_variance)
-        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
-        require(self.validation_draws > 0, "validation_draws", "must be > 0", self.validation_draws)
 
 
 @dataclass(frozen=True)
@@ -148,6 +54,12 @@ class LastLayerSpec:
     task: Literal["classification", "regression"]
     layer: GaussianLayer | GenerativeLayer
     features: FeaturesConfig | None
+
+    def __post_init__(self) -> None:
+        if self.task == "classification" and isinstance(self.layer, GaussianLayer):
+            require_variational("layer.posterior", self.layer, "for a discriminative layer, which is not conjugate")
+        if self.features is not None:
+            require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
 
     @property
     def refits(self) -> bool:
@@ -184,12 +96,14 @@ class LastLayerLearner(Learner):
 
     Attributes:
         refit: feature densities of predictions, beside the layer's; None while training.
+        exact: the exact posterior of regression, which predicts in the layer's place; None while training.
     """
 
     def __init__(self, spec: LastLayerSpec, trunk: networks.Network, layer: Layer, rng: Seed) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
         self.refit: Refit | None = None
+        self.exact: ConjugateRegression | None = None
         self.trunk: nn.Module = trunk
         self.linear: MeanField | None = None
         features = spec.features
@@ -239,7 +153,7 @@ class LastLayerLearner(Learner):
         Raises:
             UserError: the layer is generative, whose functions are not Gaussian.
         """
-        layer = self.layer
+        layer = self.layer if self.exact is None else self.exact
         if isinstance(layer, Generative):
             raise UserError("the functions of a generative last layer are not Gaussian: ask for their joint")
         drawn = self._drawn_features(inputs.flatten(0, 1), self._draws, rng)
@@ -278,9 +192,9 @@ class LastLayerLearner(Learner):
             yield self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
 
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        parts = []
+        parts, layer = [], self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
-            part = self.layer.predict(features, rng=rng.fold("layer", draw))
+            part = layer.predict(features, rng=rng.fold("layer", draw))
             if self.refit is not None:
                 assert isinstance(part, Categorical)
                 part = Categorical(

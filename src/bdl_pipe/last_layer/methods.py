@@ -2,6 +2,9 @@
 
 A fit starts from random weights, or, where its row's input is a trajectory, from that network's last
 snapshot: the trunk as it is and, for weights of Gaussian posterior, the head as their mean.
+
+Training is by the variational posterior, and so is the choice of epochs by a validation score. With
+``layer.posterior: exact`` the exact posterior at the trained trunk and Σ takes its place at the end (appendix C.6).
 """
 
 from collections.abc import Iterator
@@ -23,16 +26,19 @@ from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig
 from ..training.posterior import LearnerPosterior
 from ..training.warm_start import Weights
+from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
+from .conjugate import ConjugateRegression, condition
 from .generative import Generative
-from .learner import FeaturesConfig, GaussianLayer, GenerativeLayer, LastLayerLearner, LastLayerSpec
+from .learner import LastLayerLearner, LastLayerSpec
 from .refit import Refit
+from .regression import Regression
 
 _ROWS = 1000  # training rows in one pass of a refit
 
 
 @dataclass(frozen=True)
 class VbllConfig:
-    """The sections ``methods.vbll`` and ``methods.d_vbll`` of params.yaml.
+    """The section ``methods.vbll`` of params.yaml.
 
     Attributes:
         network: its trunk is used.
@@ -63,6 +69,9 @@ class VbllBnnConfig:
     layer: GaussianLayer
     features: FeaturesConfig
 
+    def __post_init__(self) -> None:
+        require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
+
 
 @dataclass(frozen=True)
 class GenerativeBnnConfig:
@@ -72,6 +81,17 @@ class GenerativeBnnConfig:
     training: TrainingConfig
     layer: GenerativeLayer
     features: FeaturesConfig
+
+    def __post_init__(self) -> None:
+        require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
+
+
+@dataclass(frozen=True)
+class DiscriminativeConfig(VbllConfig):
+    """The section ``methods.d_vbll`` of params.yaml."""
+
+    def __post_init__(self) -> None:
+        require_variational("layer.posterior", self.layer, "for a discriminative layer, which is not conjugate")
 
 
 Config = VbllConfig | GenerativeConfig | VbllBnnConfig | GenerativeBnnConfig
@@ -113,18 +133,32 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
         learner = spec.build(Seed(0))
         if spec.refits:
             learner.refit = Refit.skeleton(spec.outputs, learner.layer.in_features)
+        if spec.layer.posterior == "exact" and isinstance(learner.layer, Regression):
+            learner.exact = ConjugateRegression.skeleton(spec.outputs, learner.layer.in_features)
         return learner
 
     @staticmethod
     def finish(spec: LastLayerSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
-        """Refit the densities of a generative layer to the training features, where its config says so."""
-        if not spec.refits:
-            return fitted.state
+        """Replace the variational posterior and refit a generative layer's densities, where the config says so."""
+        state, exact = dict(fitted.state), spec.layer.posterior == "exact"
+        if not (exact or spec.refits):
+            return state
         learner = spec.build(Seed(0)).to(data.device).eval()
-        learner.load_state_dict(fitted.state)
-        assert isinstance(learner.layer, Generative)
-        refit = learner.layer.refit_noise(_training_features(learner, data, rng.fold("refit"))).cpu()
-        return {**fitted.state, **{f"refit.{name}": tensor for name, tensor in refit.state_dict().items()}}
+        learner.load_state_dict(state)
+        layer = learner.layer
+        if exact and isinstance(layer, Regression):
+            state |= _named("exact.", condition(layer, _training_features(learner, data, rng.fold("exact"))))
+        if exact and isinstance(layer, Generative):
+            layer.condition(_training_features(learner, data, rng.fold("exact")))
+            state |= _named("layer.", layer)
+        if spec.refits:
+            assert isinstance(layer, Generative)
+            state |= _named("refit.", layer.refit_noise(_training_features(learner, data, rng.fold("refit"))))
+        return state
+
+
+def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    return {prefix + name: tensor.cpu() for name, tensor in module.state_dict().items()}
 
 
 def _counts(data: FitData) -> Tensor | None:
@@ -180,7 +214,7 @@ VBLL = _method(
     Default(1.6, override=lambda size: {**_default(size), "layer": {"wishart_scale": 1.0}}),
 )
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
-D_VBLL = _method("d_vbll", VbllConfig, ("classification",), Default(1.6, override=_default))
+D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default))
 D_VBLL_BNN = _method("d_vbll_bnn", VbllBnnConfig, ("classification",))
 G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default))
 G_VBLL_BNN = _method("g_vbll_bnn", GenerativeBnnConfig, ("classification",))

@@ -5,7 +5,7 @@ For each class, with T_y rows, from counts, means and scatters gathered in one p
     μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
     Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
 
-Source: Harrison, Willes & Snoek 2024, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
 (and 76) is printed without its inverse, restored here. Σ[y] is diagonal, so each of its dimensions is
 an inverse gamma of its own, eq. 65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2).
 As there, S is dropped, and a class with no rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
@@ -93,21 +93,47 @@ def refit(
     Raises:
         DataError: no rows, labels out of range, or features not finite or of another width than Σ.
     """
-    moments = _Moments.zeros(len(class_log_probs), noise_variance)
+    moments = _gather(batches, noise_variance, len(class_log_probs))
+    mean, _ = _posterior(moments, noise_variance, prior.mean_variance)
+    variance = (prior.scale + moments.scatter) / (moments.count[:, None] + prior.dof + 2)
+    like = noise_variance.dtype
+    return Refit(mean.to(like), variance.to(like), class_log_probs, prior.mean_variance + noise_variance)
+
+
+@torch.no_grad()
+def class_means(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    noise_variance: Float[Tensor, " feature"],
+    prior_variance: float,
+    classes: int,
+) -> tuple[Float[Tensor, "class feature"], Float[Tensor, "class feature"]]:
+    """Return the mean and the variance of the class means' exact posterior given Σ (appendix C.6), in one pass.
+
+    The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹), μ[y] of eq. 75.
+    It raises the errors of :func:`refit`.
+    """
+    moments = _gather(batches, noise_variance, classes)
+    mean, variance = _posterior(moments, noise_variance, prior_variance)
+    return mean.to(noise_variance.dtype), variance.to(noise_variance.dtype)
+
+
+def _posterior(moments: "_Moments", noise_variance: Tensor, prior_variance: float) -> tuple[Tensor, Tensor]:
+    weight = prior_variance * moments.count[:, None]
+    total = noise_variance + weight
+    return weight / total * moments.mean, prior_variance * noise_variance / total  # both factors multiplied by sΣ
+
+
+def _gather(batches: Iterable[tuple[Tensor, Tensor]], noise_variance: Tensor, classes: int) -> "_Moments":
+    moments = _Moments.zeros(classes, noise_variance)
     for features, labels in batches:
         check_features(features, len(noise_variance))
-        check_labels(labels, len(class_log_probs))
-        moments = moments.merge(_Moments.of(features, labels.long(), len(class_log_probs)))
+        check_labels(labels, classes)
+        moments = moments.merge(_Moments.of(features, labels.long(), classes))
     if not moments.count.sum() > 0:
         raise DataError("batches must have at least one row, got none")
     if not torch.isfinite(moments.scatter).all():
         raise DataError("features must be finite")
-    count = moments.count[:, None]
-    weight = prior.mean_variance * count
-    mean = weight / (noise_variance + weight) * moments.mean  # eq. 75, both factors multiplied by sΣ
-    variance = (prior.scale + moments.scatter) / (count + prior.dof + 2)
-    like = noise_variance.dtype
-    return Refit(mean.to(like), variance.to(like), class_log_probs, prior.mean_variance + noise_variance)
+    return moments
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ bound, and the predictive, are in closed form:
     log N(y | W̄φ, Σ) − ½ φᵀSφ tr(Σ⁻¹)                                              (eq. 12, 16)
     p(y | x) = N(W̄φ, φᵀSφ I + Σ)                                                   (eq. 17)
 
-Source: Harrison, Willes and Snoek 2024, "Variational Bayesian Last Layers", theorem 1 and appendix A.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 1 and appendix A.
 Deviations: none in the model. The published ``vbll`` 0.4.9 divides the prior's variance by
 in_features, drops the KL's constant −h/2 a row, has no off-diagonal noise, stores log σ (ours:
 −log σ) and, for low rank, log σ² (ours: half of it); for several outputs it gives each its own S

@@ -7,7 +7,7 @@ number of epochs, so it ends where it would have ended alone, up to rounding.
 
 The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
 rows by the negative log-likelihood; a second, on all rows, runs for as many epochs as scored best
-(Harrison, Willes & Snoek 2024, appendix G.2). Test rows are nowhere in sight.
+(Harrison, Willes & Snoek 2023, appendix G.2). Test rows are nowhere in sight.
 """
 
 import copy

@@ -1,0 +1,115 @@
+"""The settings of last layers and of variational features: the sections ``layer`` and ``features`` of params.yaml."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import require
+from .softmax import Rule
+
+Covariance = Literal["dense", "diagonal", "lowrank"]
+PosteriorForm = Literal["variational", "exact"]
+
+
+@dataclass(frozen=True)
+class GaussianLayer:
+    """The settings of a last layer whose weights have a Gaussian posterior.
+
+    It does regression, or discriminative classification.
+
+    Attributes:
+        covariance, rank: the form of S; ``rank`` for lowrank alone.
+        prior_variance: s of the prior N(0, sI).
+        wishart_dof, wishart_scale: ν and m of the noise covariance's prior.
+        kl_weight: of the layer's KL; 1 is the bound.
+        predictive: how E[softmax] is had (classification).
+        draws: of "sampled".
+        posterior: of the weights in predictions. "exact" (regression): after training, the variational posterior is
+            replaced by the exact one given the features of all training rows (appendix C.6).
+    """
+
+    covariance: Covariance
+    rank: int | None
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    predictive: Rule = "mean_field"
+    draws: int = 20
+    posterior: PosteriorForm = "variational"
+    name: Literal["gaussian"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _require_ranges(self)
+        if self.covariance == "lowrank":
+            require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
+        else:
+            require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+
+
+@dataclass(frozen=True)
+class GenerativeLayer:
+    """The settings of a last layer of class means; see :class:`Generative`.
+
+    Attributes:
+        refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
+            features after training.
+        posterior: of the class means in labels and in the layer's own densities, as in :class:`GaussianLayer`. The
+            densities of ``refit`` do not depend on it: their means are the exact posterior's, their noise each class's.
+    """
+
+    dirichlet: float
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    refit: bool
+    posterior: PosteriorForm = "variational"
+    name: Literal["generative"] = "generative"
+
+    def __post_init__(self) -> None:
+        _require_ranges(self)
+        require(self.dirichlet > 0, "dirichlet", "must be > 0", self.dirichlet)
+
+
+def _require_ranges(layer: GaussianLayer | GenerativeLayer) -> None:
+    for name in ("prior_variance", "wishart_dof", "wishart_scale"):
+        require(getattr(layer, name) > 0, name, "must be > 0", getattr(layer, name))
+    require(layer.kl_weight >= 0, "kl_weight", "must be >= 0", layer.kl_weight)
+
+
+def require_variational(key: str, layer: GaussianLayer | GenerativeLayer, where: str) -> None:
+    """Raise ConfigError where the layer's posterior is to be exact but cannot be."""
+    require(layer.posterior == "variational", key, f"must be variational {where}", layer.posterior)
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """The settings of variational features.
+
+    Attributes:
+        initial_sd: deviation of every Gaussian weight at the start.
+        kl_weight: of the features' KL; 1 is the bound.
+        draws: of the features in a prediction.
+        validation_draws: of the features in a validation score.
+        stochastic: ``all``: every weight of the trunk is Gaussian, prior N(0, 4/√fan-in); ``linear``: those of
+            a linear layer after it alone.
+        prior_variance: of each weight and bias of that linear layer; for ``linear`` alone.
+    """
+
+    initial_sd: float
+    kl_weight: float
+    draws: int
+    validation_draws: int
+    stochastic: Literal["all", "linear"] = "all"
+    prior_variance: float | None = None
+
+    def __post_init__(self) -> None:
+        linear = self.stochastic == "linear"
+        rule = "must be > 0 where stochastic is linear, and null where it is all"
+        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
+        require(good, "prior_variance", rule, self.prior_variance)
+        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require(self.validation_draws > 0, "validation_draws", "must be > 0", self.validation_draws)
