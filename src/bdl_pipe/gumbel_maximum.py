@@ -20,27 +20,28 @@ Points = Iterable[tuple[Float[Tensor, "batch class 1"], float]]
 
 
 def log_terms(
-    distance: Float[Tensor, "batch class grid"], points: Points, highest: Float[Tensor, "batch class 1"]
+    log_below: Float[Tensor, "batch class grid"], log_density: Float[Tensor, "batch class grid"]
 ) -> Float[Tensor, "batch class grid"]:
-    """Return the log of the integrand of each class on a grid of t.
+    """Return the log of the integrand of each class on a grid of t, from log F and log f of each logit.
 
-    F must not underflow on the grid: where a logit has a point at most 4 above the lowest t, F is at least the
-    point's share of e^{−e⁴} > 1e-24.
+    log F must be finite. It is where the logit has a point at most 4 above t: F is then at least that point's share of
+    e^{−e⁴} > 1e-24.
+    """
+    return log_density - log_below + log_below.sum(-2, keepdim=True)
+
+
+def mixture(
+    distance: Float[Tensor, "batch class grid"], points: Points, highest: Float[Tensor, "batch class 1"]
+) -> tuple[Float[Tensor, "batch class grid"], Float[Tensor, "batch class grid"]]:
+    """Return log F and log f of z + g.
+
+    Sums of probabilities, not of their logarithms, for speed. f does underflow far above an unlikely logit: so f·eˢ is
+    summed, s ≥ 0 the smallest gap.
 
     Args:
         distance: t less a centre of each logit, in rising order.
         points: the distances of the logits' points from their centres, and each point's share, alike in all logits.
         highest: the largest of those distances.
-    """
-    log_below, log_density = _gumbel_mixture(distance, points, highest)
-    return log_density - log_below + log_below.sum(-2, keepdim=True)
-
-
-def _gumbel_mixture(distance: Tensor, points: Points, highest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log F and log f of z + g.
-
-    Sums of probabilities, not of their logarithms, for speed. f does underflow far above an unlikely logit: so f·eˢ is
-    summed, s ≥ 0 the smallest gap.
     """
     shift = (distance[..., :1] - highest).clamp_min(0)  # s [..., 1]
     shrink, farthest = torch.exp(-shift), shift - distance

@@ -88,8 +88,8 @@ def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
         (node * deviation[..., None], share)
         for node, share in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True)
     )
-    log_terms = gumbel_maximum.log_terms(grid - mean[..., None], points, float(nodes[-1]) * deviation[..., None])
-    return torch.logsumexp(log_terms, -1)
+    found = gumbel_maximum.mixture(grid - mean[..., None], points, float(nodes[-1]) * deviation[..., None])
+    return torch.logsumexp(gumbel_maximum.log_terms(*found), -1)
 
 
 CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
