@@ -16,11 +16,18 @@ import time
 
 import torch
 
-from bdl_pipe.collapsed.classes import CubicConfig, Form, SoftmaxConfig, cubics, log_probs
+from bdl_pipe.collapsed.classes import CubicConfig, ExactConfig, Form, SoftmaxConfig, cubics, log_probs
 from bdl_pipe.collapsed.head import Collapsed, Head
 from bdl_pipe.seeds import Seed
 
-FORMS: tuple[Form, ...] = (SoftmaxConfig(), CubicConfig(1, 1), CubicConfig(1, 8), CubicConfig(3, 8))
+FORMS: tuple[Form, ...] = (
+    ExactConfig(1),
+    ExactConfig(2),
+    SoftmaxConfig(),
+    CubicConfig(1, 1),
+    CubicConfig(1, 8),
+    CubicConfig(3, 8),
+)
 
 
 def main() -> None:

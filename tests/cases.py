@@ -205,7 +205,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("pca_vi", "regression"): PCA_VI,
     ("kfac_laplace", "classification"): LAPLACE,
     ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
-    ("ciber", "classification"): {"form": {"name": "cubic", "weights": 2, "pieces": 1}},
+    ("ciber", "classification"): {"form": {"name": "exact", "weights": 2}},
     ("ciber_last", "regression"): {"weights": 3, "radius": "variance", "tail": 0.01},
     ("ciber_second", "regression"): {"weights": 2, "radius": "density", "tail": 0.01},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},

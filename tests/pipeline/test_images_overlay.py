@@ -26,7 +26,7 @@ OVERLAYS = {  # file -> its runs; those of the last make the curves and the scor
     ),
     "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # those of the default run, too
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
-    "ciber": ("ciber", "ciber-softmax", "ciber-weights3"),
+    "ciber": ("ciber", "ciber-cubic", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
     "inducing-fashion_mnist": tuple(
         f"resnet-{name}" for name in ("deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u")

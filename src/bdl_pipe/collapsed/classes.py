@@ -1,25 +1,30 @@
 """CIBER for classes: some weights of the last layer are integrated out, the others are a trajectory's snapshots.
 
-For each snapshot, the probability of class k is that of its log-odds a_k = l_k − log Σ_{j≠k} exp l_j, averaged over the
-box of the weights of logit k that are collapsed (:mod:`.head`), the other logits the snapshot's:
+For each snapshot, the probabilities are averaged over the box of the weights that are collapsed (:mod:`.head`), the
+others being the snapshot's, and p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s). With l the snapshot's logits,
 
-    p_k ∝ E[σ(a_k + shift_k + Σ_i h_iU_i)],    p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s)
+    exact    p_k = E[softmax_k(l + shift + Σ_i h_iU_i)], all classes' weights at once, without approximation: one
+             integral (:mod:`.integrals.uniform_logits`), up to three weights of each class
+    cubic    p_k ∝ E[σ(a_k + shift_k + Σ_i h_{ki}U_{ki})], a_k = l_k − log Σ_{j≠k} exp l_j the log-odds, the other
+             logits the snapshot's; σ by piecewise cubics: the paper's text has one cubic
+    softmax  the same of one weight of each class, by σ itself: the published code
 
-    cubic    any number of weights of each class, σ by piecewise cubics: the paper's text, one cubic
-    softmax  one weight of each class, σ itself: the published code
+In the last two the probabilities of one snapshot come from different integrals, in each of which one logit moves, and
+are divided by their sum. That is not the average of eq. 2: for ten classes whose logits deviate by 2, half-widths of
+up to .4, 1 and 4 put a probability off by up to .002, .012 and .12 with the sigmoid, by .014, .018 and .13 with one
+cubic, and by .005, .031 and .27 with nothing collapsed.
 
-The probabilities of one snapshot come from different integrals, so they are divided by their sum. Weights: the paper
-has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each class, for each
-input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
+Weights: the paper has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each
+class, for each input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
 
-Deviations. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log 0 is no score. So
-p_k is moved into bounds that the exact average keeps (:mod:`.integrals.sigmoid_bounds`), which brings it nearer
-wherever it moves. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so that one
-snapshot, or snapshots with one last layer, are their ensemble.
+Deviations. ``exact`` is ours. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log
+0 is no score. So p_k is moved into bounds that the exact average keeps (:mod:`.integrals.sigmoid_bounds`), which brings
+it nearer wherever it moves. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so
+that one snapshot, or snapshots with one last layer, are their ensemble.
 
 The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
-the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box (the
-classes' integrals are apart, so that it is nearly that; the mixture as one draw would have none). The joint of several
+the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box
+(``exact``, and nearly so the others; the mixture as one draw would have none). The joint of several
 inputs is by draws of the collapsed weights (:meth:`CiberPosterior.joint`). Each snapshot has the statistics of batch
 normalisation that it was trained with: its weights are its own, not an average's.
 
@@ -46,7 +51,7 @@ from ..predictive import Categorical
 from ..progress import Report
 from ..seeds import Seed
 from .head import Collapsed, Head
-from .integrals import few_uniforms
+from .integrals import few_uniforms, uniform_logits
 from .integrals.layout import wide
 from .integrals.piecewise import Piecewise, cubic_sigmoid
 from .integrals.sigmoid_bounds import within
@@ -90,7 +95,29 @@ class SoftmaxConfig:
         return 1
 
 
-Form = CubicConfig | SoftmaxConfig
+@dataclass(frozen=True)
+class ExactConfig:
+    """The form with the average of the softmax over all collapsed weights of all classes at once.
+
+    Attributes:
+        weights: collapsed weights of each class; work and time grow with the product of their nodes.
+    """
+
+    weights: int
+    name: Literal["exact"] = "exact"
+
+    def __post_init__(self) -> None:
+        rule = (
+            f"must be 1 … {uniform_logits.MOST}: the points of an exact average are the product of the weights' nodes"
+        )
+        require(0 < self.weights <= uniform_logits.MOST, "weights", rule, self.weights)
+
+    def count(self, inputs: int) -> int:
+        """Return the number of collapsed weights of each class."""
+        return self.weights
+
+
+Form = ExactConfig | CubicConfig | SoftmaxConfig
 
 
 @dataclass(frozen=True)
@@ -98,7 +125,7 @@ class CiberConfig:
     """The section ``methods.ciber`` of params.yaml.
 
     Attributes:
-        form: ``cubic`` or ``softmax``.
+        form: ``exact``, ``cubic`` or ``softmax``.
     """
 
     form: Form
@@ -135,16 +162,20 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
     ) -> JointCategorical:
         """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
 
-        The integral over weights that several inputs share has no closed form. Given a draw, p_k ∝ σ(a_k + Σ (W − w)φ)
+        The integral over weights that several inputs share has no closed form. Given a draw, ``exact`` has the softmax
+        of the logits, so that a row's marginal is that of ``predict``; the other forms have p_k ∝ σ(a_k + Σ (W − w)φ)
         with the sigmoid itself, divided by the sum of each draw.
         """
         each, flat, log_probs = -(-draws // len(self._head.weights)), inputs.flatten(0, 1), []
         for number, weights in self.numbered():
             features = functional_call(self.trunk, under("trunk.", weights), (flat,))
-            odds = log_odds(F.linear(features, weights["head.weight"], weights["head.bias"]))
+            logits = F.linear(features, weights["head.weight"], weights["head.bias"])
             drawn = self._head.draw(each, rng.fold("weights", number))
             shift = self._head.drawn_shift(number, features, self._count, drawn)
-            log_probs.append(F.logsigmoid(odds + shift).double().log_softmax(-1))
+            if isinstance(self.config.form, ExactConfig):
+                log_probs.append((logits + shift).double().log_softmax(-1))
+            else:
+                log_probs.append(F.logsigmoid(log_odds(logits) + shift).double().log_softmax(-1))
         return JointCategorical(torch.cat(log_probs).unflatten(1, inputs.shape[:2])).at(places)
 
 
@@ -153,6 +184,10 @@ cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
 
 def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
     """Return log p of snapshots with logits of their own, in blocks of points."""
+    if isinstance(form, ExactConfig):
+        averages = uniform_logits.log_expected_softmax(wide(logits) + wide(collapsed.shift), collapsed.half_widths)
+        still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # its rounding would be of a sum
+        return torch.where(still, logits.log_softmax(-1), averages.to(logits))
     sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
     shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
@@ -199,7 +234,7 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
     spec, weights = trajectory(inputs)
     assert spec.likelihood == "categorical"
     width = weights["head.weight"].shape[-1] + 1
-    most = min(few_uniforms.MOST, width)
+    most = min(uniform_logits.MOST if isinstance(config.form, ExactConfig) else few_uniforms.MOST, width)
     rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
     count = config.form.count(width)
     require(count <= most, "methods.ciber.form.weights", rule, count)

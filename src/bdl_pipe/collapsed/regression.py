@@ -9,8 +9,8 @@ replaced by a triangular one; its average over the box is exact (:mod:`.output_d
 the snapshots is the predictive (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
 
 Which weights: for each input and snapshot those of the largest range·|input|. The paper has all of the last layer, and
-three before it, of a large range; its code two and the bias. ``ciber_second`` takes the unit whose part of the mean has
-the widest range over its own box.
+the three before it that vary most, which may belong to three units and are the same for all inputs; its code two and
+the bias. ``ciber_second`` takes the unit whose part of the mean has the widest range over its own box.
 
 Deviations. The published code standardises before it splits and integrates over the range of the *test* targets; here
 transforms are the training rows', and a density integrates to one over the line. The collapsed weights move the mean

@@ -7,11 +7,13 @@ from .few_uniforms import expect, log_triangular_density, triangular_cdf, triang
 from .piecewise import Piecewise, cubic_sigmoid, sigmoid_error
 from .softmax import mean_sigmoid, softmax_one
 from .triangle import radius, triangular
+from .uniform_logits import log_expected_softmax
 
 __all__ = [
     "Piecewise",
     "cubic_sigmoid",
     "expect",
+    "log_expected_softmax",
     "log_triangular_density",
     "mean_sigmoid",
     "radius",

@@ -1,0 +1,54 @@
+"""E[softmax(z)] of independent logits z by one integral along the largest of perturbed logits.
+
+softmax_k(z) is the chance that z_k + g_k is the largest of the z_l + g_l, g standard Gumbel. The logits are
+independent, so that with F_l, f_l the distribution and density of z_l + g_l
+
+    E[softmax_k(z)] = ∫ f_k(t) Π_{l≠k} F_l(t) dt = ∫ (f_k/F_k)(t) Π_l F_l(t) dt.
+
+Each z_l is given as a mixture of points, such as the nodes of a Gauss rule of its distribution: Gaussian logits are in
+:mod:`bdl_pipe.last_layer.softmax`, uniform ones in :mod:`bdl_pipe.collapsed.integrals.uniform_logits`. Own derivation
+from the Gumbel-max identity.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Points = Iterable[tuple[Float[Tensor, "batch class 1"], float]]
+
+
+def log_terms(
+    log_below: Float[Tensor, "batch class grid"], log_density: Float[Tensor, "batch class grid"]
+) -> Float[Tensor, "batch class grid"]:
+    """Return the log of the integrand of each class on a grid of t, from log F and log f of each logit.
+
+    log F must be finite. It is where the logit has a point at most 4 above t: F is then at least that point's share of
+    e^{−e⁴} > 1e-24.
+    """
+    return log_density - log_below + log_below.sum(-2, keepdim=True)
+
+
+def mixture(
+    distance: Float[Tensor, "batch class grid"], points: Points, highest: Float[Tensor, "batch class 1"]
+) -> tuple[Float[Tensor, "batch class grid"], Float[Tensor, "batch class grid"]]:
+    """Return log F and log f of z + g.
+
+    Sums of probabilities, not of their logarithms, for speed. f does underflow far above an unlikely logit: so f·eˢ is
+    summed, s ≥ 0 the smallest gap.
+
+    Args:
+        distance: t less a centre of each logit, in rising order.
+        points: the distances of the logits' points from their centres, and each point's share, alike in all logits.
+        highest: the largest of those distances.
+    """
+    shift = (distance[..., :1] - highest).clamp_min(0)  # s [..., 1]
+    shrink, farthest = torch.exp(-shift), shift - distance
+    below, density = torch.zeros_like(distance), torch.zeros_like(distance)
+    for offset, share in points:
+        scaled = torch.exp((farthest + offset).clamp_max(80))  # eˢ⁻ᵍᵃᵖ; e⁸⁰ is finite in float32
+        under = torch.exp(-scaled * shrink)  # F of a Gumbel
+        below = below.add(under, alpha=share)
+        density = density.add(scaled * under, alpha=share)
+    return below.log(), density.log() - shift
