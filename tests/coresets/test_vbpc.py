@@ -59,7 +59,7 @@ def grid(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 def test_the_bounds_likelihood_against_dense_quadrature() -> None:
     """20,000 pairs, 12 entries within 5 standard errors: a false alarm in 140,000 runs.
 
-    The paper's loss is the other one: eq. 25 is within .18 of log E[softmax], which is above E[log softmax] by up to 2.5.
+    The paper's loss is the other one: eq. 25 is within .18 of log E[softmax], which is up to 2.5 above E[log softmax].
     """
     mean = torch.tensor([[0.0, 1.0, -1.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [-2.0, 2.0, 1.0]], dtype=torch.float64)
     variance = torch.tensor([0.2, 9.0, 4.0, 1.0], dtype=torch.float64)
