@@ -61,7 +61,7 @@ def main() -> None:
     seconds = time.process_time() - began
     about = f"Commit {provenance.commit()}, {chosen.steps} steps, one seed, {seconds:.0f} s of one core."
     lines = [f"| {' | '.join(cells)} |" for cells in table]
-    told = (__doc__ or "").partition("\n")[2].strip()
+    told = (__doc__ or "").partition("\n")[2].strip("\n")
     OUT.write_text("\n\n".join(["# The outer loss of VBPC", told, about, "\n".join(lines)]) + "\n")
     print("\n".join(lines))
 

@@ -129,7 +129,7 @@ def page(rows: list[dict[str, str]]) -> str:
         [
             "# VBPC's ablations, ours beside the paper's",
             "",
-            (__doc__ or "").partition("\n")[2].strip(),
+            (__doc__ or "").partition("\n")[2].strip("\n"),
             "",
             f"Ours by default: {_pair(own)}; the paper's: {_pair(ABLATIONS[0].default)}.",
             "",
