@@ -146,13 +146,6 @@ def test_params_are_read(page: Path, language: str, text: str, tmp_path: Path) -
     assert set(shown.get("datasets", {})) <= set(params.datasets)
 
 
-def test_every_link_leads_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
-
-
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8192
 

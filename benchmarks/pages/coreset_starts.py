@@ -29,6 +29,8 @@ from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.search.trial import Branch, Upstream, inputs_of
 from pipeline.stages import report
 
+from .coresets import uncommitted
+
 OUT = Path("results/coresets/starts.md")
 HEAD = ("Run", "Start NLL", "Coreset NLL", "Start acc. %", "Coreset acc. %", "Better", "Distilled in")
 
@@ -43,11 +45,13 @@ def main() -> None:
     with ProcessPoolExecutor(chosen.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         rows = list(pool.map(measured, chosen.runs, *zip(*asked, strict=True)))
     cells = (HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows)
-    about = [f"- {key}: {value}" for key, value in report.facts(read, settings).items()]
+    facts = report.facts(read, settings)
+    about = [f"- {key}: {value}" for key, value in facts.items()]
     told = (
         "Validation rows, one seed: the random rows that each coreset started from, and what was distilled from them."
     )
-    text = ["# Coresets and their starts", told, "\n".join(about), "\n".join(f"| {' | '.join(row)} |" for row in cells)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    text = ["# Coresets and their starts", *uncommitted(facts), told, "\n".join(about), table]
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text("\n\n".join(text) + "\n")
     print(text[-1])

@@ -12,7 +12,7 @@ Run it in a folder whose report is up to date: ``python -m benchmarks.pages.core
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -41,13 +41,24 @@ def main() -> None:
     crosses = [(part, found) for part in parts if (found := cross.of(part))]
     OUT.mkdir(parents=True, exist_ok=True)
     cross.write_csv(table, OUT / "coresets.csv")
-    about = [f"- {key}: {value}" for key, value in report.facts(read, Settings.read()).items()]
-    text = ["# Coresets under each protocol", __doc__.partition("\n")[2].strip(), "\n".join(about)]
+    facts = report.facts(read, Settings.read())
+    about = [f"- {key}: {value}" for key, value in facts.items()]
+    text = ["# Coresets under each protocol", *uncommitted(facts), __doc__.partition("\n")[2].strip(), "\n".join(about)]
     for part, found in crosses:
         text.append(page.markdown([cross.headline(part, found)]).strip())
         text += [f"![{name}]({name})" for name in curves(part, found)]
         text += pictures(part)
     (OUT / "README.md").write_text("\n\n".join(text) + "\n")
+
+
+def uncommitted(facts: Mapping[str, object]) -> list[str]:
+    """Return the warning that a page needs whose runs were made from files that no commit has; none elsewhere."""
+    if not str(facts["commit"]).endswith("-dirty"):
+        return []
+    return [
+        "**Tracked files differed from the commit below when this was made, and no commit has them: the figures\n"
+        "can be made anew, in about an hour, but not checked against their code.**"
+    ]
 
 
 def curves(table: tables.Table, rows: Sequence[cross.Row]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def hyperparameters(method: Method, present: Any) -> dict[str, Any] | None:
     values, found = config.to_mapping(present), dict[str, Any]()
     for key, (low, high, scale) in method.search.items():
         value: Any = reduce(getitem, key.split("."), values)
-        if value is None or not low <= value <= high:
+        if not isinstance(value, int | float) or not low <= value <= high:  # null, or a rule such as validation
             return None
         found[key] = value if scale == "integer" else float(value)
     return found

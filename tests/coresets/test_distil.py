@@ -43,6 +43,7 @@ STUDIED: dict[str, dict[str, Any]] = {  # what the studies of params/study vary
     "labels that stay": {"coreset": {"label_lr": None}},
     "no augmentation": {"coreset": {"augmentation": {"operations": {"noise": 0.0, "rotate": 0.0, "cutout": 0.0}}}},
     "one old network": {"coreset": {"pool": {"networks": 1, "steps": 100}}},
+    "the bound": {"outer": "expected"},
     "other precisions": {"rho": 1000.0, "gamma": 1.0},
 }
 

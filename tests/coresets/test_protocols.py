@@ -9,11 +9,14 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from bdl_pipe import config
+from bdl_pipe import config, registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.protocols import chains, closed_form, network
+from bdl_pipe.coresets.protocols.scale import GRID
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.vbpc import closed_form as vbpc
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.predictive import Categorical
@@ -50,20 +53,24 @@ SECTIONS = {
     "krr": TRAINED | {"ridge": 1e-3},
     "sgmcmc": CHAINS,
     "vi": CONFIGS["coreset_vi", "classification"],
+    "bma": CONFIGS["coreset_bma", "classification"],
 }
 METHODS = {
     "nn": network.CORESET_NN,
     "krr": network.CORESET_KRR,
     "sgmcmc": chains.CORESET_SGMCMC,
     "vi": closed_form.CORESET_VI,
+    "bma": closed_form.CORESET_BMA,
 }
 
 
-def fitted(name: str, report: Report | None = None, stored: State | None = None, **changes: Any) -> State:
+def fitted(
+    name: str, report: Report | None = None, stored: State | None = None, data: FitData | None = None, **changes: Any
+) -> State:
     method = METHODS[name]
     read = config.read(method.config, SECTIONS[name] | changes, f"methods.coreset_{name}")
     fit = method.stages["student"].fit_one
-    return fit(tiny_data(), {"coreset": [stored or coreset()]}, read, rng=Seed(3), report=report or Silent())
+    return fit(data or tiny_data(), {"coreset": [stored or coreset()]}, read, rng=Seed(3), report=report or Silent())
 
 
 def predicted(state: State) -> Categorical:
@@ -121,6 +128,49 @@ def test_training_on_the_coreset_descends() -> None:
     report = Watched()
     fitted("nn", report, steps=60, batch=6, augmentation=None)
     assert report.seen[-1]["loss"] < 0.5 * report.seen[0]["loss"]
+
+
+def loss_of(state: State, data: FitData) -> float:
+    """The NLL of a posterior on the validation rows."""
+    inputs, targets = data.tensors("validation")
+    return -float(registry.posterior_of(state).predict(inputs, rng=Seed(0)).log_prob(targets).mean())
+
+
+def whole(data: FitData) -> FitData:
+    """The same data as a final fit sees it: validation rows among the training rows, and apart in ``search`` alone."""
+    rows = [np.concatenate([getattr(data.train, n), getattr(data.validation, n)]) for n in ("inputs", "targets")]
+    nothing = Examples(data.validation.inputs[:0], data.validation.targets[:0])
+    other = replace(data.transform, mean=data.transform.mean + 0.2)  # a search's transform, which is not to be used
+    return replace(data, train=Examples(*rows), validation=nothing, search=replace(data, transform=other))
+
+
+@pytest.mark.parametrize("name", ["nn", "krr", "sgmcmc", "vi", "bma"])
+def test_the_scale_is_that_of_least_nll_on_validation_rows(name: str) -> None:
+    """No point near it on the grid is better, by a fit at that scale; a final fit takes the rows of its search."""
+    data, chosen = tiny_data(), fitted(name, logit_scale="validation")
+    scale = chosen.config["logit_scale"]
+    at, given = GRID.index(scale), fitted(name, logit_scale=scale)
+    assert same_bits(State(given.tensors, {}), State(chosen.tensors, {})) and "logit_scale" not in given.config
+    near = [k for k in (at - 4, at - 1, at + 1, at + 4) if 0 <= k < len(GRID)]
+    others = [loss_of(fitted(name, logit_scale=GRID[k]), data) for k in near]
+    assert loss_of(chosen, data) <= min(others) + 1e-6
+    assert same_bits(chosen, fitted(name, data=whole(data), logit_scale="validation"))
+
+
+@pytest.mark.parametrize("name", ["krr", "vi"])
+def test_the_scale_of_labels_moves_the_choice_alone(name: str) -> None:
+    """Of a trunk that is not trained, on which labels have no other influence."""
+    still = {"steps": 0} if name == "krr" else {"student": SECTIONS["vi"]["student"] | {"steps": 0}}
+    larger = with_tensors(coreset(), labels=4 * coreset().tensors["labels"])
+    small, large = (fitted(name, stored=s, logit_scale="validation", **still).config for s in (coreset(), larger))
+    assert small["logit_scale"] == 4 * large["logit_scale"]
+
+
+def test_a_scale_needs_rows_to_be_chosen_on() -> None:
+    data = tiny_data()
+    bare = replace(data, validation=Examples(data.validation.inputs[:0], data.validation.targets[:0]))
+    with pytest.raises(ConfigError, match="logit_scale must be a number where there are no validation rows"):
+        fitted("nn", data=bare, logit_scale="validation")
 
 
 @pytest.mark.parametrize("changes", [{"augmentation": TRAINED["augmentation"]}, HMC], ids=["augmented", "hmc"])
@@ -192,7 +242,9 @@ def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
         ("sgmcmc", {"chains": 0}, "chains must be > 0"),
         ("sgmcmc", {"temperature": 0.0}, "temperature must be > 0"),
         ("sgmcmc", {"start_sd": 0.0}, "start_sd must be > 0 or null"),
-        ("nn", {"logit_scale": 0.0}, "logit_scale must be > 0"),
+        ("nn", {"logit_scale": 0.0}, "logit_scale must be > 0 or validation"),
+        ("nn", {"logit_scale": "test"}, "logit_scale must be float or "),
+        ("vi", {"logit_scale": -1.0}, "logit_scale must be > 0 or validation"),
         ("nn", {"batch": 0}, "batch must be > 0"),
         ("krr", {"ridge": 0.0}, "ridge must be > 0"),
     ],

@@ -145,6 +145,19 @@ def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
             assert relative(projected(wrong), expected) > 1e-3
 
 
+def test_a_few_iterations_of_conjugate_gradients_are_not_the_solution(
+    model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
+    """The implicit gradient's error against the dense solution falls with the iterations, and is large after three."""
+    exact = outer_gradient(model, *case, PENALTY, EXACT).implicit
+    errors = []
+    for iterations in (3, 6, 12):
+        solver = linearised.ConjugateGradientConfig("cg", iterations, 1e-13)
+        found = outer_gradient(model, *case, PENALTY, solver).implicit
+        errors.append(max(relative(a, b) for a, b in zip(found, exact, strict=True)))
+    assert errors[0] > 0.05 and errors[2] < 1e-6 and errors[0] > errors[1] > errors[2]
+
+
 @pytest.mark.slow
 def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
     """They are on the way to the solutions, where many more end."""

@@ -120,6 +120,21 @@ def test_the_size_of_the_noise_is_counted_right() -> None:
         assert learner.net.noise_size(inputs) == sum(v.numel() for v in drawn.values())
 
 
+@pytest.mark.parametrize("training", ["weights", "outputs"])
+@pytest.mark.parametrize("prediction", ["weights", "outputs"])
+def test_ffg_w_draws_what_its_section_says(training: str, prediction: str, tiny_images: FitData) -> None:
+    chosen = {"training_draws": training, "prediction_draws": prediction}
+    learner = RandomWeights(spec("ffg_w", "classification", **chosen), Seed(0)).eval()
+    noise = learner.noise(1, 5, Seed(1).generator())
+    assert {name.endswith(":outputs") for name in noise} == {training == "outputs"}
+    assert learner.noise_steps(5) >= 1  # type: ignore[operator]
+    inputs = torch.randn(1, 1, 8, 8, generator=Seed(1).generator()).expand(2, -1, -1, -1)
+    found = learner.drawn_outputs(inputs, 3, Seed(2))
+    assert torch.allclose(found[:, 0], found[:, 1], atol=1e-5) == (prediction == "weights")  # equal rows, one network
+    state = fitted(FFG_W, tiny_images, **chosen)
+    assert RandomWeightsPosterior.from_state(state).learner.spec.config.training_draws == training
+
+
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("method", ["ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w"])
 def test_a_prediction_is_the_mixture_of_single_draws(method: str, task: str) -> None:

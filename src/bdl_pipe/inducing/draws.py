@@ -4,7 +4,8 @@ What a draw does not change (the factors of Z and D, a covariance's factor) is c
 later calls (``cache``). Each draw's weights serve all rows.
 """
 
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from ..errors import require
 from ..networks import fastest_order
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from .network import Bayesian
+from .network import Bayesian, is_local
 from .posteriors import Noise
 
 _AT_ONCE: Final = 1 << 24  # weights that are drawn together
@@ -31,6 +32,7 @@ def outputs(
     *,
     rows: int | None = None,
     together: int | None = None,
+    local: bool = False,
 ) -> Float[Tensor, "draw batch ..."]:
     """Return the network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
 
@@ -40,6 +42,8 @@ def outputs(
     Args:
         rows: of the batch in one forward pass; None: all. Draws are the same.
         together: draws in one forward pass; None: one for a large network, and for images on a CPU; otherwise many.
+        local: ``ffg_w`` layers draw their outputs, independently for each row of the batch and for each place of a
+            convolution, in place of their weights: a draw is then no network, and rows have no joint distribution.
 
     Raises:
         ConfigError: ``num_draws`` is not a multiple of the members, which would weigh them unequally.
@@ -54,8 +58,11 @@ def outputs(
     found = []
     with evaluation(net):
         for first in range(0, num_draws, step):
-            noise = [_noise(net, k, rng, inputs.device) for k in range(first, min(first + step, num_draws))]
-            if len(noise) == 1 or not noise[0]:  # without noise (points) all draws are one
+            numbers = range(first, min(first + step, num_draws))
+            noise = [_noise(net, k, rng, inputs if local else None, inputs.device) for k in numbers]
+            if local and noise[0]:
+                found.append(torch.cat(list(_by_part(net, factors, parts, noise)), 1))
+            elif len(noise) == 1 or not noise[0]:  # without noise (points) all draws are one
                 weights = net.weights(noise[0], factors)
                 one = torch.cat([net.run(part, weights) for part in parts])
                 found.append(one.expand(len(noise), *one.shape))
@@ -64,6 +71,18 @@ def outputs(
                 drawn = vmap(lambda n: net.weights(n, factors))(stacked)  # name -> [draw, ...]
                 found.append(torch.cat([vmap(net.run, (None, 0))(part, drawn) for part in parts], 1))
     return torch.cat(found)
+
+
+def _by_part(net: Bayesian, factors: Any, parts: Sequence[Tensor], noise: Sequence[Noise]) -> Iterator[Tensor]:
+    """Yield the outputs [draw, row, ...] of each part of a batch, which has its rows of the outputs' noise."""
+    rows, whole = 0, sum(len(part) for part in parts)
+    for part in parts:
+        drawn = []
+        for one in noise:
+            own = {k: v[len(v) * rows // whole :][: len(v) * len(part) // whole] for k, v in one.items() if is_local(k)}
+            drawn.append(net.run(part, net.weights(one | own, factors)))
+        rows += len(part)
+        yield torch.stack(drawn)
 
 
 def draws(
@@ -79,9 +98,9 @@ def draws(
     return outputs(net, inputs, num_draws, rng, rows=rows, together=together).log_softmax(-1)
 
 
-def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, device: torch.device) -> Noise:
+def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, inputs: Tensor | None, device: torch.device) -> Noise:
     generator = rng.fold("draw", k).generator(device) if isinstance(rng, Seed) else rng
-    noise = {name: v[0].to(device) for name, v in net.draw(1, generator).items()}
+    noise = {name: v[0].to(device) for name, v in net.draw(1, generator, inputs).items()}
     return noise if net.members is None else noise | {"member": net.turns(k, 1)[0].to(device)}
 
 

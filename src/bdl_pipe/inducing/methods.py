@@ -47,6 +47,7 @@ class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
             return fitted.state
         learner = RandomWeights(spec, Seed(0))
         learner.load_state_dict(fitted.state)
+        learner.net.draws_outputs = spec.config.prediction_draws == "outputs"
         learner.to(data.device).net.reseed(rng.fold("normalisation"))
         inputs, _ = data.drawn(_NORM_ROWS, rng.fold("normalisation", "rows"))
         refresh_batch_norm(learner.net, inputs, spec.config.training.batch)

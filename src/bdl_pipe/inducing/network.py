@@ -64,6 +64,7 @@ class Bayesian(nn.Module):
         shared: the joint distribution of all inducing weights; None: each layer has its own.
         places: where each layer's draws go, by the same key.
         members: K of Ensemble-U; None where there is none.
+        draws_outputs: whether calls without noise draw the outputs of ``ffg_w`` layers in training.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Bayesian(nn.Module):
         _hide_noise_from_compiler()
         self.network, self.layers, self.shared = network, nn.ModuleDict(layers), shared
         self.places, self._rng, self._calls, self._cache = places, rng, 0, FactorCache()
+        self.draws_outputs = True
         self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # of local layers, by an input's shape
         counts = {len(m.members) for m in self.modules() if isinstance(m, Members)}
         assert len(counts) <= 1
@@ -83,7 +85,7 @@ class Bayesian(nn.Module):
 
         ``noise``: a draw of :meth:`draw`, None: a new one.
 
-        In training, ``ffg_w`` layers without given noise draw their outputs (local reparameterisation).
+        In training, ``ffg_w`` layers without given noise draw their outputs (local reparameterisation), by default.
         """
         if noise is None:
             noise = self._fresh(inputs)
@@ -160,9 +162,9 @@ class Bayesian(nn.Module):
             found[_MEMBER] = self.turns(first, steps)
         return found
 
-    def noise_size(self, inputs: Tensor) -> int:
-        """Return how many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...]."""
-        local = self._output_shapes(inputs)
+    def noise_size(self, inputs: Tensor | None) -> int:
+        """Return how many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...], or without them."""
+        local = {} if inputs is None else self._output_shapes(inputs)
         known = {key: shapes for key, shapes in self._shapes().items() if key not in local}
         return sum(math.prod(s) for shapes in (*known.values(), local) for s in shapes.values())
 
@@ -212,7 +214,7 @@ class Bayesian(nn.Module):
         """Return the noise of the next call."""
         generator = self._rng.fold("call", self._calls).generator(self.device)
         self._calls += 1
-        local = inputs if self.training else None
+        local = inputs if self.training and self.draws_outputs else None
         return {k: v[0] for k, v in self.draw(1, generator, local).items()}
 
     def _output_shapes(self, inputs: Tensor) -> dict[str, tuple[int, ...]]:
@@ -252,6 +254,11 @@ def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
     """Return the KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
     require(rows is None or rows > 0, "rows", "must be > 0", rows)
     return net.kl(rows)
+
+
+def is_local(name: str) -> bool:
+    """Say whether noise of this name is of outputs, which have rows, and not of weights."""
+    return name.endswith(f":{_OUTPUTS}")
 
 
 def _part(key: str, noise: Noise) -> Noise:

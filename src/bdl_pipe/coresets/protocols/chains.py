@@ -8,20 +8,23 @@ Kim et al. 2022 and 2023 evaluate their coresets so, at T = .01. Their code's pr
 squared; ours is a Gaussian (deviation). A coreset with learned labels has the classes of their largest entries.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ... import networks
 from ...artifacts import State
-from ...config import read
+from ...config import LATER, read
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Inputs, Method, StageSpec, Summary
 from ...networks.flat import FlatNetwork, check_norm, stateless
 from ...posterior import NetworkDraws, NetworkSpec
+from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
 from ...sgmcmc import diagnostics
@@ -31,6 +34,7 @@ from ...sgmcmc.sampling import acceptance, density_of, kept_steps, run
 from ...sgmcmc.schedules import Setting, StepSizes, Thinning, settled
 from ..shared.init import Coreset
 from ..shared.likelihood import mean_log_likelihood
+from .scale import LogitScale, check_scale, noted, resolved
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class ChainsConfig:
         start_sd: the initial weights are N(0, start_sd² I); null: the network's own (published: .1).
         augmentation: of the coreset at each step; null: none. hmc has none, since it compares values of one density.
         diagnostics: of the chains' predictions.
+        logit_scale: factor of the logits of every draw; or ``validation``: chosen there (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -60,8 +65,10 @@ class ChainsConfig:
     start_sd: float | None
     augmentation: AugmentConfig | None
     diagnostics: diagnostics.DiagnosticsConfig
+    logit_scale: LogitScale = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
+        check_scale(self.logit_scale)
         check_norm(self.network, "network.norm")
         require(self.chains > 0, "chains", "must be > 0", self.chains)
         require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
@@ -72,9 +79,10 @@ class ChainsConfig:
 
 
 def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed, report: Report) -> State:
-    """Run the chains on the one coreset in ``inputs``; only the data's shape and device are used.
+    """Run the chains on the one coreset in ``inputs``.
 
-    It resumes from ``report.load()`` with the same bits. The state is that of ``NetworkDraws``, chain after chain.
+    Only the data's shape and device are used, and its validation rows where the logits' scale is chosen there. It
+    resumes from ``report.load()`` with the same bits. The state is that of ``NetworkDraws``, chain after chain.
 
     Raises:
         ConfigError: the network has running statistics; :meth:`Coreset.for_fit`.
@@ -128,7 +136,16 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
         if report.due():
             so_far = torch.stack(draws) if draws else state["position"].new_zeros(0, *state["position"].shape)
             report.save(State({name: v.clone() for name, v in state.items()} | {"draws": so_far}, {"step": done}))
-    return NetworkDraws(spec, network.named(torch.stack(draws, 1).flatten(0, 1))).state()
+    weights = network.named(torch.stack(draws, 1).flatten(0, 1))
+    factor = resolved(config.logit_scale, data, partial(_mixture, NetworkDraws(spec, weights)))
+    scaled = {k: factor * v if k.startswith("head.") else v for k, v in weights.items()}
+    return noted(NetworkDraws(spec, scaled).state(), config.logit_scale, factor)
+
+
+def _mixture(draws: NetworkDraws, inputs: Tensor) -> Callable[[float], Tensor]:
+    found = draws.predict(inputs)
+    assert isinstance(found, Categorical)
+    return lambda scale: mixture((scale * found.draw_log_probs).log_softmax(-1))
 
 
 def _start(

@@ -4,8 +4,9 @@ Lee et al. 2025, algorithm 2 and table 2. The paper's Bayesian model average is 
 closed form has exactly; ``coreset_bma`` is over trunks, too, and ours.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -13,15 +14,18 @@ from torch import Tensor
 
 from ... import networks
 from ...artifacts import State, pack, unpack
+from ...config import LATER
 from ...data.fitdata import FitData
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
-from ...predictive import Categorical
+from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
+from ..vbpc.closed_form import class_log_probs
 from ..vbpc.head import HeadConfig
 from ..vbpc.posterior import StudentConfig, VbpcPosterior, fit_student
+from .scale import LogitScale, check_scale, noted, resolved
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class ClosedFormConfig:
         network: the architecture of the trunk.
         rho, gamma, feature_scale: see ``HeadConfig``.
         student: how the trunk is trained.
+        logit_scale: factor of the posterior's mean, which is that of the coreset's labels for the head; or
+            ``validation``: chosen there (:mod:`.scale`). The variance does not depend on it.
     """
 
     network: networks.NetworkConfig
@@ -39,8 +45,10 @@ class ClosedFormConfig:
     gamma: float
     feature_scale: float
     student: StudentConfig
+    logit_scale: LogitScale = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
+        check_scale(self.logit_scale)
         _ = self.head
 
     @property
@@ -48,7 +56,7 @@ class ClosedFormConfig:
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MixtureConfig(ClosedFormConfig):
     """``methods.coreset_bma``.
 
@@ -118,7 +126,32 @@ def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Se
     while len(done) < config.trunks:
         one = _OneTrunk(report, done, config.trunks)
         done.append(fit_student(data, inputs, config, rng=rng.fold("trunk", len(done)), report=one))
-    return TrunkMixture([VbpcPosterior.from_state(state) for state in done]).state()
+    parts, factor = scaled(done, data, config.logit_scale)
+    return noted(TrunkMixture(parts).state(), config.logit_scale, factor)
+
+
+def fit_one(data: FitData, inputs: Inputs, config: ClosedFormConfig, *, rng: Seed, report: Report) -> State:
+    """Fit one trunk and its head, as VBPC's student is, and scale its logits."""
+    fitted = fit_student(data, inputs, config, rng=rng, report=report)
+    (posterior,), factor = scaled([fitted], data, config.logit_scale)
+    return noted(posterior.state(), config.logit_scale, factor)
+
+
+def scaled(states: Sequence[State], data: FitData, scale: LogitScale) -> tuple[list[VbpcPosterior], float]:
+    """Return the posteriors with one factor of the means of their heads, and the factor.
+
+    If it is chosen, it is that of least NLL of their mixture.
+    """
+    parts = [VbpcPosterior.from_state(state, data.device) for state in states]
+    factor = resolved(scale, data, partial(_predictive, parts))
+    for part in parts:
+        part.head = replace(part.head, mean=factor * part.head.mean)
+    return parts, factor
+
+
+def _predictive(parts: Sequence[VbpcPosterior], inputs: Tensor) -> Callable[[float], Tensor]:
+    moments = [part.head.logit_moments(part.features(inputs)) for part in parts]
+    return lambda scale: mixture(torch.stack([class_log_probs(scale * mean, spread) for mean, spread in moments]))
 
 
 CORESET_BMA = Method(
@@ -133,6 +166,6 @@ CORESET_VI = Method(
     name="coreset_vi",
     config=ClosedFormConfig,
     tasks=("classification",),
-    stages={"student": StageSpec(fit_student, needs={"coreset": "cyclic"})},
+    stages={"student": StageSpec(fit_one, needs={"coreset": "cyclic"})},
     search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
 )

@@ -6,13 +6,14 @@ W = Φᵀ(ΦΦᵀ + λI)⁻¹Ŷ in place of its head, λ = ``ridge`` · tr(ΦΦ�
 λ = ρβ_S/γ).
 
 Their outputs are regressions on centred labels. Class probabilities are softmax(s f(x)) with a factor s, the
-``logit_scale``, that is chosen on validation rows: accuracy does not depend on it. Deviation: the rate falls to 0,
+``logit_scale``: accuracy does not depend on it. Deviation: the rate falls to 0,
 theirs to a hundredth.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
 from ..shared.init import Coreset
+from .scale import LogitScale, check_scale, noted, resolved
+
+_CHUNK: Final = 250  # rows of a forward pass
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class TrainedOnCoresetConfig:
         batch: rows of a step; at most as many as there are.
         optimiser: the update rule and its schedule.
         augmentation: of each batch; null: none.
-        logit_scale: s.
+        logit_scale: s, or ``validation``: chosen there (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -49,12 +53,12 @@ class TrainedOnCoresetConfig:
     batch: int
     optimiser: loop.OptimiserConfig
     augmentation: AugmentConfig | None
-    logit_scale: float
+    logit_scale: LogitScale
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps", "must be >= 0", self.steps)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require(self.logit_scale > 0, "logit_scale", "must be > 0", self.logit_scale)
+        check_scale(self.logit_scale)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,9 @@ def ridge_head(features: Tensor, labels: Tensor, ridge: float) -> Tensor:
 
 
 def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
-    """Train a fresh network on the one coreset in ``inputs``; only the data's shape and device are used.
+    """Train a fresh network on the one coreset in ``inputs``.
+
+    Only the data's shape and device are used, and its validation rows where the logits' scale is chosen there.
 
     It resumes from ``report.load()`` with the same bits.
 
@@ -139,9 +145,16 @@ def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
             weight = ridge_head(network.trunk(coreset.images), coreset.labels, config.ridge)
             head.weight.copy_(weight.T)
             head.bias.zero_()
-        head.weight.mul_(config.logit_scale)
-        head.bias.mul_(config.logit_scale)
-    return NetworkDraws.of(spec, [{k: v.detach().clone() for k, v in network.state_dict().items()}]).state()
+        scale = resolved(config.logit_scale, data, partial(_scaled, network))
+        head.weight.mul_(scale)
+        head.bias.mul_(scale)
+    state = NetworkDraws.of(spec, [{k: v.detach().clone() for k, v in network.state_dict().items()}]).state()
+    return noted(state, config.logit_scale, scale)
+
+
+def _scaled(network: networks.Network, inputs: Tensor) -> Callable[[float], Tensor]:
+    logits = torch.cat([network(part) for part in inputs.split(_CHUNK)])
+    return lambda scale: (scale * logits).log_softmax(-1)
 
 
 def _method(name: str, config: type) -> Method:

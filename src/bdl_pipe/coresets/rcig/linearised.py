@@ -29,14 +29,16 @@ Tangent = Float[Tensor, " weight"]
 
 @dataclass(frozen=True)
 class ExactConfig:
-    """Both linear problems by one factor of the dual matrix [n̂k, n̂k]: for few rows."""
+    """Both linear problems by one factor of the dual matrix [n̂k, n̂k], and J [n̂k, weight]: for a few hundred rows."""
 
     name: Literal["exact"]
 
 
 @dataclass(frozen=True)
 class ConjugateGradientConfig:
-    """Both linear problems by conjugate gradients: one product with J and one with its transpose an iteration.
+    """Both linear problems by conjugate gradients, from 0: one product with J and one with its transpose an iteration.
+
+    Where ``iterations`` ends them before ``tolerance``, neither problem is solved, and nothing says so.
 
     Attributes:
         iterations: at most.

@@ -5,8 +5,11 @@ The outer loss is the cross-entropy of a batch under softmax(e^ℓ g(x)), g the 
 gradient is scaled down where its norm is above the direct part's, for images and labels each.
 
 Deviations: Adam with a cosine in place of AdaBelief; the networks' ages are staggered as in all of our pools; they
-train with their own ReLU, and only the linearisation has the softplus; by default both linear problems are solved, by
-conjugate gradients or exactly, where the published code takes 20 steps of Adam (``solver: {name: adam, …}``).
+train with their own ReLU, and only the linearisation has the softplus; both linear problems are solved (``exact``), or
+as far as a number of conjugate gradients goes (``cg``), where the published code takes 20 steps of Adam (``adam``).
+Fashion-MNIST, ten images a class, networks after 0 and 50 steps, float32, against a dense solution in float64: the
+error of the implicit gradient of images is 58 and 53 % after 5 iterations of ``cg``, 18 and 16 % after 10 (of labels 26
+and 22 %), 1.2 and 1.0 % after 20, .1 % after 30. ``exact`` ends within .01 %, in the time of 10 iterations.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,9 @@ rows than features, A = I + aΦᵀΦ is factored instead; a matrix of features �
 Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and appendix A. γ is a
 *precision* throughout (the text below eq. 14 once says otherwise). Deviations: the KL keeps its
 constants, so that it is 0 at Φ = 0 and never negative; of eq. 31 only the diagonal is formed.
+
+The paper's outer loss is no bound. Its bound (eq. 16, 23) has E_q[log softmax(z)]; what eq. 25 approximates, and eq. 27
+sums, is log E_q[softmax(z)], the log of the predictive, which is never smaller. :func:`dataset_loss` has either.
 """
 
 from dataclasses import dataclass
@@ -207,22 +210,41 @@ def class_log_probs(mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " 
     return mean_field(mean, logit_variance[:, None])
 
 
+def expected_log_probs(
+    mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " b"], noise: Float[Tensor, "draw b k"]
+) -> Float[Tensor, "b k"]:
+    """Estimate E[log softmax(z)], z_k ~ N(mean, variance): the likelihood's part of the bound (eq. 16, 23).
+
+    The mean over the draws of each standard normal ``noise`` and of its negative, which is without bias and differs
+    from it by the log-sum-exp alone.
+    """
+    spread = logit_variance.sqrt()[:, None] * noise
+    normalisers = torch.stack([torch.logsumexp(mean + side * spread, -1) for side in (1, -1)])  # [2, draw, b]
+    return mean - normalisers.mean((0, 1))[:, None]
+
+
 def dataset_loss(
     q: HeadPosterior,
     batch_features: Float[Tensor, "b h"],
     batch_labels: Int[Tensor, " b"] | Float[Tensor, "b k"],
     num_train: int = 60_000,
     beta_dataset: float = 1e-8,
+    noise: Float[Tensor, "draw b k"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the outer loss of eq. 27: −(n/|B|) Σ_B log p(y | x) + β_D KL[q ‖ p], in nats.
+    """Compute the outer loss −(n/|B|) Σ_B ℓ(y, x) + β_D KL[q ‖ p], in nats.
 
     Args:
         batch_features: features of training rows; they need no graph.
         batch_labels: class numbers, or one-hot rows.
         num_train: n, the number of training rows.
+        noise: None: ℓ is the log of the predictive by eq. 25, the paper's eq. 27; standard normal numbers: ℓ is
+            E[log softmax] by :func:`expected_log_probs`, and at β_D = 1 the loss is minus the bound.
     """
     mean, logit_variance = q.logit_moments(batch_features)
-    log_probs = class_log_probs(mean, logit_variance)
+    if noise is None:
+        log_probs = class_log_probs(mean, logit_variance)
+    else:
+        log_probs = expected_log_probs(mean, logit_variance, noise)
     if batch_labels.ndim == 1:
         fit = F.nll_loss(log_probs, batch_labels.long())
     else:

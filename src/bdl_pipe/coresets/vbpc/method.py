@@ -1,9 +1,10 @@
 """The method ``vbpc``: a distilled coreset, and students of the closed form on it (Lee et al. 2025)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ... import networks
+from ...config import LATER
 from ...data.fitdata import FitData
 from ...data.size import Section, Size
 from ...errors import require
@@ -12,7 +13,7 @@ from ...seeds import Seed
 from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
 from ..shared.stage import coreset_stage
 from . import posterior
-from .distil import DatasetLoss
+from .distil import DatasetLoss, Outer
 from .head import HeadConfig
 from .posterior import StudentConfig, fit_student
 
@@ -28,6 +29,8 @@ class VbpcConfig:
         beta_dataset: β_D, weight of the KL in the outer loss.
         coreset: how the coreset is distilled.
         student: how a trunk is trained on it.
+        outer: the outer loss: minus the log of the ``predictive`` (the paper's), or minus the bound, whose likelihood
+            is ``expected`` under the posterior.
     """
 
     ipc: int
@@ -38,6 +41,7 @@ class VbpcConfig:
     beta_dataset: float
     coreset: DistilConfig
     student: StudentConfig
+    outer: Outer = field(default="predictive", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
@@ -51,7 +55,8 @@ class VbpcConfig:
 
 
 def _surrogate(data: FitData, config: VbpcConfig, rng: Seed) -> DatasetLoss:
-    return DatasetLoss(data, config.network, config.head, config.beta_dataset, config.coreset, rng=rng)
+    loss = partial(DatasetLoss, data, config.network, config.head, config.beta_dataset, config.coreset)
+    return loss(outer=config.outer, rng=rng)
 
 
 def default(size: Size) -> Section:

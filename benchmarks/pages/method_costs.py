@@ -1,0 +1,49 @@
+"""The column *cost* of docs/methods.md, from the stored default run.
+
+    python -m benchmarks.pages.method_costs
+
+A method's cost is that of its run in ``results/default_run/comparison.md``: the seconds of a fit with all that it was
+made from, and the numbers that are stored; on Fashion-MNIST where it has a run there, else on boston. Of several
+methods in one row it is that of the first, and of several settings that of the last. A protocol that takes any coreset
+has none: it is that of the coreset.
+"""
+
+from pathlib import Path
+
+RUN, TABLE = Path("results/default_run/comparison.md"), Path("docs/methods.md")
+SHOWN = {"sgmcmc": "sgld"}  # a method -> its name in the comparison
+PROTOCOLS = ("coreset_vi", "coreset_nn", "coreset_sgmcmc")
+
+
+def main() -> None:
+    """Write the column."""
+    TABLE.write_text(with_costs(TABLE.read_text(), RUN.read_text()))
+
+
+def with_costs(page: str, comparison: str) -> str:
+    """Return the page with the costs of the comparison in its last column."""
+    costs = costs_of(comparison)
+    lines = page.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            method = cells[0].split("`")[1]
+            cells[-1] = "" if method in PROTOCOLS else costs.get(SHOWN.get(method, method), "")
+            lines[number] = "| " + " | ".join(cells) + " |"
+            lines[number] = lines[number].replace("|  |", "| |").replace("|  |", "| |")
+    return "\n".join(lines)
+
+
+def costs_of(comparison: str) -> dict[str, str]:
+    """Return each method's cost, by its name in the comparison."""
+    found: dict[str, str] = {}
+    for dataset in ("boston", "fashion_mnist"):
+        table = comparison.partition(f"## {dataset}\n")[2].partition("\n## ")[0].splitlines()
+        rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table if line.startswith("|")]
+        for row in (dict(zip(rows[0], cells, strict=True)) for cells in rows[2:]):
+            found[row["Method"]] = f"{row['Fit']}, {row['Parameters']}"
+    return found
+
+
+if __name__ == "__main__":
+    main()

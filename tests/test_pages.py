@@ -1,0 +1,108 @@
+"""Pages under results/ are what their commands write of the stored figures, and what they name is there."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_rel
+
+from benchmarks.pages import method_costs, vbpc_ablations
+from benchmarks.pages.coresets import uncommitted
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "params").rglob("*.yaml")]
+FOLDERS = "benchmarks|cluster|docs|params|pipeline|results|src|stages|tests"
+NAMED = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w\.(?:py|yaml|md|csv|json|svg|png|sh|safetensors))\b")
+MODULE = re.compile(r"(?:-m |`)(benchmarks(?:\.\w+)+)\b")
+MADE_BY_COMMANDS = (
+    "params/data/",
+    "params/tuned/",
+    "params/study/FAMILY-NAME.yaml",
+)  # for a user's own data and searches
+BASE = {ablation.axis: ablation.base for ablation in vbpc_ablations.ABLATIONS}
+
+
+def ablation_rows() -> list[dict[str, str]]:
+    with (vbpc_ablations.OUT / "ablations.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_of_ablations_is_of_the_stored_study() -> None:
+    stored = (vbpc_ablations.OUT / "ablations-beside-the-paper.md").read_text()
+    assert vbpc_ablations.page(ablation_rows()) == stored
+
+
+@pytest.mark.parametrize("score", ["accuracy", "nll"])
+def test_an_effect_is_paired_by_seed_as_scipy_pairs_it(score: str) -> None:
+    """Seeds that are paired crosswise have more than twice the error."""
+    rows, point = ablation_rows(), BASE | {"rho": "1"}
+    mean, error = vbpc_ablations.paired(rows, point, BASE, score)
+    there, here = ([float(row[score]) for row in vbpc_ablations.at(rows, at)] for at in (point, BASE))
+    assert mean / error == pytest.approx(ttest_rel(there, here).statistic, rel=1e-9)
+    twisted = [row | {"seed": str(1 - int(row["seed"]))} if row["rho"] == "1" else row for row in rows]
+    assert vbpc_ablations.paired(twisted, point, BASE, score)[1] > 2 * error
+
+
+def test_an_effect_over_other_seeds_is_refused() -> None:
+    rows = [row for row in ablation_rows() if row["rho"] != "1000" or row["seed"] != "1"]
+    with pytest.raises(SystemExit, match="has other seeds than the default"):
+        vbpc_ablations.paired(rows, BASE | {"rho": "1000"}, BASE, "nll")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ("+", "+", "found"),
+        ("0", "-", "not found"),
+        ("+", "-", "the other sign"),
+        ("0", "0", "neither"),
+        ("-", "0", "ours alone"),
+    ],
+)
+def test_nothing_on_both_sides_is_no_effect_found(ours: str, theirs: str, said: str) -> None:
+    assert vbpc_ablations.verdict(ours, theirs) == said
+
+
+def missing(page: Path) -> list[str]:
+    """The links, files and modules that a text names and that are not there."""
+    text = page.read_text()
+    links = (
+        [t for t in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in t] if page.suffix == ".md" else []
+    )
+    found = [target for target in links if not (page.parent / target).exists()]
+    named = [n for n in NAMED.findall(text) if not n.startswith(MADE_BY_COMMANDS)]
+    found += [name for name in named if not (ROOT / name).exists()]
+    return found + [name for name in MODULE.findall(text) if not (ROOT / f"{name.replace('.', '/')}.py").exists()]
+
+
+@pytest.mark.parametrize("pages", [PAGES, SOURCES], ids=["pages", "code and params"])
+def test_what_a_page_or_a_comment_points_to_is_there(pages: list[Path]) -> None:
+    assert {str(page.relative_to(ROOT)): lost for page in pages if (lost := missing(page))} == {}
+
+
+def test_a_page_that_points_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](gone.md) `results/vbpc/gone.md` (python -m benchmarks.vbpc_law) `params/tuned/mine.yaml` docs/api.md\n"
+    )
+    assert missing(page) == ["gone.md", "results/vbpc/gone.md", "benchmarks.vbpc_law"]
+
+
+def test_costs_are_those_of_the_stored_run() -> None:
+    page, run = method_costs.TABLE.read_text(), method_costs.RUN.read_text()
+    assert method_costs.with_costs(page, run) == page
+    costs = method_costs.costs_of(run)
+    row = next(line for line in run.splitlines() if line.startswith("| swag | small | 1 |"))  # of Fashion-MNIST
+    assert all(part in row for part in costs["swag"].split(", "))
+    assert method_costs.with_costs(page, run.replace(costs["swag"].split(", ")[0], "1,000 s")) != page
+
+
+def test_a_page_of_files_that_no_commit_has_says_so() -> None:
+    assert uncommitted({"commit": "0123abcd"}) == []
+    (warning,) = uncommitted({"commit": "0123abcd-dirty"})
+    for page in (ROOT / "results").rglob("*.md"):
+        head = page.read_text()[:1500]
+        if re.search(r"^- commit: \w+-dirty$", head, re.M):
+            assert warning in head, page
