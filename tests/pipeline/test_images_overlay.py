@@ -22,7 +22,7 @@ KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
 OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
     "images": (
         *("d_vbll-random", "g_vbll-random", "g_vbll-exact", "d_vbll_bnn", "g_vbll_bnn"),
-        *("bnn", "dropout", "sngp"),
+        *("bnn", "dropout", "sngp", "deterministic-wide", "ensemble-wide"),
     ),
     "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # those of the default run, too
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
