@@ -263,8 +263,8 @@ def test_readmes_figures_are_those_of_the_stored_run() -> None:
         "K-FAC Laplace": ("kfac_laplace", "small"),
         "collapsed inference (CIBER)": ("ciber", "small"),
         "pseudo-coreset (VBPC), 10 images a class": ("vbpc", "ipc10"),
-        "SGLD": ("sgld", "small"),
-        "dark knowledge, distilled from it": ("dark_knowledge", "small"),
+        "Markov chains (SGHMC)": ("sgmcmc", "sghmc"),
+        "dark knowledge, distilled from them": ("dark_knowledge", "small"),
         "variational last layer (VBLL)": ("d_vbll", "small"),
         "inducing weights": ("ffg_u", "small"),
     }
