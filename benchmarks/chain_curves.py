@@ -102,7 +102,8 @@ class Chains:
         rngs = [Seed(0).fold("chain_curves", name, chain) for chain in range(self.count)]
         states = teacher([self.data] * self.count, inputs, settings, rngs=rngs, report=Silent())
         seconds, precision = time.process_time() - began, settings.target.precision(self.data)
-        schedule = settings.sampler.schedule(len(self.data.train), precision)
+        setting = settings.sampler.setting(len(self.data.train), precision)
+        schedule = setting.schedule(setting.value)
         kept, each = kept_steps(settings.thinning, schedule), self.passes(settings.sampler)
         require(len(kept) >= POINTS, name, f"must keep the {POINTS} draws of a curve's points", len(kept))
         scored = [self.scored(NetworkDraws.from_state(state)) for state in states]

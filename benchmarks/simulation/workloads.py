@@ -58,7 +58,7 @@ TABLES: Final[Mapping[str, Mapping[str, tuple[float, float, float]]]] = {
 
 
 def paper_tables() -> list[Stage]:
-    """List the stages of all tables of ``params/paper``, as the plan has them, at the stated seconds."""
+    """List the stages of the tables of ``params/paper`` that have seconds in ``TABLES``, as the plan has them."""
     stages = []
     for table, costs in TABLES.items():
         params = typed(read_yaml(ROOT / f"params/paper/{table}.yaml"))

@@ -84,18 +84,17 @@ def of(table: Table) -> list[Row]:
 def protocols(table: Table) -> dict[str, str]:
     """Map the methods of runs that predict from coresets to protocols.
 
-    A method's protocol is the method itself or, if it has a coreset of its own, the method that only has its student.
-    Without the latter, methods with a coreset and one student are one protocol, named by the first of them.
+    A method's protocol is the method itself. Methods that make a coreset and fit one student to it are one protocol, named by
+    the first of them.
     """
     named = {run.method: run.method for run in table.runs if run.coreset is not None}
     alike = dict[Any, list[str]]()
     for name in named:
-        if name in METHODS:
+        if name in METHODS and len(METHODS[name].stages) > 1:
             student = METHODS[name].stages["student"]
             alike.setdefault(student.fit or student.fit_many, []).append(name)
     for names in alike.values():
-        alone = [name for name in names if len(METHODS[name].stages) == 1]
-        named |= {name: (alone or names)[0] for name in names if name not in alone}
+        named |= dict.fromkeys(names, names[0])
     return named
 
 

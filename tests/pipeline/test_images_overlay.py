@@ -81,10 +81,10 @@ def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, mon
         "coresets": {},
         "evaluate": {**raw["evaluate"], "joint_pairs": 10, "joint_groups": 5},
     }
-    small["runs"] = {k: v | {"seeds": min(v["seeds"], 2)} for k, v in runs.items()}
     used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
     used |= {raw["trajectories"][k]["input"].removeprefix("trajectory/") for k in used & raw["trajectories"].keys()}
     members = 2 if shifted else 1
+    small["runs"] = {k: v | {"seeds": min(v["seeds"], members)} for k, v in runs.items()}
     for run in small["runs"].values():
         few = {} if run["method"] == "ensemble_u" else {"draws": 2, "steps": 2}  # draws are a multiple of its members
         run["override"] = {k: few.get(k, v) for k, v in run.get("override", {}).items()}

@@ -80,11 +80,13 @@ class Gathered:
     def add_noise(self, posterior: Posterior, transformed: Continuous) -> None:
         """Add a batch of the noise's variances, in the units in which a method's likelihood is stated.
 
-        A posterior that holds a Gaussian over functions states one for all inputs (``GaussianFunctions.noise``). Its
-        predictive adds the functions' variance to it and does not show it.
+        A posterior that holds a Gaussian over functions adds their variance to the noise and does not show it: the
+        noise is one for all inputs (``GaussianFunctions.noise``), unless a head of its network predicts the noise, too.
         """
         variance = metrics.noise_variance(transformed)
-        self.noise.append(torch.ones_like(variance) if isinstance(posterior, GaussianPosterior) else variance)
+        likelihood = getattr(getattr(posterior, "spec", None), "likelihood", None)
+        hidden = isinstance(posterior, GaussianPosterior) and likelihood != "gaussian_head"
+        self.noise.append(torch.ones_like(variance) if hidden else variance)
 
     def add_recalibrated(
         self,
