@@ -84,8 +84,8 @@ def of(table: Table) -> list[Row]:
 def protocols(table: Table) -> dict[str, str]:
     """Map the methods of runs that predict from coresets to protocols.
 
-    A method's protocol is the method itself. Methods that make a coreset and fit one student to it are one protocol, named by
-    the first of them.
+    A method's protocol is the method itself. Methods that make a coreset and fit one student to it are one protocol,
+    named by the first of them.
     """
     named = {run.method: run.method for run in table.runs if run.coreset is not None}
     alike = dict[Any, list[str]]()
