@@ -18,6 +18,7 @@ from ..artifacts import under, unstack
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..networks import Network, NetworkConfig
+from ..networks.flat import FlatNetwork
 from ..posterior import NetworkDraws, Posterior
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -119,6 +120,9 @@ class StoredDraws(FunctionTeacher):
         self.spec, self._rng = posterior.spec, rng
         self.draws = unstack(posterior.weights)
         self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
+        self._flat = FlatNetwork(self._skeleton)
+        vectors = [self._flat.flat(draw) for draw in self.draws] if self._flat.is_perceptron else None
+        self._vectors = None if vectors is None else torch.stack(vectors)  # perceptrons are computed all at once
         self.count = len(self.draws)
 
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
@@ -127,8 +131,11 @@ class StoredDraws(FunctionTeacher):
 
     @torch.no_grad()
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        outputs = [functional_call(self._skeleton, self.draws[i], (inputs,)) for i in index.tolist()]
-        predictive = self.spec.predictive(torch.stack(outputs))
+        if self._vectors is not None:
+            outputs = self._flat.each(self._vectors[index], inputs.expand(len(index), *inputs.shape))
+        else:
+            outputs = torch.stack([functional_call(self._skeleton, self.draws[i], (inputs,)) for i in index.tolist()])
+        predictive = self.spec.predictive(outputs)
         assert isinstance(predictive, Categorical | Gaussian)
         return predictive
 

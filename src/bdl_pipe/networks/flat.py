@@ -54,6 +54,11 @@ class FlatNetwork:
         self._layers = _perceptron(network)
         self.size = sum(shape.numel() for shape in self._shapes.values())
 
+    @property
+    def is_perceptron(self) -> bool:
+        """Say whether the network is a perceptron, whose draws :meth:`each` computes as batched products."""
+        return self._layers is not None
+
     def flat(self, named: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
         """Return a ``state_dict`` as a vector."""
         return torch.cat([named[name].flatten() for name in self._shapes])

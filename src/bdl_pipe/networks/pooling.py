@@ -80,10 +80,10 @@ class _Spread(torch.autograd.Function):
     def forward(values: Tensor, height: int, width: int) -> Tensor:
         odd = height % 2 + width % 2 > 0
         made = (values.new_zeros if odd else values.new_empty)((*values.shape[:-2], height, width))
-        quarter = values / 4
+        quarter = (values / 4).to(torch.promote_types(values.dtype, torch.float32))  # no complex number of bfloat16
+        pairs = torch.view_as_real(torch.complex(quarter, quarter)).flatten(-2)  # each value twice, side by side
         for row in _rows(_whole(made)):
-            for column in _columns(row):
-                column.copy_(quarter)
+            row.copy_(pairs)
         return made
 
     @staticmethod
