@@ -38,11 +38,12 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         ArtifactError: a record of the run, or of what it is made from, is damaged.
     """
     coreset, own = run.sources.get("coreset"), records.read("student", run.key)
-    warnings, chains = own.get("warnings", []), _chains(run.key, own)
+    splits = params.datasets[run.spec.dataset].splits
+    warnings, chains = own.get("warnings", []), _chains(run.key, own, splits)
     for kind, key in run.sources.items():
         record = records.read(kind, key)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
-        chains |= _chains(key, record)
+        chains |= _chains(key, record, splits)
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -68,10 +69,10 @@ def _imitated(run: Run, params: Params) -> str | None:
     return next((other.key for other in averages if run.sources and other.sources == run.sources), "")
 
 
-def _chains(key: str, record: Mapping[str, Any]) -> dict[str, report.ChainsInfo]:
+def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, report.ChainsInfo]:
     """Return the diagnostics of the chains that an entry made, if it made some."""
     metrics = record.get("metrics", {})
-    return {key: report.ChainsInfo(metrics, record.get("traces", {}))} if "rhat_prediction" in metrics else {}
+    return {key: report.ChainsInfo(metrics, record.get("traces", {}), splits)} if "rhat_prediction" in metrics else {}
 
 
 def _network(run: Run, params: Params) -> str:

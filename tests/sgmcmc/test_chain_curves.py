@@ -31,7 +31,7 @@ def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
         predictive = predictive.rescale(data.transform.shift, data.transform.scale)
     assert rows[-1]["nll"] == pytest.approx(-float(predictive.log_prob(targets).mean()), abs=2e-4)
     limits = diagnostics.DiagnosticsConfig(rows=12, max_rhat=1.05, min_ess=100)
-    summary = diagnostics.summarise([NetworkDraws.from_state(state) for state in states], data, limits)
+    summary = diagnostics.of_split([NetworkDraws.from_state(state) for state in states], data, limits)
     assert rows[-1]["rhat"] == pytest.approx(summary.metrics["rhat_prediction"], abs=1e-3)
     assert rows[-1]["ess"] == pytest.approx(summary.metrics["ess_prediction"], rel=0.05)
     assert len(rows) == POINTS and rows[0]["nll"] != rows[-1]["nll"]
