@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
@@ -15,9 +15,6 @@ from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.executor import Executor
-
-IMITATION: Final = "dark_knowledge"  # The method whose runs imitate a posterior.
-AVERAGE: Final = "sgmcmc"  # The method whose runs average the draws of chains.
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
@@ -60,13 +57,17 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
 
 
 def _imitated(run: Run, params: Params) -> str | None:
-    """Name the run whose posterior a student imitates: its input, or the average of the chains that are its input."""
-    if run.method.name != IMITATION:
+    """Name the run whose posterior a student imitates: its input, or what the input's own method makes of that input.
+
+    The average of chains is such a run of a student of chains. None: the run imitates nothing.
+    """
+    if not run.method.imitates:
         return None
     if "student" in run.sources:
         return run.sources["student"]
-    averages = (other for other in params.of_method(AVERAGE) if other.kind == "student")
-    return next((other.key for other in averages if run.sources and other.sources == run.sources), "")
+    makers = {params.run(kind, key).method.name for kind, key in run.sources.items()}
+    others = (other for other in params.of("student") if other.method.name in makers)
+    return next((other.key for other in others if other.sources == run.sources), "")
 
 
 def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, report.ChainsInfo]:
