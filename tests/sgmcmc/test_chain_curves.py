@@ -11,7 +11,7 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import diagnostics
 from bdl_pipe.sgmcmc.method import average, teacher
 from bdl_pipe.sgmcmc.sampler import SamplerConfig
-from benchmarks.chain_curves import POINTS, Chains
+from benchmarks.chain_curves import POINTS, Chains, page
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table(validation=10)}
@@ -39,6 +39,12 @@ def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
     assert [row["passes"] for row in rows] == pytest.approx(
         [(20 + 10 * point) * share for point in range(1, 13)], abs=0.1
     )
+
+
+def test_the_page_says_which_rows_a_step_sees() -> None:
+    for batch, seen in ((None, "all rows in each step"), (128, "minibatches of 128 rows")):
+        text = page("boston", [], {}, batch)
+        assert f"Network, prior, {seen} and chains are those of the teacher" in text and "``" not in text
 
 
 def test_a_pass_is_one_gradient_of_every_row() -> None:
