@@ -410,6 +410,13 @@ def test_regression_is_scored_in_original_units() -> None:
     assert far["variance"]["auroc"] == (1.0, 60)
 
 
+class OwnFunctions:
+    """Functions whose observations have a noise for each input."""
+
+    def joint(self, places: Tensor | None, *, draws: int, rng: Seed) -> Joint:
+        raise NotImplementedError("no score of single rows needs it")
+
+
 @dataclass(frozen=True)
 class Noisy(Linear):
     """:class:`Linear` whose draw s has the noise variance (1 + s) e^{x_1}."""
@@ -428,6 +435,14 @@ class Closed(Functions):
         return Gaussian(mean[None], (inputs.square().sum(-1, keepdim=True) + 0.3)[None])
 
 
+@dataclass(frozen=True)
+class OwnLikelihood(Noisy):
+    """:class:`Noisy` with a Gaussian over functions of its own kind, which says nothing of one noise."""
+
+    def functions(self, inputs: Tensor, *, rng: Seed) -> OwnFunctions:
+        return OwnFunctions()
+
+
 def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() -> None:
     """One variance where draws disagree, and beside exact functions: the predictive's own variance is no constant."""
     random = Seed(9).numpy()
@@ -435,7 +450,7 @@ def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() 
     logs = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.ones(1), scale=torch.ones(1), log=True)
     x = torch.tensor(inputs).float()
     spread = float((x[:, 0].max() - x[:, 0].min()).exp())
-    expected = {Linear: 1.0, Closed: 1.0, Noisy: spread}
+    expected = {Linear: 1.0, Closed: 1.0, Noisy: spread, OwnLikelihood: spread}
     for (kind, ratio), transform in itertools.product(expected.items(), (PLAIN, logs)):
         posterior = kind(weights, gaussian=True)
         split = Examples(inputs, np.exp(inputs[:, :1]))

@@ -21,7 +21,7 @@ from ..seeds import Seed
 from . import references
 from .config import EvaluateConfig
 from .distance import Distances
-from .gathered import Gathered, Scores, normalised
+from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, line_between_classes, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
@@ -90,6 +90,8 @@ def score_clean(
     """
     gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
     distances = Distances(references.find(examples, fitted.transform))
+    row = fitted.transform.inputs(examples.inputs[:1], device)[None]
+    one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
         predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
@@ -103,7 +105,7 @@ def score_clean(
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
             assert isinstance(transformed, Continuous)
-            gathered.add_noise(fitted.posterior, transformed)
+            gathered.add_noise(transformed, is_one=one_noise)
         if config.joint_pairs and not own_joint:
             gathered.terms.append(predictive.draw_log_prob(targets).cpu())
     scores = gathered.scores() | distances.scores()
