@@ -15,6 +15,7 @@ import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 from bdl_pipe.errors import ArtifactError
+from bdl_pipe.evaluation.joint import LINES, PAIRED
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
 from pipeline import report
 from pipeline.report import columns, page, tables
@@ -265,10 +266,12 @@ def test_the_lines_between_two_inputs_are_one_figure_of_a_data_set(tmp_path):
         line = pd.DataFrame(rows, columns=list(SAME_CLASS)) if method != "sgld" else None
         runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
     (drawn,) = page.together(tables.gather(runs))["figures"]
-    assert "by the product: d vbll 0.80 and 0.60, ensemble 0.80 and 0.65" in drawn["inline"]
+    assert "by the product: d vbll 0.400 and 0.300, ensemble 0.400 and 0.325" in drawn["inline"]
     report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
-    assert parsed.open == [] and "second input moves on a line" in parsed.text
+    assert parsed.open == [] and "second input moves on the line" in parsed.text
+    rule = f"among the first {PAIRED} test rows, the {LINES} pairs of rows of different classes that are nearest"
+    assert rule in parsed.text
     (runs[0].evaluate / "same_class.parquet").write_bytes(b"")
     with pytest.raises(ArtifactError):
         tables.gather(runs)

@@ -22,7 +22,7 @@ from . import references
 from .config import EvaluateConfig
 from .distance import Distances
 from .gathered import Gathered, Scores, has_one_noise, normalised
-from .joint import joint_scores, keeps_functions, line_between_classes, same_class_along
+from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
 __all__ = [
@@ -53,7 +53,7 @@ class CleanResult:
         metrics: name -> (value, n).
         predictions: one row per test row; see :func:`score_clean`.
         calibration: the reliability diagram, for classes: bin, lower, upper, count, confidence, accuracy.
-        line: P(Y_1 = Y_2) along the line between two test rows, for classes; see :func:`.joint.line_between_classes`.
+        line: P(Y_1 = Y_2) along lines between test rows, for classes; see :func:`.joint.lines_between_classes`.
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
     """
@@ -117,7 +117,7 @@ def score_clean(
     scores = {name: scores[name] for name in metrics.METRICS if name in scores}
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
-    line = line_between_classes(fitted, examples, config, rng, device)
+    line = lines_between_classes(fitted, examples, config, rng, device)
     return CleanResult(scores, gathered.table(examples), calibration, line, in_distribution)
 
 
