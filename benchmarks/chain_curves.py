@@ -4,10 +4,10 @@
     python -m pipeline repro teacher@KEY                # the first entry of teachers on fashion_mnist, or --teacher
     python -m benchmarks.chain_curves fashion_mnist     # its own kernel, T = 0.01, 0.1 and 1
 
-Network, prior, minibatches and chains are those of the teacher in params.yaml. On boston every kernel has ``PASSES``
+Network, prior, ``BATCH`` and chains are those of the teacher in params.yaml. On boston every kernel has ``PASSES``
 passes over the rows and one rate on their mean loss, that of the toy problems (a cycle begins at four times the rate;
-HMC finds its own step). On Fashion-MNIST the sampler and its steps are the teacher's, too. Split 0, all rows that a
-final fit sees. Test rows are scored and choose nothing.
+HMC finds its own step and has all rows in each). On Fashion-MNIST the sampler and its steps are the teacher's, too.
+Split 0, all rows that a final fit sees. Test rows are scored and choose nothing.
 
 The average is over the draws of all chains since burn-in, a quarter of each chain (on Fashion-MNIST: the teacher's).
 R-hat and ESS are ArviZ's (rank-normalised split R-hat, bulk ESS), of p(true class) or E[y] at the first ``WATCHED``
@@ -179,12 +179,13 @@ def variants(name: str, own: SgmcmcConfig, chains: Chains, passes: float | None)
     yield own.sampler.kernel.name, replace(own, thinning=thinning)
 
 
-def page(name: str, rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
-    """Write the page: the last point of each curve."""
+def page(name: str, rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any], batch: int | None) -> str:
+    """Write the page: the last point of each curve, and what the chains' steps see: ``batch`` rows, or all of them."""
     head = ["kernel", "T", "passes", "NLL", "R-hat", "bulk ESS", "KL to the posterior", "noise, worst", "CPU s"]
-    about = (
-        __doc__.split("\n\n", 2)[2].strip().replace("``PASSES``", f"{PASSES:,}").replace("``WATCHED``", f"{WATCHED}")
-    )
+    about = __doc__.split("\n\n", 2)[2].strip()
+    seen = f"minibatches of {batch} rows" if batch else "all rows in each step"
+    for word, text in (("BATCH", seen), ("PASSES", f"{PASSES:,}"), ("WATCHED", f"{WATCHED}")):
+        about = about.replace(f"``{word}``", text)
     text = [f"# {name}: chains against their cost and against temperature", about, f"![{name}](curves-{name}.png)"]
     cells = [[row[column] or "–" for column in COLUMNS] for row in rows if row["seconds"]]
     text.append("\n".join(f"| {' | '.join(row)} |" for row in [head, ["---", *["---:"] * 8], *cells]))
@@ -243,7 +244,7 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writerows([dict(zip(COLUMNS, COLUMNS, strict=True)), *rows])
         table = list(csv.DictReader(stored.read_text().splitlines()))
-        (OUT / f"curves-{name}.md").write_text(page(name, table, facts))
+        (OUT / f"curves-{name}.md").write_text(page(name, table, facts, run.config.sampler.batch))
         draw(name, table)
 
 

@@ -19,7 +19,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.evaluation.joint import dyadic_places, neighbours, random_pairs
+from bdl_pipe.evaluation.joint import dyadic_places, nearest_pairs, neighbours, random_pairs
 from bdl_pipe.joint_predictive import GaussianFunctions, Joint, JointCategorical
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
@@ -298,29 +298,83 @@ def test_the_same_class_along_a_line() -> None:
         evaluation.same_class_along(Linear(weights, gaussian=True), first, second, steps=3, rng=Seed(0))
 
 
-def test_the_line_between_two_classes_is_that_of_the_first_rows_that_differ() -> None:
-    """By the mixture's own algebra; every posterior has the same line, and no score depends on it."""
+def test_the_first_of_the_two_inputs_may_be_anywhere_on_the_line() -> None:
+    """By the mixture's own algebra, at the middle and at a place between two steps."""
     fitted, split, _ = classes(draws=4)
-    labels = np.where(np.arange(61) < 5, 2, split.targets % 2)
-    split = Examples(split.inputs, labels)
-    result = evaluation.score_clean(fitted, split, GROUPS, Seed(0))
+    first, second = torch.tensor(split.inputs[:2])
+    for anchor in (0.5, 0.3):
+        found = evaluation.same_class_along(fitted.posterior, first, second, steps=5, rng=Seed(0), anchor=anchor)
+        at = first + torch.linspace(0, 1, 5).double()[:, None] * (second - first)
+        expected = enumerated(fitted, np.tile((first + anchor * (second - first)).numpy(), (5, 1)), at.numpy())
+        np.testing.assert_allclose(found["joint"], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(found["product"], expected[1], rtol=1e-6)
+
+
+def enumerated(fitted: Predictor, one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """P(Y₁ = Y₂) of pairs of rows of a :class:`Linear`, summed over draws and classes: the joint, and the product."""
+    weights = fitted.posterior.weights.numpy()  # type: ignore[attr-defined]
+    p, q = (scipy.special.softmax(np.einsum("rf,sfo->sro", x, weights), -1) for x in (one, other))  # [draw, row, class]
+    return (p * q).sum(-1).mean(0), (p.mean(0) * q.mean(0)).sum(-1)
+
+
+def test_pairs_are_the_nearest_rows_of_different_classes() -> None:
+    """By enumeration of all pairs; rows 3 and 8 are equal and of different classes, and are no pair."""
+    random = Seed(4).numpy()
+    inputs, targets = random.normal(size=(30, 2, 2)), random.integers(3, size=30)
+    inputs[8], targets[8] = inputs[3], (targets[3] + 1) % 3
+    flat, expected, taken = inputs.reshape(30, -1), list[tuple[int, int]](), set[int]()
+    by_distance = sorted(
+        (float(np.linalg.norm(flat[a] - flat[b])), a, b) for a, b in itertools.combinations(range(30), 2)
+    )
+    for distance, a, b in by_distance:
+        if distance > 0 and targets[a] != targets[b] and not {a, b} & taken:
+            expected.append((a, b))
+            taken |= {a, b}
+    found = nearest_pairs(torch.tensor(inputs), targets, 100)
+    assert found == expected and nearest_pairs(torch.tensor(inputs), targets, 4) == expected[:4]
+    nearest = next((a, b) for distance, a, b in by_distance if distance > 0)
+    assert targets[nearest[0]] == targets[nearest[1]], "the nearest rows have one class, so that the classes matter"
+    assert nearest_pairs(torch.zeros(5, 2), np.arange(5), 3) == nearest_pairs(torch.ones(1, 2), np.arange(1), 3) == []
+
+
+def test_the_lines_between_classes_are_the_mean_over_pairs() -> None:
+    """Of two draws, whose mean over draws and pairs is enumerated; rows beyond the first 500 are in no pair."""
+    random = Seed(5).numpy()
+    weights = torch.tensor(2 * random.normal(size=(2, 2, 3)))
+    inputs, targets = random.normal(size=(504, 2)), random.integers(3, size=504)
+    inputs[500:], targets[500:] = inputs[:4] + 1e-4, (targets[:4] + 1) % 3  # nearer than all pairs of the first 500
+    fitted = Predictor(Linear(weights), Transform("table", torch.full((2,), 0.5), torch.tensor([1.0, 3.0])))
+    result = evaluation.score_clean(fitted, Examples(inputs, targets), GROUPS, Seed(0))
     assert result.line is not None and result.tables["same_class"] is result.line
     found = result.line.to_pydict()
     assert list(found) == ["share", "joint", "product"]
-    np.testing.assert_allclose(found["share"], np.arange(21) / 20)
-    weights = fitted.posterior.weights.numpy()  # type: ignore[attr-defined]
-    first, second = split.inputs[0], split.inputs[5]
+    np.testing.assert_allclose(found["share"], np.arange(21) / 20, rtol=1e-6)
+    seen = fitted.transform.inputs(inputs).double().numpy()
+    pairs = nearest_pairs(torch.tensor(seen[:500]), targets[:500], 10)
+    assert len(pairs) == 10 and pairs != nearest_pairs(torch.tensor(inputs[:500]), targets[:500], 10)
+    share, both = np.arange(21)[:, None] / 20, []
+    for a, b in pairs:
+        line = seen[a] + share * (seen[b] - seen[a])
+        both.append(enumerated(fitted, np.tile(line[10], (21, 1)), line))
+    for name, expected in zip(("joint", "product"), np.mean(both, axis=0), strict=True):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+    gap = np.subtract(found["joint"], found["product"])
+    assert gap[10] > 0.01 and gap[10] == pytest.approx(gap.max(), rel=0.2)
+    one = Predictor(Linear(weights[:1]), fitted.transform)
+    alone = evaluation.score_clean(one, Examples(inputs, targets), GROUPS, Seed(0)).line
+    assert alone is not None
+    np.testing.assert_allclose(alone["joint"], alone["product"], rtol=1e-12)
+    with_functions = evaluation.score_clean(
+        Predictor(Shared(weights), fitted.transform), Examples(inputs, targets), GROUPS, Seed(0)
+    )
+    assert with_functions.line == result.line
+    changed = np.roll(targets, 1)
+    assert evaluation.score_clean(fitted, Examples(inputs, changed), GROUPS, Seed(0)).line != result.line
 
-    def probs(x: np.ndarray) -> np.ndarray:
-        return scipy.special.softmax(np.einsum("f,sfo->so", x, weights), -1)  # [draw, class]
 
-    for share, joint_prob, product in zip(*found.values(), strict=True):
-        one, other = probs(first), probs(first + share * (second - first))
-        assert joint_prob == pytest.approx((one * other).sum(-1).mean(), rel=1e-5)
-        assert product == pytest.approx((one.mean(0) * other.mean(0)).sum(), rel=1e-5)
-    nearer = Examples(split.inputs, np.where(np.arange(61) < 2, 2, split.targets % 2))
-    assert evaluation.score_clean(fitted, nearer, GROUPS, Seed(0)).line != result.line
-    one_class, regression = Examples(split.inputs, 0 * labels), Examples(split.inputs, split.inputs[:, :1])
+def test_without_classes_or_pairs_there_are_no_lines() -> None:
+    fitted, split, _ = classes(draws=4)
+    one_class, regression = Examples(split.inputs, 0 * split.targets), Examples(split.inputs, split.inputs[:, :1])
     gaussian = Predictor(Linear(torch.ones(2, 2, 1).double(), gaussian=True), PLAIN)
     for posterior, rows, how in (
         (fitted, split, SETTINGS),
@@ -410,6 +464,13 @@ def test_regression_is_scored_in_original_units() -> None:
     assert far["variance"]["auroc"] == (1.0, 60)
 
 
+class OwnFunctions:
+    """Functions whose observations have a noise for each input."""
+
+    def joint(self, places: Tensor | None, *, draws: int, rng: Seed) -> Joint:
+        raise NotImplementedError("no score of single rows needs it")
+
+
 @dataclass(frozen=True)
 class Noisy(Linear):
     """:class:`Linear` whose draw s has the noise variance (1 + s) e^{x_1}."""
@@ -428,6 +489,14 @@ class Closed(Functions):
         return Gaussian(mean[None], (inputs.square().sum(-1, keepdim=True) + 0.3)[None])
 
 
+@dataclass(frozen=True)
+class OwnLikelihood(Noisy):
+    """:class:`Noisy` with a Gaussian over functions of its own kind, which says nothing of one noise."""
+
+    def functions(self, inputs: Tensor, *, rng: Seed) -> OwnFunctions:
+        return OwnFunctions()
+
+
 def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() -> None:
     """One variance where draws disagree, and beside exact functions: the predictive's own variance is no constant."""
     random = Seed(9).numpy()
@@ -435,7 +504,7 @@ def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() 
     logs = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.ones(1), scale=torch.ones(1), log=True)
     x = torch.tensor(inputs).float()
     spread = float((x[:, 0].max() - x[:, 0].min()).exp())
-    expected = {Linear: 1.0, Closed: 1.0, Noisy: spread}
+    expected = {Linear: 1.0, Closed: 1.0, Noisy: spread, OwnLikelihood: spread}
     for (kind, ratio), transform in itertools.product(expected.items(), (PLAIN, logs)):
         posterior = kind(weights, gaussian=True)
         split = Examples(inputs, np.exp(inputs[:, :1]))

@@ -36,17 +36,20 @@ def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
 
 
 def test_same_class_has_a_plot_for_each_method_and_numbers_below_each_column() -> None:
-    points = pd.DataFrame({"joint": [0.9, 0.5, 0.2], "product": [0.8, 0.45, 0.2]}, index=[0, 0.5, 1])
+    points = pd.DataFrame({"joint": [0.9, 0.6, 0.2], "product": [0.8, 0.45, 0.22]}, index=[0, 0.5, 1])
     drawing = figures.same_class([figures.Segment(f"method {k}", Mark(k), points) for k in range(9)])
     plots = drawing.figure.axes
     assert [axes.get_title("left") for axes in plots[:9]] == [f"method {k}" for k in range(9)]
     for k, axes in enumerate(plots[:9]):
-        assert [list(line.get_ydata()) for line in axes.lines] == [[0.9, 0.5, 0.2], [0.8, 0.45, 0.2]]
-        assert axes.lines[0].get_color() == figures.COLOURS[k % 10] and axes.get_ylim() == (0, 1)
+        (line,) = axes.lines
+        assert list(line.get_ydata()) == pytest.approx([0.1, 0.15, -0.02])
+        assert line.get_color() == figures.COLOURS[k % 10] and axes.get_yscale() == "symlog"
+        low, high = axes.get_ylim()
+        assert low <= -0.02 and high >= 0.15, "a part of a line is outside"
         assert axes.xaxis.get_tick_params()["labelbottom"] == (k >= 2)
     assert [axes.axison for axes in plots] == [True] * 9 + [False] * 5
     assert drawing.alt.startswith(
-        "P(Y₁ = Y₂) of an input twice, by the joint and by the product: method 0 0.90 and 0.80,"
+        "P(Y₁ = Y₂) of the middle twice, by the joint and by the product: method 0 0.600 and 0.450,"
     )
     assert len(figures.same_class([figures.Segment("gp", Mark(), points)]).figure.axes) == 1
 

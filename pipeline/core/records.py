@@ -51,7 +51,7 @@ def write(
         "device": device_name(settings.device),
         "commit": provenance.commit(),
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-        "metrics": dict(summary.metrics),
+        "metrics": {name: float(value) for name, value in summary.metrics.items()},
         "warnings": list(summary.warnings),
         "traces": dict(summary.traces),
     }

@@ -20,10 +20,10 @@ HEADLINE: Final = (  # The table of all runs has a column for each.
 )
 SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
 DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
-    "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row, mean over splits"),
+    "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
     "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
-    "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row, mean over splits"),
-    "ess_tail_prediction": ("Tail ESS", "effective draws of predictions in the tails; the worst row, mean over splits"),
+    "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row"),
+    "ess_tail_prediction": ("Tail ESS", "effective draws of predictions in the tails; the worst row"),
     "noise_mean": ("Noise", "variance of the minibatches' noise over that of the kernel's own, mean over directions"),
     "noise_worst": ("Noise, stiffest", "the same in the direction where it is largest"),
 }
@@ -161,13 +161,10 @@ def figure(estimate: Estimate | None, column: Column) -> Cell:
 def headline(table: Table) -> Grid:
     """Return a data set's table: method, setting, count of independent values, a column a quantity, network."""
     shown, made = columns(table), []
-    remarks: dict[str, list[str]] = {}
     for run, figures in zip(table.runs, rows(table, shown, with_paper=True), strict=True):
         n = table.scores[run.key].count if run.key in table.scores else None
         count = Cell(NOTHING if n is None else str(n), value=n)
         made.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
-        for _, text in table.remarks(run):
-            remarks.setdefault(text, []).append(run.key)
     keys = {(run.dataset, run.method, run.setting) for run in table.runs}
     return Grid(
         ["Method", "Setting", "Seeds", *(column.title for column in shown), "Network"],
@@ -175,7 +172,7 @@ def headline(table: Table) -> Grid:
         table.dataset,
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
-        remarks=[f"{text} [{', '.join(keys)}]" for text, keys in remarks.items()],
+        remarks=[text for _, text in table.remarks()],
         verdict=sentences(standings(table.candidates())),
     )
 
@@ -198,10 +195,10 @@ def own_scores(table: Table) -> Grid | None:
 
 
 def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
-    """Return the table of the chains' diagnostics."""
+    """Return the table of the chains' diagnostics; its heading says of how many splits a figure is the worst."""
     rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
-    hints = dict(DIAGNOSTICS.values())
-    return Grid(["Chains", *hints], rows, hints=hints)
+    hints, splits = dict(DIAGNOSTICS.values()), max((one.splits for one in chains.values()), default=1)
+    return Grid([f"Chains, worst of {splits} splits" if splits > 1 else "Chains", *hints], rows, hints=hints)
 
 
 def _diagnostic(name: str, metrics: Mapping[str, float]) -> Cell:

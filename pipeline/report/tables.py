@@ -18,7 +18,7 @@ from bdl_pipe.figures import COLOURS, Mark
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
-ABSENT: Final = "no result: its evaluation is absent"
+ABSENT: Final = "no result: the evaluation is absent"
 BASELINE: Final = "deterministic"
 
 
@@ -59,12 +59,14 @@ class ChainsInfo:
     """The diagnostics of Markov chains.
 
     Attributes:
-        metrics: R-hat, effective sample sizes, the noise of minibatches over the kernel's own.
+        metrics: R-hat, effective sample sizes, the noise of minibatches over the kernel's own; each of its worst split.
         traces: functional -> its value at each draw of each chain of the first split [chain][draw].
+        splits: the number of the data set's splits.
     """
 
     metrics: Mapping[str, float]
     traces: Mapping[str, Sequence[Sequence[float]]]
+    splits: int = 1
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,14 @@ class Table:
         """Name each run as :func:`labels` does, for people."""
         return labels(self.runs, " ")
 
-    def remarks(self, run: RunInfo) -> list[tuple[str, str]]:
-        """List what is to be said of a run, as (kind, text): that it has no scores, and its warnings."""
-        absent = [] if run.key in self.scores else [("note", ABSENT)]
-        return absent + [("warn", warning) for warning in run.warnings]
+    def remarks(self) -> list[tuple[str, str]]:
+        """List what is to be said of runs, as (kind, text): no scores, and warnings. Each stands once with its runs."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for run in self.runs:
+            absent = [] if run.key in self.scores else [("note", ABSENT)]
+            for remark in (*absent, *(("warn", warning) for warning in run.warnings)):
+                found.setdefault(remark, []).append(run.key)
+        return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
 
     def quantities(self) -> set[Quantity]:
         """Return the quantities that any run has a score of."""

@@ -97,7 +97,7 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
         cell = columns.figure(table.estimate(run.key, column.of), column)
         if cell.text != columns.NOTHING:
             lines.append(f"| {column.title} | {cell.figure} |")
-    lines += ["", *(f"- {text}" for _, text in table.remarks(run))]
+    lines += ["", *(f"- {text}" for text in run.warnings)]
     return "\n".join([*lines, "", f"`python -m pipeline repro evaluate@{run.key}` makes it."])
 
 

@@ -261,28 +261,14 @@ def _recalibrate(
 
 
 def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> Summary:
-    """Summarise the seeds together, over splits: mean metrics, each kind of warning once, the first split's traces."""
+    """Return what the method says of all seeds of all splits together, and which fits had diverged."""
     slow = _slowed(done)
     if run.stage.summarise is None:
         return Summary(warnings=slow)
-    splits = [key.removeprefix("data-") for key in shared if key.startswith("data-")]
-    summaries = list[Summary]()
-    for split in splits:
-        states = [made.result for name, made in done.items() if name.startswith(f"{split}-")]
-        summaries.append(run.stage.summarise(states, shared[f"data-{split}"], run.config))
-    sums: dict[str, list[float]] = {}
-    warnings: dict[str, list[str]] = {}  # by first word, the name of what is warned about
-    for summary in summaries:
-        for text in summary.warnings:
-            warnings.setdefault(text.split()[0], []).append(text)
-        for name, value in summary.metrics.items():
-            sums.setdefault(name, []).append(float(value))
-    texts = [
-        found[0] if len(splits) == 1 else f"{found[0]} (in {len(found)} of {len(splits)} splits; the first of them)"
-        for found in warnings.values()
-    ]
-    means = {name: sum(values) / len(values) for name, values in sums.items()}
-    return Summary(means, [*texts, *slow], summaries[0].traces if summaries else {})
+    data = {key.removeprefix("data-"): rows for key, rows in shared.items() if key.startswith("data-")}
+    states = [[made.result for name, made in done.items() if name.startswith(f"{split}-")] for split in data]
+    summary = run.stage.summarise(states, list(data.values()), run.config)
+    return dataclasses.replace(summary, warnings=[*summary.warnings, *slow])
 
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
@@ -15,9 +15,6 @@ from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
 from ..work.executor import Executor
-
-IMITATION: Final = "dark_knowledge"  # The method whose runs imitate a posterior.
-AVERAGE: Final = "sgmcmc"  # The method whose runs average the draws of chains.
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
@@ -38,11 +35,12 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         ArtifactError: a record of the run, or of what it is made from, is damaged.
     """
     coreset, own = run.sources.get("coreset"), records.read("student", run.key)
-    warnings, chains = own.get("warnings", []), _chains(run.key, own)
+    splits = params.datasets[run.spec.dataset].splits
+    warnings, chains = own.get("warnings", []), _chains(run.key, own, splits)
     for kind, key in run.sources.items():
         record = records.read(kind, key)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
-        chains |= _chains(key, record)
+        chains |= _chains(key, record, splits)
     return report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
@@ -59,19 +57,23 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
 
 
 def _imitated(run: Run, params: Params) -> str | None:
-    """Name the run whose posterior a student imitates: its input, or the average of the chains that are its input."""
-    if run.method.name != IMITATION:
+    """Name the run whose posterior a student imitates: its input, or what the input's own method makes of that input.
+
+    The average of chains is such a run of a student of chains. None: the run imitates nothing.
+    """
+    if not run.method.imitates:
         return None
     if "student" in run.sources:
         return run.sources["student"]
-    averages = (other for other in params.of_method(AVERAGE) if other.kind == "student")
-    return next((other.key for other in averages if run.sources and other.sources == run.sources), "")
+    makers = {params.run(kind, key).method.name for kind, key in run.sources.items()}
+    others = (other for other in params.of("student") if other.method.name in makers)
+    return next((other.key for other in others if other.sources == run.sources), "")
 
 
-def _chains(key: str, record: Mapping[str, Any]) -> dict[str, report.ChainsInfo]:
+def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, report.ChainsInfo]:
     """Return the diagnostics of the chains that an entry made, if it made some."""
     metrics = record.get("metrics", {})
-    return {key: report.ChainsInfo(metrics, record.get("traces", {}))} if "rhat_prediction" in metrics else {}
+    return {key: report.ChainsInfo(metrics, record.get("traces", {}), splits)} if "rhat_prediction" in metrics else {}
 
 
 def _network(run: Run, params: Params) -> str:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import matplotlib
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from .metrics import metric_of
 from .metrics.written import percent, writer
@@ -74,6 +73,7 @@ STYLE: Final[dict[str, Any]] = {
     "lines.solid_capstyle": "round",
 }
 _COLUMNS: Final = 7  # The most plots beside each other.
+_LINEAR: Final = 0.01  # The axis of a difference of probabilities is logarithmic above.
 _styled: Final = matplotlib.rc_context(STYLE)  # As a decorator it holds for one call.
 
 
@@ -161,7 +161,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Segment:
-    """A method's P(Y₁ = Y₂) of an input and of each input on the line from it to another one.
+    """A method's P(Y₁ = Y₂) of the middle of a line between two inputs and of each input on the line.
 
     Attributes:
         name: names the method in the title.
@@ -239,29 +239,32 @@ def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> D
 
 @_styled
 def same_class(lines: Sequence[Segment]) -> Drawing:
-    """Draw P(Y₁ = Y₂) along the line between two inputs, a plot for each method: the joint, and the product dashed."""
+    """Draw P(Y₁ = Y₂) along a line between two inputs, under the joint minus under the product, a plot for each method.
+
+    The axis is linear up to 0.01 and logarithmic above.
+    """
     columns = min(_COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
-    figure = Figure(figsize=(0.5 + 1.5 * columns, 0.7 + 1.25 * rows))
+    figure = Figure(figsize=(0.6 + 1.5 * columns, 0.5 + 1.25 * rows))
+    gaps = [one.points["joint"] - one.points["product"] for one in lines]
     plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in plots.flat[len(lines) :]:
         axes.set_axis_off()
-    for number, (axes, one) in enumerate(zip(plots.flat, lines, strict=False)):
-        axes.plot(one.points.index, one.points["joint"], color=one.mark.look()["color"])
-        axes.plot(one.points.index, one.points["product"], color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+    for number, (axes, one, gap) in enumerate(zip(plots.flat, lines, gaps, strict=False)):
+        axes.plot(gap.index, gap, color=one.mark.look()["color"])
+        axes.set_yscale("symlog", linthresh=_LINEAR)
+        axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, _LINEAR, 0.1, 1], yticklabels=["0", "0.01", "0.1", "1"])
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")  # "0" is short enough beside the "1" of the plot on the left.
         axes.set_title(fill(one.name, 22), fontsize=7.5)
         axes.tick_params(labelbottom=number + columns >= len(lines))
-    figure.supxlabel("place on the line from the first input (0) to the second (1)", color=MUTED, fontsize=8.5)
-    figure.supylabel("P(Y₁ = Y₂)", color=MUTED, fontsize=8.5)
-    kinds = [Line2D([], [], color=MUTED), Line2D([], [], color=INK, linewidth=0.9, linestyle=(0, (3, 2)))]
-    figure.legend(
-        kinds, ["joint, in the method's colour", "product of the marginals"], loc="outside upper left", ncols=2
-    )
-    at = [(one.name, one.points.iloc[0]) for one in lines]
-    texts = (f"{name} {first['joint']:.2f} and {first['product']:.2f}" for name, first in at)
-    return Drawing(figure, f"P(Y₁ = Y₂) of an input twice, by the joint and by the product: {', '.join(texts)}")
+    lowest, highest = min(gap.min() for gap in gaps), max(gap.max() for gap in gaps)
+    plots.flat[0].set_ylim(min(-0.1 * _LINEAR, 1.2 * lowest), max(0.1, 1.2 * highest))
+    figure.supxlabel("place of the second input on the line; the first input is its middle", color=MUTED, fontsize=8.5)
+    figure.supylabel("P(Y₁ = Y₂), joint − product", color=MUTED, fontsize=8.5)
+    at = [(one.name, one.points.iloc[len(one.points) // 2]) for one in lines]
+    texts = (f"{name} {both['joint']:.3f} and {both['product']:.3f}" for name, both in at)
+    return Drawing(figure, f"P(Y₁ = Y₂) of the middle twice, by the joint and by the product: {', '.join(texts)}")
 
 
 @_styled

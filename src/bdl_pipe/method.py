@@ -54,9 +54,9 @@ class Summary:
     """What all seeds of a fit say together, for tracking, warnings and the report.
 
     Attributes:
-        metrics: such as R-hat of chains.
+        metrics: such as R-hat of chains; of several splits, one figure of all.
         warnings: one line each.
-        traces: functional -> its value at each draw of each chain [chain][draw].
+        traces: functional -> its value at each draw of each chain of the first split [chain][draw].
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -83,7 +83,8 @@ class StageSpec:
             up a bad trial early.
         validate_sources: checks a config against those of the artifacts that it is made from, by stage kind; raises
             ConfigError with the key in its own config, or ``input``.
-        summarise: what all seeds of one split say together: (states, data, config) -> :class:`Summary`.
+        summarise: what all seeds of all splits say together: (states [split][seed], data [split], config) ->
+            :class:`Summary`.
     """
 
     fit: Fit | None = None
@@ -94,7 +95,7 @@ class StageSpec:
     in_driver: bool = False
     from_checkpoint: FromCheckpoint | None = None
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None
-    summarise: Callable[[list[State], FitData, Any], Summary] | None = None
+    summarise: Callable[[Sequence[Sequence[State]], Sequence[FitData], Any], Summary] | None = None
 
     def __post_init__(self) -> None:
         require((self.fit is None) != (self.fit_many is None), "stages", "must have fit or fit_many, and not both")
@@ -178,6 +179,8 @@ class Method:
         search: dotted config keys that Ray Tune may vary -> (low, high, scale); integers are on a log scale, too.
         default: its part in a comparison on a data set; None: it is part of none.
         upstream: key -> a run of it that other methods' runs in a comparison are made from; no two methods share a key.
+        imitates: a run of it imitates a posterior: the run that it is made from, the one that has the same teacher or
+            coreset, or one of its own that is not stored. The report shows what it loses.
     """
 
     name: str
@@ -187,3 +190,4 @@ class Method:
     search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
+    imitates: bool = False

@@ -187,7 +187,7 @@ def test_draws_are_of_all_chains_one_after_another(changes: dict[str, Any]) -> N
     within = (weights[:, 1:] - weights[:, :-1]).norm(dim=-1).mean()
     between = (weights[1:] - weights[:-1]).norm(dim=-1).mean()
     assert between > 3 * within  # neighbours in a chain are nearer than chains are to each other
-    summary = chains.summarise([state], tiny_data(), config.read(chains.ChainsConfig, CHAINS | changes, "m"))
+    summary = chains.summarise([[state]], [tiny_data()], config.read(chains.ChainsConfig, CHAINS | changes, "m"))
     assert "rhat_prediction" in summary.metrics
     torch.testing.assert_close(predicted(state).mean.sum(1), torch.ones(60), rtol=1e-5, atol=1e-5)
 

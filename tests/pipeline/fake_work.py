@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,12 @@ def walk(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report
     return State({"x": x}, {"count": sum(len(v) for v in inputs.values())})
 
 
-def spread(states: list[State], data: FitData, config: WalkConfig) -> Summary:
-    values = torch.stack([s.tensors["x"] for s in states])
-    traces = {"first weight": [[float(s.tensors["x"].flatten()[0])] for s in states]}
-    return Summary({"spread": float(values.std(0).mean())}, ["they differ"] if len(states) > 1 else [], traces)
+def spread(states: Sequence[Sequence[State]], data: Sequence[FitData], config: WalkConfig) -> Summary:
+    assert len(states) == len(data)
+    values = [torch.stack([s.tensors["x"] for s in split]).std(0).mean() for split in states]
+    traces = {"first weight": [[float(s.tensors["x"].flatten()[0])] for s in states[0]]}
+    said = [f"they differ in {len(states)} splits"] if len(states[0]) > 1 else []
+    return Summary({"spread": float(max(values))}, said, traces)
 
 
 WALK = Method(

@@ -1,6 +1,7 @@
 """Students of other runs: what params.yaml may say, what comes first, whose code they depend on, one of them made."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 import yaml
 
 from bdl_pipe.errors import UserError
-from bdl_pipe.registry import load_predictor
+from bdl_pipe.registry import METHODS, load_predictor
 from pipeline.core import places
-from pipeline.core.load import load
+from pipeline.core.load import load, typed
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan import code, plan, sources
@@ -109,6 +110,26 @@ def test_the_report_finds_the_run_that_a_student_imitates(tmp_path: Path, monkey
         found = {one.key: one.imitates for one in infos(load(tmp_path / "params.yaml"))}
         assert found == {k: v for k, v in expected.items() if k not in without} | {"b-others": None}
         expected |= {"b-of-chains": ""}
+
+
+def test_the_report_finds_what_a_plugins_student_imitates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method says that it imitates; what made its input has any name. Told apart: a method that does not say so."""
+    monkeypatch.chdir(tmp_path)
+    raw = copy.deepcopy(RAW)
+    chains = {"dataset": "boston", "method": "my_chains", "seeds": 2, "input": "prepare/boston"}
+    raw["methods"] |= {"my_chains": SGMCMC, "my_student": raw["methods"]["dark_knowledge"]}
+    raw["teachers"] = {"b-chains": chains}
+    of_chains = {"input": "teacher/b-chains"}
+    raw["runs"] |= {
+        "b-average": {**CLOSED_FORM, "method": "my_chains", "setting": "average", **of_chains},
+        "b-of-chains": {**STUDENT, "method": "my_student", "setting": "chains", **of_chains},
+        "b-of-run": {**STUDENT, "method": "my_student", "setting": "run"},
+    }
+    for imitates, found in ((True, ["b-average", "b-whole"]), (False, [None, None])):
+        own = replace(METHODS["dark_knowledge"], name="my_student", imitates=imitates)
+        known = {**METHODS, "my_chains": replace(METHODS["sgmcmc"], name="my_chains"), "my_student": own}
+        said = {one.key: one.imitates for one in infos(typed(raw, known))}
+        assert [said["b-of-chains"], said["b-of-run"]] == found and said["b-student"] == "b-whole"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 from bdl_pipe.errors import ArtifactError
+from bdl_pipe.evaluation.joint import LINES, PAIRED
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
 from pipeline import report
 from pipeline.report import columns, page, tables
@@ -204,6 +205,26 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
     assert text.open == [] and text.text.count("Students") == 1
 
 
+def test_a_warning_of_several_runs_is_one_line_with_its_runs(tmp_path):
+    said, own = "b-chains: chains disagree: R-hat 3.932 (limit 1.05): run them longer", "rates: the fit diverged"
+    chains, student = (
+        write_run(tmp_path, "b", method, "s", [Score(0, 0, Quantity("nll"), 1.0, 9)], warnings=warnings)
+        for method, warnings in (("sgmcmc", (said,)), ("dark_knowledge", (own, said)))
+    )
+    report.build([chains, student], tmp_path / "out", provenance={}, dpi=80)
+    lines = [f"{said}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{own}. Runs: b-dark_knowledge-s"]
+    written = (tmp_path / "out/comparison.md").read_text().splitlines()
+    assert [line for line in written if line.startswith("- ")] == [f"- {line}" for line in lines]
+    text = (tmp_path / "out/index.html").read_text()
+    assert text.count(said) == 1 and all(f'<p class="warn">{line}</p>' in text for line in lines)
+
+
+def test_the_heading_says_that_a_figure_is_the_worst_of_several_splits():
+    one = tables.ChainsInfo({"rhat_prediction": 1.2}, {})
+    assert columns.diagnostics({"chains": one}).head[0] == "Chains"
+    assert columns.diagnostics({"chains": replace(one, splits=5)}).head[0] == "Chains, worst of 5 splits"
+
+
 def test_r_hats_have_two_decimals():
     of = tables.ChainsInfo({"rhat_prediction": 3.0, "rhat_log_likelihood": 1.004, "ess_prediction": 41.25}, {})
     ((_, *cells),) = columns.diagnostics({"chains": of}).rows
@@ -245,10 +266,12 @@ def test_the_lines_between_two_inputs_are_one_figure_of_a_data_set(tmp_path):
         line = pd.DataFrame(rows, columns=list(SAME_CLASS)) if method != "sgld" else None
         runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
     (drawn,) = page.together(tables.gather(runs))["figures"]
-    assert "by the product: d vbll 0.80 and 0.60, ensemble 0.80 and 0.65" in drawn["inline"]
+    assert "by the product: d vbll 0.400 and 0.300, ensemble 0.400 and 0.325" in drawn["inline"]
     report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
-    assert parsed.open == [] and "second input moves on a line" in parsed.text
+    assert parsed.open == [] and "second input moves on the line" in parsed.text
+    rule = f"among the first {PAIRED} test rows, the {LINES} pairs of rows of different classes that are nearest"
+    assert rule in parsed.text
     (runs[0].evaluate / "same_class.parquet").write_bytes(b"")
     with pytest.raises(ArtifactError):
         tables.gather(runs)
@@ -274,7 +297,7 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
     text = (tmp_path / "out/index.html").read_text()
     assert Page(text).open == []
     assert "Score against severity" not in text and "Coreset images" not in text
-    assert "2 of 3 runs have no result" in text and "<b>fashion_mnist-gone</b>: no result" in text
+    assert "2 of 3 runs have no result" in text and "evaluation is absent. Runs: fashion_mnist-gone<" in text
     row = next(x for x in (tmp_path / "out/comparison.md").read_text().splitlines() if x.startswith("| gone"))
     assert set(row.replace("| gone | small", "").split()) == {"|", "—"}
     assert "fashion_mnist-gone" in json.loads((tmp_path / "out/metrics.json").read_text())

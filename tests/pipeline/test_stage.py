@@ -91,7 +91,7 @@ def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.Ca
     record = records.read("trajectory", "b-walk")
     assert set(record["seconds"]) == set(made.names()) and record["metrics"]["spread"] > 0
     assert len(record["traces"]["first weight"]) == len(made.names()) // 2  # of the first of two splits
-    said = "they differ (in 2 of 2 splits; the first of them)"
+    said = "they differ in 2 splits"
     assert f"warning: trajectory b-walk: {said}\n" in capsys.readouterr().err and record["warnings"] == [said]
     assert not places.checkpoints("trajectory", "b-walk").exists()
 

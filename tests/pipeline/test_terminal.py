@@ -21,6 +21,7 @@ from pipeline.core import places
 from pipeline.core.load import typed
 from pipeline.core.model import Params
 from pipeline.report.columns import Cell, Grid
+from pipeline.stages import comparison
 from pipeline.stages.report import run_info
 
 TOY = Grid(
@@ -31,7 +32,7 @@ TOY = Grid(
     ],
     "toy",
     sources=["VBPC, table 1"],
-    remarks=["toy-sgld: the chains disagree [toy-sgld]"],
+    remarks=["toy-sgld: the chains disagree. Runs: toy-sgld"],
 )
 MARKDOWN = """## toy
 
@@ -41,7 +42,7 @@ MARKDOWN = """## toy
 | random_coreset | ipc1 | 1.483 ± 0.016 | 35.2 k |
 
 - [paper]: VBPC, table 1, as printed there
-- toy-sgld: the chains disagree [toy-sgld]
+- toy-sgld: the chains disagree. Runs: toy-sgld
 """
 
 
@@ -112,7 +113,7 @@ def test_a_run_that_is_up_to_date_is_shown_and_another_is_told(project: Params) 
     assert text.startswith("boston") and head.split()[:3] == ["Method", "Setting", "Seeds"] and "RMSE" in head
     assert row.split()[:3] == ["deterministic", "small", "5"] and "±" in row
     assert "ensemble" not in row and "random_coreset" not in text, "an older table, or a run that is not up to date"
-    assert "- [odd] the fit | is odd [boston-deterministic]" in text
+    assert "- [odd] the fit | is odd. Runs: boston-deterministic" in text
     assert last == "2 of 3 runs are not in this comparison:"
     assert (other, third) == ("  boston-swag: trajectory@boston-swa failed", f"  {FITTED[1]}: student@x failed")
 
@@ -129,7 +130,7 @@ def test_scores_that_are_gone_or_damaged_are_told_and_lose_no_other(project: Par
     text = shown([*FITTED, "boston-gp"], {}, project)
     assert "deterministic" not in text.split("runs are not in")[0] and "ensemble" in text
     assert f"  {FITTED[0]}: {stored}: is truncated or altered" in text
-    assert "  boston-gp: no result: its evaluation is absent" in text and "2 of 3 runs are not in" in text
+    assert "  boston-gp: no result: the evaluation is absent" in text and "2 of 3 runs are not in" in text
 
 
 def test_without_any_run_there_is_no_table(project: Params) -> None:
@@ -142,7 +143,7 @@ def test_without_any_run_there_is_no_table(project: Params) -> None:
 def test_where_there_is_no_terminal_it_is_the_whole_table_as_the_report_has_it(project: Params) -> None:
     text = shown(FITTED, {"boston-gp": "stopped"}, project, width=40, terminal_=False)
     assert "| deterministic | small | 5 | " in text and "Peak memory |" in text
-    assert "- [odd] the fit | is odd [boston-deterministic]" in text and "1 of 3 runs are not in this" in text
+    assert "- [odd] the fit | is odd. Runs: boston-deterministic" in text and "1 of 3 runs are not in this" in text
 
 
 def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None:
@@ -153,3 +154,9 @@ def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None
         places.record(*at).parent.mkdir(parents=True, exist_ok=True)
         places.record(*at).write_text(json.dumps(record))
     assert run_info(run, project).warnings == ("own", f"{key}: R-hat 1.3")
+
+
+def test_mlflows_description_of_a_run_has_its_warnings_alone(project: Params) -> None:
+    about = {one.key: one.about for one in comparison.of(project).runs}
+    assert about.keys() == {*FITTED}
+    assert [key for key, text in about.items() if "\n- [odd] the fit | is odd\n" in text] == [FITTED[0]]

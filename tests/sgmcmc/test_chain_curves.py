@@ -11,7 +11,7 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import diagnostics
 from bdl_pipe.sgmcmc.method import average, teacher
 from bdl_pipe.sgmcmc.sampler import SamplerConfig
-from benchmarks.chain_curves import POINTS, Chains
+from benchmarks.chain_curves import POINTS, Chains, page
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table(validation=10)}
@@ -31,7 +31,7 @@ def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
         predictive = predictive.rescale(data.transform.shift, data.transform.scale)
     assert rows[-1]["nll"] == pytest.approx(-float(predictive.log_prob(targets).mean()), abs=2e-4)
     limits = diagnostics.DiagnosticsConfig(rows=12, max_rhat=1.05, min_ess=100)
-    summary = diagnostics.summarise([NetworkDraws.from_state(state) for state in states], data, limits)
+    summary = diagnostics.of_split([NetworkDraws.from_state(state) for state in states], data, limits)
     assert rows[-1]["rhat"] == pytest.approx(summary.metrics["rhat_prediction"], abs=1e-3)
     assert rows[-1]["ess"] == pytest.approx(summary.metrics["ess_prediction"], rel=0.05)
     assert len(rows) == POINTS and rows[0]["nll"] != rows[-1]["nll"]
@@ -39,6 +39,12 @@ def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
     assert [row["passes"] for row in rows] == pytest.approx(
         [(20 + 10 * point) * share for point in range(1, 13)], abs=0.1
     )
+
+
+def test_the_page_says_which_rows_a_step_sees() -> None:
+    for batch, seen in ((None, "all rows in each step"), (128, "minibatches of 128 rows")):
+        text = page("boston", [], {}, batch)
+        assert f"Network, prior, {seen} and chains are those of the teacher" in text and "``" not in text
 
 
 def test_a_pass_is_one_gradient_of_every_row() -> None:

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.method import Summary
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed
@@ -14,6 +16,15 @@ from tests.sgmcmc import cases
 
 CONFIG = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.05, min_ess=100)
 LIMITS = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.1, min_ess=50)
+NAMES = ("rhat_log_likelihood", "ess_log_likelihood", "rhat_prediction", "ess_prediction", "ess_tail_prediction")
+
+
+def summarise(chains: list[NetworkDraws], data: FitData, config: diagnostics.DiagnosticsConfig) -> Summary:
+    return diagnostics.over_splits([diagnostics.of_split(chains, data, config)], config)
+
+
+def figures(*values: float) -> dict[str, float]:
+    return dict(zip(NAMES, values, strict=True))
 
 
 def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> NetworkDraws:
@@ -29,7 +40,7 @@ def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> N
 
 def test_independent_draws_pass():
     """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1."""
-    summary = diagnostics.summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
     assert summary.warnings == []
     assert summary.metrics["rhat_prediction"] < 1.01
     assert summary.metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
@@ -41,7 +52,7 @@ def test_independent_draws_pass():
 def test_traces_are_the_functionals_of_each_chain():
     """The network is a constant, so that all rows have its prediction; numbers of five digits."""
     chains = [chain(m, 5) for m in range(2)]
-    traces = diagnostics.summarise(chains, cases.table(), CONFIG).traces
+    traces = summarise(chains, cases.table(), CONFIG).traces
     assert list(traces) == ["log-likelihood", *(f"prediction of row {row}" for row in range(3))]
     own = [c.weights["head.bias"][:, 0].tolist() for c in chains]
     for row in range(3):
@@ -53,20 +64,20 @@ def test_traces_are_the_functionals_of_each_chain():
 
 def test_autocorrelated_draws_have_the_ess_of_their_ar1():
     """ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8."""
-    summary = diagnostics.summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
     assert summary.metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
 
 
 def test_separated_chains_are_warned_about():
-    summary = diagnostics.summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
     assert summary.metrics["rhat_prediction"] > 1.5
-    assert any("rhat_prediction" in w and "disagree" in w for w in summary.warnings)
-    assert any("ess_prediction" in w for w in summary.warnings)
+    (said,) = summary.warnings
+    assert said.startswith("chains disagree and have few effective draws: R-hat ")
 
 
 def test_too_few_chains_or_draws_are_said():
     for chains in ([chain(0, 100)], [chain(0, 3), chain(1, 3)]):
-        summary = diagnostics.summarise(chains, cases.table(), CONFIG)
+        summary = summarise(chains, cases.table(), CONFIG)
         assert summary.metrics == {}
         assert "need 2 chains of 4 draws" in summary.warnings[0]
 
@@ -75,22 +86,54 @@ def test_equal_draws_are_said():
     chains = [chain(0, 10), chain(0, 10)]
     for c in chains:
         c.weights["head.bias"].zero_()
-    summary = diagnostics.summarise(chains, cases.table(), CONFIG)
+    summary = summarise(chains, cases.table(), CONFIG)
     assert summary.metrics == {}
     assert "all equal" in summary.warnings[0]
 
 
 def test_without_arviz_there_is_a_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
-    summary = diagnostics.summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
     assert summary.metrics == {}
     assert summary.warnings == ["R-hat and ESS were not computed: arviz is not installed"]
 
 
 def test_judge_knows_its_limits():
-    assert diagnostics.judge({"rhat_a": 1.1, "ess_a": 50.0}, LIMITS) == []
-    assert len(diagnostics.judge({"rhat_a": 1.11, "ess_a": 49.0}, LIMITS)) == 2
-    assert len(diagnostics.judge({"rhat_a": math.nan}, LIMITS)) == 1
+    """At each limit there is no warning; beyond one there is one line, with the worst of each kind."""
+    assert diagnostics.judge(figures(1.1, 50, 1.1, 50, 50), LIMITS) == []
+    assert diagnostics.judge({"noise_mean": 9.0}, LIMITS) == []
+    draws = "{} effective draws in the bulk and {} in the tails (at least 50)"
+    for values, ills, rhat, bulk, tail in (
+        ((1.5, 60, 1.2, 70, 80), "disagree", "1.500", "60", "80"),
+        ((1.05, 49, 1.06, 70, 80), "have few effective draws", "1.060", "49", "80"),
+        ((1.05, 90, 1.06, 70, 12.345), "have few effective draws", "1.060", "70", "12.3"),
+        ((1.05, 9, 3.9321, 70, 80), "disagree and have few effective draws", "3.932", "9", "80"),
+    ):
+        expected = f"chains {ills}: R-hat {rhat} (limit 1.1), {draws.format(bulk, tail)}: run them longer"
+        assert diagnostics.judge(figures(*values), LIMITS) == [expected]
+    for place in range(5):
+        odd = [1.0, 99, 1.0, 99, 99]
+        odd[place] = math.nan
+        (said,) = diagnostics.judge(figures(*odd), LIMITS)
+        assert said.startswith("chains are constant or not finite: R-hat ") and "nan" in said
+
+
+def test_of_several_splits_the_worst_counts():
+    """The mean of the R-hats, 1.075, is within the limit of 1.1, and that of the bulk ESS, 75, is above 50."""
+    splits = [
+        Summary(figures(1.0, 200, 1.0, 110, 60) | {"noise_worst": 3.0}, traces={"a": [[1.0]]}),
+        Summary(figures(1.0, 200, 1.15, 40, 90) | {"noise_worst": 2.0}, traces={"a": [[2.0]]}),
+        Summary({}, ["the draws' predictions are all equal"]),
+    ]
+    found = diagnostics.over_splits(splits, LIMITS)
+    assert found.metrics == figures(1.0, 200, 1.15, 40, 60) | {"noise_worst": 3.0}
+    assert found.traces == {"a": [[1.0]]}
+    equal, said = found.warnings
+    assert equal == "the draws' predictions are all equal (in 1 of 3 splits)"
+    assert said.startswith("chains disagree and have few effective draws: R-hat 1.150 (limit 1.1), 40 effective draws")
+    assert said.endswith(" 60 in the tails (at least 50), each of the worst of 3 splits: run them longer")
+    mean = {name: sum(s.metrics[name] for s in splits[:2]) / 2 for name in NAMES}
+    assert diagnostics.judge(mean, LIMITS) == []  # the wrong variant
 
 
 def test_functionals_of_classes():
@@ -115,5 +158,5 @@ def test_functionals_of_regression():
 
 def test_validation_rows_come_first():
     data = cases.table(40, validation=10)
-    summary = diagnostics.summarise([chain(m, 50) for m in range(2)], data, CONFIG)
+    summary = summarise([chain(m, 50) for m in range(2)], data, CONFIG)
     assert math.isfinite(summary.metrics["rhat_log_likelihood"])

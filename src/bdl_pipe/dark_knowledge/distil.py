@@ -310,4 +310,5 @@ DARK_KNOWLEDGE = Method(
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
     default=Default(2.0, "sgmcmc", default),
+    imitates=True,
 )

@@ -21,8 +21,8 @@ from ..seeds import Seed
 from . import references
 from .config import EvaluateConfig
 from .distance import Distances
-from .gathered import Gathered, Scores, normalised
-from .joint import joint_scores, keeps_functions, line_between_classes, same_class_along
+from .gathered import Gathered, Scores, has_one_noise, normalised
+from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
 from .ood import OOD_SCORES, ood_scores, register_ood_score
 
 __all__ = [
@@ -53,7 +53,7 @@ class CleanResult:
         metrics: name -> (value, n).
         predictions: one row per test row; see :func:`score_clean`.
         calibration: the reliability diagram, for classes: bin, lower, upper, count, confidence, accuracy.
-        line: P(Y_1 = Y_2) along the line between two test rows, for classes; see :func:`.joint.line_between_classes`.
+        line: P(Y_1 = Y_2) along lines between test rows, for classes; see :func:`.joint.lines_between_classes`.
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
     """
@@ -90,6 +90,8 @@ def score_clean(
     """
     gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
     distances = Distances(references.find(examples, fitted.transform))
+    row = fitted.transform.inputs(examples.inputs[:1], device)[None]
+    one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
         predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
@@ -103,7 +105,7 @@ def score_clean(
         elif isinstance(predictive, Continuous):
             gathered.add_regression(predictive, targets)
             assert isinstance(transformed, Continuous)
-            gathered.add_noise(fitted.posterior, transformed)
+            gathered.add_noise(transformed, is_one=one_noise)
         if config.joint_pairs and not own_joint:
             gathered.terms.append(predictive.draw_log_prob(targets).cpu())
     scores = gathered.scores() | distances.scores()
@@ -115,7 +117,7 @@ def score_clean(
     scores = {name: scores[name] for name in metrics.METRICS if name in scores}
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
-    line = line_between_classes(fitted, examples, config, rng, device)
+    line = lines_between_classes(fitted, examples, config, rng, device)
     return CleanResult(scores, gathered.table(examples), calibration, line, in_distribution)
 
 

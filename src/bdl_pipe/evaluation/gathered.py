@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from .. import metrics
 from ..data.examples import Examples
 from ..data.transform import Transform
+from ..joint_predictive import GaussianFunctions
 from ..posterior import GaussianPosterior, Posterior, Predictor
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
+from ..seeds import Seed
 from .config import EvaluateConfig
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
@@ -77,16 +80,13 @@ class Gathered:
                 self.column(name if outputs == 1 else f"{name}_{k}", column)
         self.column("log_prob", predictive.log_prob(targets))
 
-    def add_noise(self, posterior: Posterior, transformed: Continuous) -> None:
+    def add_noise(self, transformed: Continuous, *, is_one: bool) -> None:
         """Add a batch of the noise's variances, in the units in which a method's likelihood is stated.
 
-        A posterior that holds a Gaussian over functions adds their variance to the noise and does not show it: the
-        noise is one for all inputs (``GaussianFunctions.noise``), unless a head of its network predicts the noise, too.
+        ``is_one``: the noise is one for all inputs, see :func:`has_one_noise`; else the predictive shows it.
         """
         variance = metrics.noise_variance(transformed)
-        likelihood = getattr(getattr(posterior, "spec", None), "likelihood", None)
-        hidden = isinstance(posterior, GaussianPosterior) and likelihood != "gaussian_head"
-        self.noise.append(torch.ones_like(variance) if hidden else variance)
+        self.noise.append(torch.ones_like(variance) if is_one else variance)
 
     def add_recalibrated(
         self,
@@ -133,6 +133,17 @@ class Gathered:
         if self.bins is not None:
             columns["target"] = np.asarray(examples.targets)
         return pa.table(columns | {name: np.concatenate(parts) for name, parts in self.columns.items()})
+
+
+def has_one_noise(posterior: Posterior, row: Float[Tensor, "1 1 ..."], rng: Seed) -> bool:
+    """Return whether a posterior's Gaussian over functions has one noise for all inputs (``GaussianFunctions.noise``).
+
+    Such a posterior's predictive adds the variance of the functions to the noise, and does not show the noise alone.
+
+    Args:
+        row: a transformed input, as a group of one row.
+    """
+    return isinstance(posterior, GaussianPosterior) and isinstance(posterior.functions(row, rng=rng), GaussianFunctions)
 
 
 def normalised(log_likelihood: tuple[float, int], transform: Transform, targets: np.ndarray) -> Scores:

@@ -1,4 +1,4 @@
-"""Scores of several test rows together: groups of rows, their joint scores, and two inputs along a line.
+"""Scores of several test rows together: groups of rows, their joint scores, and two inputs along lines.
 
 Random pairs share little of a function, so that their joint is nearly the product of its marginals. Dyadic sampling
 (Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two random test rows, the
@@ -34,7 +34,10 @@ from ..seeds import Seed
 from .config import EvaluateConfig
 from .gathered import Scores
 
-LINE_STEPS: Final = 21  # Inputs on the line between two test rows, both ends included.
+LINE_STEPS: Final = 21  # Inputs on the line between two test rows: both ends, the middle, and others between them.
+LINES: Final = 10  # The mean is over the lines of so many pairs of test rows.
+PAIRED: Final = 500  # The pairs are of the first so many test rows, so that their distances cost little.
+_APART: Final = 1e-6  # Rows that are nearer than this share of the largest distance are equal, to rounding.
 _ROWS: Final = 100  # So many rows of groups are predicted at once, so that the draws of their functions stay small.
 _NEAREST: Final = 50  # The distances of so many anchors to all rows are computed at once.
 
@@ -141,25 +144,54 @@ def joint_scores(
     return scores
 
 
-def line_between_classes(
+def nearest_pairs(
+    inputs: Float[Tensor, "row ..."], targets: Int[np.ndarray, " row"], count: int
+) -> list[tuple[int, int]]:
+    """Return the ``count`` pairs of rows of different classes that are nearest to each other, each row in one at most.
+
+    The pairs depend on the rows alone. Of equally near pairs the one with the first row comes first. Two rows of equal
+    inputs are no pair. There may be fewer pairs.
+    """
+    flat = inputs.flatten(1).double()
+    distances, pairs = torch.cdist(flat, flat).numpy(), list[tuple[int, int]]()
+    equal = (targets[:, None] == targets) | (distances <= _APART * distances.max())
+    distances[equal | np.tri(len(flat), dtype=bool)] = np.inf  # Each pair stands once, with its first row first.
+    while len(pairs) < count and np.isfinite(distances).any():
+        rows = divmod(int(distances.argmin()), len(flat))
+        distances[rows, :] = distances[:, rows] = np.inf
+        pairs.append(rows)
+    return pairs
+
+
+def lines_between_classes(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str = "cpu"
 ) -> pa.Table | None:
-    """Return :func:`same_class_along` the line between two test rows of different classes.
+    """Return :func:`same_class_along` lines between test rows of different classes, the mean over the lines.
 
-    The line begins at the first test row and ends at the first row after it that has another class, so that it is the
-    same for all posteriors. A posterior of networks or masks uses the draws that predict the test rows.
+    Two inputs that a posterior is sure about tell nothing of their dependence. So lines join rows of different classes
+    that are near to each other, and one of the two inputs is the middle of the line, where the class is in doubt. The
+    other input moves along the line. The lines are those of the ``LINES`` :func:`nearest_pairs` among the first test
+    rows, so that they are the same for all posteriors. A posterior of networks or masks uses the draws that predict the
+    test rows.
 
     Returns:
-        A table of ``LINE_STEPS`` rows. None: the targets are no classes, all rows have one class, or ``joint_groups``
-        is 0.
+        A table of ``LINE_STEPS`` rows. None: the targets are no classes, there is no such pair, or ``joint_groups`` is
+        0.
     """
     if not config.joint_groups or examples.targets.ndim != 1:
         return None
-    other = np.flatnonzero(examples.targets != examples.targets[:1])
-    if len(other) == 0:
+    inputs = fitted.transform.inputs(examples.inputs[:PAIRED])
+    pairs = nearest_pairs(inputs, examples.targets[:PAIRED], LINES)
+    lines = []
+    for number, (first, second) in enumerate(pairs):
+        ends, at = inputs[[first, second]].to(device), rng.fold("predict")
+        if keeps_functions(fitted.posterior):  # Its functions are drawn anew, so that the errors of lines differ.
+            at = at.fold("line", number)
+        lines.append(same_class_along(fitted.posterior, *ends, steps=LINE_STEPS, rng=at, anchor=0.5))
+    if not lines:
         return None
-    first, second = fitted.transform.inputs(examples.inputs[[0, int(other[0])]], device)
-    return same_class_along(fitted.posterior, first, second, steps=LINE_STEPS, rng=rng.fold("predict"))
+    means = {name: np.mean([line[name] for line in lines], axis=0) for name in lines[0].column_names}
+    return pa.table(means)
 
 
 @dataclass(frozen=True)
@@ -226,16 +258,18 @@ def same_class_along(
     steps: int,
     rng: Seed,
     draws: int = DRAWS,
+    anchor: float = 0.0,
 ) -> pa.Table:
-    """Return P(Y_1 = Y_2) for ``first`` and each of ``steps`` inputs on the line from ``first`` to ``second``.
+    """Return P(Y_1 = Y_2) for an anchor and each of ``steps`` inputs on the line from ``first`` to ``second``.
 
-    The table has one row a place on the line. Its column ``share`` is the place: 0 is ``first``, where both inputs are
-    the same, and 1 is ``second``. The columns ``joint`` and ``product`` are the probability under the joint and under
-    the product of the marginals.
+    The table has one row a place on the line. Its column ``share`` is the place of the second input: 0 is ``first``,
+    and 1 is ``second``. The columns ``joint`` and ``product`` are the probability under the joint and under the product
+    of the marginals.
 
     Args:
         first, second: transformed inputs of a posterior of classes.
         draws: as in :func:`bdl_pipe.posterior.joint`.
+        anchor: the place of the first of the two inputs on the line; by default it is ``first``.
 
     Raises:
         ConfigError: there are fewer than two steps.
@@ -245,8 +279,10 @@ def same_class_along(
     if first.shape != second.shape:
         raise DataError(f"second must have the shape of first, {tuple(first.shape)}, got {tuple(second.shape)}")
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)
-    line = torch.lerp(first[None], second[None], share.reshape(-1, *[1] * first.ndim))
-    found = joint(posterior, torch.stack([first.expand_as(line), line], 1), rng=rng, draws=draws)
+    line, fixed = (
+        torch.lerp(first, second, at.reshape(-1, *[1] * first.ndim)) for at in (share, share.new_tensor([anchor]))
+    )
+    found = joint(posterior, torch.stack([fixed.expand_as(line), line], 1), rng=rng, draws=draws)
     if not isinstance(found, JointCategorical):
         raise DataError("the posterior must be one of classes, got one of regression")
     columns = {"share": share.double(), "joint": found.same_class(), "product": found.marginal_same_class()}

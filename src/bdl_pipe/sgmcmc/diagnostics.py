@@ -7,7 +7,8 @@ p(true class | x, θ) or the mean E[y | x, θ]. The estimators are ArviZ's (Veht
 
 import math
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
@@ -64,8 +65,8 @@ def functionals(
     return torch.stack([p.log_prob(targets).sum() for p in single]), predictive.draw_mean[..., 0]
 
 
-def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConfig) -> Summary:
-    """Return metrics, warnings and traces of all chains together.
+def of_split(chains: Sequence[NetworkDraws], data: FitData, config: DiagnosticsConfig) -> Summary:
+    """Return metrics and traces of all chains of one split together; :func:`over_splits` judges them.
 
     The metrics are ``rhat_log_likelihood`` and ``ess_log_likelihood``, and the worst over the rows' predictions:
     ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``. A warning stands for metrics that cannot be
@@ -94,20 +95,40 @@ def summarise(chains: list[NetworkDraws], data: FitData, config: DiagnosticsConf
         "ess_prediction": _worst(min, [float(library.ess(c)) for c in columns]),
         "ess_tail_prediction": _worst(min, [float(library.ess(c, method="tail")) for c in columns]),
     }
-    return Summary(metrics, judge(metrics, config), traces)
+    return Summary(metrics, [], traces)
 
 
-def judge(metrics: dict[str, float], config: DiagnosticsConfig) -> list[str]:
-    """Return a warning for each of ``metrics`` beyond its bound, and for each that is not finite."""
-    found = []
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            found.append(f"{name} is {value}: the chains are constant or not finite")
-        elif name.startswith("rhat") and value > config.max_rhat:
-            found.append(f"{name} = {value:.3f} > {config.max_rhat:g}: the chains disagree; run them longer")
-        elif name.startswith("ess") and value < config.min_ess:
-            found.append(f"{name} = {value:.1f} < {config.min_ess:g}: few effective draws; run longer or thin less")
-    return found
+def over_splits(splits: Sequence[Summary], config: DiagnosticsConfig) -> Summary:
+    """Return the worst split's figure of each metric, the warnings that follow, and the first split's traces.
+
+    The worst effective sample size is the smallest, and the worst of any other metric is the largest.
+    """
+    values: dict[str, list[float]] = {}
+    for summary in splits:
+        for name, value in summary.metrics.items():
+            values.setdefault(name, []).append(value)
+    metrics = {name: _worst(min if name.startswith("ess") else max, found) for name, found in values.items()}
+    said = Counter(text for summary in splits for text in summary.warnings)
+    count = len(splits)
+    warnings = [text if count == 1 else f"{text} (in {times} of {count} splits)" for text, times in said.items()]
+    return Summary(metrics, [*warnings, *judge(metrics, config, count)], splits[0].traces)
+
+
+def judge(metrics: Mapping[str, float], config: DiagnosticsConfig, splits: int = 1) -> list[str]:
+    """Return one warning where R-hat or an effective sample size is beyond its bound or not finite, else none."""
+    if "rhat_prediction" not in metrics:
+        return []
+    rhat = _worst(max, [metrics["rhat_log_likelihood"], metrics["rhat_prediction"]])
+    bulk = _worst(min, [metrics["ess_log_likelihood"], metrics["ess_prediction"]])
+    tail = metrics["ess_tail_prediction"]
+    draws = f"{bulk:.3g} effective draws in the bulk and {tail:.3g} in the tails (at least {config.min_ess:g})"
+    figures = f"R-hat {rhat:.3f} (limit {config.max_rhat:g}), {draws}"
+    figures += f", each of the worst of {splits} splits" if splits > 1 else ""
+    if not all(map(math.isfinite, (rhat, bulk, tail))):
+        return [f"chains are constant or not finite: {figures}"]
+    found = ["disagree"] if rhat > config.max_rhat else []
+    found += ["have few effective draws"] if min(bulk, tail) < config.min_ess else []
+    return [f"chains {' and '.join(found)}: {figures}: run them longer"] if found else []
 
 
 def _short(values: np.ndarray) -> list[list[float]]:
@@ -115,9 +136,9 @@ def _short(values: np.ndarray) -> list[list[float]]:
     return [[float(f"{value:.5g}") for value in chain] for chain in values]
 
 
-def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:
+def _worst(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float:
     """Return the extreme value, or NaN where any value is NaN."""
-    return math.nan if any(np.isnan(values)) else choose(values)
+    return math.nan if any(map(math.isnan, values)) else choose(values)
 
 
 def _arviz() -> ModuleType | None:

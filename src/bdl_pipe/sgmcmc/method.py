@@ -8,7 +8,7 @@ prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraw
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -280,11 +280,17 @@ def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
     return {name: w[index] for name, w in weights.items()}
 
 
-def summarise(states: list[State], data: FitData, config: Any) -> Summary:
-    """Compute R-hat and effective sample sizes of what the chains predict, and the noise of their minibatches."""
-    summary = diagnostics.summarise([NetworkDraws.from_state(s) for s in states], data, config.diagnostics)
-    noise = {name: max(float(state.config[name]) for state in states) for name in ("noise_mean", "noise_worst")}
-    return replace(summary, metrics={**summary.metrics, **noise})
+def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: SgmcmcConfig) -> Summary:
+    """Compute R-hat and effective sample sizes of what the chains predict, and the noise of their minibatches.
+
+    Each figure is the worst of all splits.
+    """
+    splits = []
+    for chains, rows in zip(states, data, strict=True):
+        found = diagnostics.of_split([NetworkDraws.from_state(s) for s in chains], rows, config.diagnostics)
+        noise = {name: max(float(state.config[name]) for state in chains) for name in ("noise_mean", "noise_worst")}
+        splits.append(replace(found, metrics={**found.metrics, **noise}))
+    return diagnostics.over_splits(splits, config.diagnostics)
 
 
 def default_chains(size: Size) -> Section:

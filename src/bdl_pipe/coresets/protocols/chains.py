@@ -8,7 +8,7 @@ Kim et al. 2022 and 2023 evaluate their coresets so, at T = .01. Their code's pr
 squared; ours is a Gaussian (deviation). A coreset with learned labels has the classes of their largest entries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -158,12 +158,15 @@ def _start(
     return torch.stack([network.flat(named) for named in fresh]).to(device)
 
 
-def summarise(states: list[State], data: FitData, config: ChainsConfig) -> Summary:
-    """Compute R-hat and effective sample size of what the chains of the first seed predict."""
-    spec = read(NetworkSpec, states[0].config["spec"], "spec")
-    by_chain = {name: value.unflatten(0, (config.chains, -1)) for name, value in states[0].tensors.items()}
-    chains = [NetworkDraws(spec, {name: v[k] for name, v in by_chain.items()}) for k in range(config.chains)]
-    return diagnostics.summarise(chains, data, config.diagnostics)
+def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: ChainsConfig) -> Summary:
+    """Compute R-hat and effective sample size of what each split's first seed's chains predict: the worst split's."""
+    splits = []
+    for (first, *_), rows in zip(states, data, strict=True):
+        spec = read(NetworkSpec, first.config["spec"], "spec")
+        by_chain = {name: value.unflatten(0, (config.chains, -1)) for name, value in first.tensors.items()}
+        chains = [NetworkDraws(spec, {name: v[k] for name, v in by_chain.items()}) for k in range(config.chains)]
+        splits.append(diagnostics.of_split(chains, rows, config.diagnostics))
+    return diagnostics.over_splits(splits, config.diagnostics)
 
 
 CORESET_SGMCMC = Method(
