@@ -37,7 +37,7 @@ def grid(table: Table) -> Grid:
         cells = [Cell(table.names.get(run.imitates or "", run.imitates or NOTHING), hint=run.imitates or "")]
         for quantity, parts in shown:
             pair = beside(table.scores[run.key], table.scores.get(run.imitates or ""), quantity)
-            cells += [_CELLS[part](pair, Column(part, quantity)) for part in parts]
+            cells += [CELLS[part](pair, Column(part, quantity)) for part in parts]
         rows.append(cells)
     groups = [("", 1), *((metric_of(quantity.metric).label, len(parts)) for quantity, parts in shown)]
     return Grid(["teacher", *(part for _, parts in shown for part in parts)], rows, groups=groups)
@@ -52,7 +52,7 @@ def _ratio(pair: Beside, column: Column) -> Cell:
     return Cell(NOTHING) if pair.ratio is None else Cell(f"{pair.ratio:.3g} ×", value=pair.ratio)
 
 
-_CELLS: Final[dict[str, Callable[[Beside, Column], Cell]]] = {
+CELLS: Final[dict[str, Callable[[Beside, Column], Cell]]] = {
     "student": lambda pair, column: figure(pair.student, column),
     "teacher": lambda pair, column: figure(pair.teacher, column),
     "lost": _lost,

@@ -1,0 +1,70 @@
+"""results/dark_knowledge/students.md: students beside the posteriors that they imitate, of params/students.yaml.
+
+    python -m pipeline apply params/students.yaml && python -m pipeline repro report
+    python -m benchmarks.pages.students             # in the same folder; it computes nothing anew
+
+The columns: bytes of the student over those of the teacher, seconds per 1,000 predictions, what the student loses in
+NLL and in accuracy or RMSE (student − teacher; ± over splits), and the joint NLL of 20 inputs by dyadic sampling of
+both, with its gap to the product of the marginals. AUROC is that of the student's own score, the mutual information of
+its functions, on images of digits: a plain student has one function, and so none.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from bdl_pipe.metrics.imitation import beside
+from bdl_pipe.metrics.joint import names
+from bdl_pipe.scores import Quantity
+from benchmarks.pages.coresets import uncommitted
+from pipeline.core.load import load
+from pipeline.core.settings import Settings
+from pipeline.report import columns, students, tables
+from pipeline.stages import report
+
+OUT: Final = Path("results/dark_knowledge/students.md")
+_JOINT, _GAP = (Quantity(name) for name in names(20))
+_OWN: Final = Quantity("auroc", "ood", "digits", score="mutual_information")
+_BOTH: Final = ("student", "teacher")
+_COLUMNS: Final = (  # title, quantity, and which of the pair's figures
+    ("bytes, of the teacher's", Quantity("bytes", "cost"), ("ratio",)),
+    ("s per 1,000", Quantity("seconds_per_1000", "cost"), _BOTH),
+    ("NLL", Quantity("nll"), (*_BOTH, "lost")),
+    ("accuracy", Quantity("accuracy"), ("lost",)),
+    ("RMSE", Quantity("rmse"), ("lost",)),
+    ("joint NLL of 20", _JOINT, _BOTH),
+    ("its gap", _GAP, _BOTH),
+    ("AUROC, digits", _OWN, _BOTH),
+)
+
+
+def main() -> None:
+    """Write the page from what lies in this folder."""
+    read = load()
+    facts = report.facts(read, Settings.read())
+    text = ["# Students beside their teachers", *uncommitted(facts), __doc__.partition("\n")[2].strip()]
+    text.append("\n".join(f"- {key}: {value}" for key, value in facts.items()))
+    for part in tables.gather(report.infos(read)).by_dataset().values():
+        if students.of(part).runs:
+            text += [f"## {part.dataset}", table(part)]
+    OUT.write_text("\n\n".join(text) + "\n")
+
+
+def table(part: tables.Table) -> str:
+    """Return the table of a data set's students as Markdown; a quantity that no student has is left out."""
+    runs = students.of(part).runs
+    shown = [(title, q, each) for title, q, each in _COLUMNS if any(part.estimate(run.key, q) for run in runs)]
+    lines = [
+        ["student", "teacher", *(f"{title}, {of}" for title, _, each in shown for of in each)],
+        [":---", ":---", *["---:"] * sum(len(each) for *_, each in shown)],
+    ]
+    for run in runs:
+        cells = [f"{run.method} {run.setting}", part.names.get(run.imitates or "", run.imitates or columns.NOTHING)]
+        for _, quantity, each in shown:
+            pair = beside(part.scores[run.key], part.scores.get(run.imitates or ""), quantity)
+            cells += [students.CELLS[of](pair, columns.Column(of, quantity)).text for of in each]
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    main()
