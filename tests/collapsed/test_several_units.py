@@ -13,6 +13,7 @@ from bdl_pipe.collapsed.integrals import few_uniforms
 from bdl_pipe.collapsed.integrals.triangle import triangle_and_uniform
 from bdl_pipe.collapsed.output_distributions import Linear, Part, Pieces
 from bdl_pipe.collapsed.rectified import Rectified, Unit, of_units
+from bdl_pipe.errors import DataError
 
 from . import oracle
 from .cases import numbers
@@ -241,3 +242,16 @@ def test_the_cells_are_a_dense_grid(case: Case) -> None:
     for y in case.moments()[0] + np.array([-0.5, 0.2]):
         on_grid = np.maximum(case.radius - np.abs(y - output), 0).mean() / case.radius**2
         assert case.density(y) == pytest.approx(on_grid, rel=1e-4)
+
+
+def test_noise_that_rounding_swallows_is_refused() -> None:
+    part = Case(TWO["both switch"].units, radius=1e-20).part()
+    with pytest.raises(DataError, match="radius must be above the rounding"):
+        density(part, 1.0)
+
+
+def test_targets_far_beyond_the_support() -> None:
+    """Where knots are rounded to the same numbers, of a uniform of no width."""
+    part = TWO["no width in the single one"].part()
+    for y in (1e6, -1e9, 1e12):
+        assert density(part, y) == 0 and cdf(part, y) == pytest.approx(float(y > 0), abs=1e-12)

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..errors import DataError
 from .integrals import few_uniforms
 from .integrals.piecewise import Piecewise, increasing
 from .integrals.triangle import triangle_and_uniform
@@ -114,7 +115,7 @@ def _density(q: Tensor, r: Tensor, half_width: Tensor) -> Piecewise:
     noise = triangle_and_uniform(r, half_width)
     pieces = [noise.density.new_zeros(*q.shape, 3), *noise.density.unbind(-2)]
     at_zero = few_uniforms.triangular_density(q, torch.zeros_like(q), half_width[..., None], r)
-    return _of_rectified(increasing(q[..., None] + noise.knots), r, pieces, at_zero)
+    return _of_rectified(_around(q, r, noise.knots), r, pieces, at_zero)
 
 
 def _cdf(q: Tensor, r: Tensor, half_width: Tensor) -> Piecewise:
@@ -123,7 +124,20 @@ def _cdf(q: Tensor, r: Tensor, half_width: Tensor) -> Piecewise:
     one = torch.nn.functional.one_hot(torch.zeros_like(q, dtype=torch.long), 4).to(q)
     pieces = [one, *(one - piece for piece in noise.cdf.unbind(-2))]
     at_zero = few_uniforms.triangular_cdf(q, torch.zeros_like(q), half_width[..., None], r)
-    return _of_rectified(increasing(q[..., None] + noise.knots), r, pieces, at_zero)
+    return _of_rectified(_around(q, r, noise.knots), r, pieces, at_zero)
+
+
+def _around(q: Tensor, r: Tensor, knots: Tensor) -> Tensor:
+    """Return the knots around q, strictly increasing.
+
+    Raises:
+        DataError: the radius is below the rounding of q: the pieces would have no length.
+    """
+    lost = (q - r >= q) | (q + r <= q)
+    if bool(lost.any()):
+        found = f"{float(r[lost][0]):.3g} and {float(q[lost].abs()[0]):.3g}"
+        raise DataError(f"radius must be above the rounding of a target's distance from the base, got {found}")
+    return increasing(q[..., None] + knots)
 
 
 def _of_rectified(knots: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: Tensor) -> Piecewise:
