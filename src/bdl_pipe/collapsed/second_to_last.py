@@ -41,7 +41,7 @@ from .rectified import Unit, of_units
 from .regression import DEFAULT, LikelihoodConfig, Regression
 from .snapshots import trajectory
 
-MOST_OF_LAYER: Final = 3  # of two units with two weights each the distribution is no sum over pieces of one sum
+MOST_OF_LAYER: Final = 3  # two units of two weights each have no such form
 
 
 @dataclass(frozen=True)
