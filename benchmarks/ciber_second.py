@@ -6,7 +6,7 @@
 Each split's trajectory is fitted anew on the training rows alone, by the run ``<data set>-swa``; what collapses its
 snapshots, and SWAG, are as in ``methods``. Printed: the negative log-likelihood of validation rows in the target's
 unit, its mean and standard error over splits and less SWAG's, paired; seconds to predict 1,000 rows with their
-log-likelihood (the least of five a split, one thread); and how many units the three weights that vary most are of.
+log-likelihood (the least of five in each split, one thread); and of how many units the weights that vary most are.
 """
 
 import argparse
