@@ -70,7 +70,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "kfac_laplace": "trajectory.laplace:KFAC_LAPLACE",
         "ciber": "collapsed.classes:CIBER",
         "ciber_last": "collapsed.regression:CIBER_LAST",
-        "ciber_second": "collapsed.regression:CIBER_SECOND",
+        "ciber_second": "collapsed.second_to_last:CIBER_SECOND",
         "vbll": "last_layer.methods:VBLL",
         "vbll_bnn": "last_layer.methods:VBLL_BNN",
         "d_vbll": "last_layer.methods:D_VBLL",
@@ -128,7 +128,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
         "student_functions": "dark_knowledge.functions:StudentFunctions",
         "ciber": "collapsed.classes:CiberPosterior",
         "ciber_last": "collapsed.regression:CiberLastPosterior",
-        "ciber_second": "collapsed.regression:CiberSecondPosterior",
+        "ciber_second": "collapsed.second_to_last:CiberSecondPosterior",
     },
 )
 

@@ -8,7 +8,8 @@ import torch
 
 from bdl_pipe import metrics
 from bdl_pipe.collapsed.mixture import CollapsedMixture
-from bdl_pipe.collapsed.output_distributions import Linear, Rectified
+from bdl_pipe.collapsed.output_distributions import Linear
+from bdl_pipe.collapsed.rectified import Rectified
 
 from .cases import numbers
 

@@ -10,7 +10,8 @@ import torch
 from mpmath import mp, mpf
 from scipy.stats import chi2
 
-from bdl_pipe.collapsed.output_distributions import Linear, Part, Rectified
+from bdl_pipe.collapsed.output_distributions import Linear, Part
+from bdl_pipe.collapsed.rectified import Rectified
 from bdl_pipe.errors import DataError
 
 from .cases import numbers
@@ -98,7 +99,8 @@ def test_a_density_is_the_derivative_of_its_distribution_function(part: Part) ->
 
 def repeated(part: Part, s: int, row: int, count: int) -> Part:
     """One draw's distribution of one row, for ``count`` rows."""
-    values = {f.name: getattr(part, f.name)[s : s + 1, row : row + 1] for f in dataclasses.fields(part)}
+    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name != "beside"}
+    values = {name: v[s : s + 1, row : row + 1] for name, v in values.items()}
     return type(part)(**{name: v.expand(1, count, *v.shape[2:]) for name, v in values.items()})
 
 

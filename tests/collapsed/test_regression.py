@@ -11,14 +11,8 @@ from scipy.stats import chi2, triang
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.collapsed.mixture import CollapsedMixture
-from bdl_pipe.collapsed.regression import (
-    CIBER_LAST,
-    CIBER_SECOND,
-    CiberLastConfig,
-    CiberLastPosterior,
-    CiberSecondConfig,
-    CiberSecondPosterior,
-)
+from bdl_pipe.collapsed.regression import CIBER_LAST, CiberLastConfig, CiberLastPosterior
+from bdl_pipe.collapsed.second_to_last import CIBER_SECOND, CiberSecondConfig, CiberSecondPosterior
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig

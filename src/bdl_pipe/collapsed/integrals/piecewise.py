@@ -61,6 +61,14 @@ class Piecewise:
         return total
 
 
+def increasing(breakpoints: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
+    """Return breakpoints in ascending order as strictly increasing ones: equal ones are the next numbers."""
+    found = [breakpoints[..., 0]]
+    for point in breakpoints.unbind(-1)[1:]:
+        found.append(torch.maximum(point, torch.nextafter(found[-1], torch.full_like(point, torch.inf))))
+    return torch.stack(found, -1)
+
+
 def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
     """Fit cubics to 1/(1 + e⁻ᶻ) on ``pieces`` equal parts of [−reach, reach]; 0 and 1 beyond; float64, on the CPU.
 

@@ -1,0 +1,109 @@
+"""CIBER's two choices of three weights before the last layer, by validation rows of a data set of params.yaml.
+
+    python -m pipeline prepare
+    python -m benchmarks.ciber_second boston work/prepare/boston
+
+Each split's trajectory is fitted anew on the training rows alone, by the run ``<data set>-swa``; what collapses its
+snapshots, and SWAG, are as in ``methods``. Printed: the negative log-likelihood of validation rows in the target's
+unit, its mean and standard error over splits and less SWAG's, paired; seconds to predict 1,000 rows with their
+log-likelihood (the least of five in each split, one thread); and of how many units the weights that vary most are.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.collapsed.second_to_last import CiberSecondPosterior
+from bdl_pipe.config import merge, read
+from bdl_pipe.data import prepared
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.predictive import Continuous
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS, posterior_of
+from bdl_pipe.seeds import Seed
+from bdl_pipe.yaml_files import read_yaml
+from pipeline.core.load import load
+
+ROWS: Final = 1000
+VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "ciber_second, choice: input": ("ciber_second", {"choice": "input"}),
+    "ciber_second, choice: variance": ("ciber_second", {"choice": "variance"}),
+    "ciber_last": ("ciber_last", {}),
+    "swag": ("swag", {}),
+}
+
+
+def fitted(data: FitData, trajectory: State, name: str, seed: Seed) -> State:
+    """One method on the trajectory."""
+    method, override = VARIANTS[name]
+    made = METHODS[method]
+    section = merge(read_yaml(Path("params.yaml"))["methods"][method], override)
+    config: Any = read(made.config, section, f"methods.{method}")
+    stage = made.stages["student"]
+    return stage.fit_one(data, {"trajectory": [trajectory]}, config, rng=seed, report=Silent())
+
+
+def nll(state: State, data: FitData) -> float:
+    """The mean over validation rows, in the target's unit."""
+    transform, rows = data.transform, data.validation
+    assert transform.shift is not None and transform.scale is not None
+    predictive = posterior_of(state).predict(transform.inputs(rows.inputs), rng=Seed(1))
+    assert isinstance(predictive, Continuous)
+    own = predictive.rescale(transform.shift, transform.scale)
+    return -float(own.log_prob(torch.tensor(rows.targets)).mean())
+
+
+def seconds(state: State, data: FitData) -> float:
+    """The least of five predictions of ROWS rows, with the log-likelihood of each."""
+    rows, posterior, least = data.validation, posterior_of(state), float("inf")
+    at = torch.arange(ROWS) % len(rows)
+    inputs, targets = data.transform.inputs(rows.inputs)[at], data.transform.targets(rows.targets)[at]
+    for _ in range(5):
+        start = time.perf_counter()
+        predictive = posterior.predict(inputs, rng=Seed(1))
+        assert isinstance(predictive, Continuous)
+        predictive.log_prob(targets)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="a key of datasets of params.yaml, of regression")
+    parser.add_argument("prepared", type=Path, help="the folder that its preparation made")
+    parser.add_argument("--splits", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    config = load(Path("params.yaml")).run("trajectory", f"{args.dataset}-swa").config
+    scores, cost, units = {name: list[float]() for name in VARIANTS}, dict[str, float](), list[int]()
+    for split in range(args.splits):
+        data, seed = prepared.load_fit(args.prepared, split, final=False), Seed(0).fold(split)
+        trajectory = (
+            METHODS["sgd"].stages["trajectory"].fit_one(data, {}, config, rng=seed.fold("trajectory"), report=Silent())
+        )
+        for name, found in scores.items():
+            state = fitted(data, trajectory, name, seed.fold(VARIANTS[name][0]))
+            found.append(nll(state, data))
+            cost[name] = min(cost.get(name, float("inf")), seconds(state, data))
+            if name.endswith("variance"):
+                chosen = CiberSecondPosterior.from_state(state).chosen
+                assert chosen is not None
+                units.append(len(chosen))
+    print(f"{'':32} NLL of validation rows   less SWAG's          s per 1,000")
+    for name, found in scores.items():
+        less = [one - other for one, other in zip(found, scores["swag"], strict=True)]
+        told = " ".join(
+            f"{statistics.mean(values):+.4f} ± {statistics.stdev(values) / len(values) ** 0.5:.4f}      "
+            for values in (found, less)
+        )
+        print(f"{name:32} {told} {cost[name]:.4f}")
+    print(f"units of the three weights that vary most, by split: {units}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""CIBER for regression with weights of the last hidden layer: the mean is linear in what their ReLU units pass on.
+
+Which weights, by ``choice``:
+
+    variance  those that vary most over the snapshots, of all in the layer, the same for every input and snapshot: the
+              paper's "three out of all the weights at the second-to-last layer" of "the greatest variance" (6.1). They
+              may be of one unit, of two or of three
+    input     of one unit, for each input and snapshot those of the largest range·|input|, and of all units that whose
+              part of the mean has the widest range over its own box; ours
+
+Biases are among the weights of both: the paper does not say. The average over the box is exact for every such choice
+(:mod:`.rectified`). What is collapsed moves the mean, and not the variance (:mod:`.regression`).
+
+Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", sections 4 and 6.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..artifacts import State, under
+from ..config import LATER, to_mapping
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs, Method, StageSpec
+from ..networks import MlpConfig
+from ..posterior import NetworkSpec
+from ..progress import Report
+from ..seeds import Seed
+from .head import Head
+from .integrals import few_uniforms
+from .integrals.triangle import radius
+from .mixture import CollapsedMixture
+from .rectified import Unit, of_units
+from .regression import DEFAULT, LikelihoodConfig, Regression
+from .snapshots import trajectory
+
+MOST_OF_LAYER: Final = 3  # two units of two weights each have no such form
+
+
+@dataclass(frozen=True)
+class CiberSecondConfig(LikelihoodConfig):
+    """The section ``methods.ciber_second`` of params.yaml.
+
+    Attributes:
+        weights: collapsed incoming weights, biases among them: of one unit (input) or of the layer (variance, 1 … 3).
+        choice: ``input``: weights of one unit, for each input; ``variance``: those of the layer that vary most.
+    """
+
+    weights: int
+    choice: Literal["input", "variance"] = field(default="input", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most, where = (few_uniforms.MOST, "") if self.choice == "input" else (MOST_OF_LAYER, " by choice: variance")
+        require(0 < self.weights <= most, "weights", f"must be 1 … {most}{where}", self.weights)
+
+
+class _Sample(NamedTuple):
+    """One snapshot at some inputs; a list has an entry for each collapsed unit.
+
+    Attributes:
+        before: the inputs of the units.
+        active: what each collapsed unit passes to its rectifier.
+        numbers: which unit it is.
+        units: its part of the mean over the box.
+        base: the mean without the collapsed units.
+        radius: the radius of the noise.
+    """
+
+    before: Float[Tensor, "batch width"]
+    active: list[Float[Tensor, " batch"]]
+    numbers: list[Tensor]  # [batch]
+    units: list[Unit]
+    base: Float[Tensor, " batch"]
+    radius: Float[Tensor, " batch"]
+
+
+@final
+class CiberSecondPosterior(Regression[CiberSecondConfig]):
+    """A posterior of the snapshots' networks, weights of whose last hidden layer are collapsed.
+
+    Attributes:
+        layer: that layer.
+        chosen: the collapsed inputs of each unit that has some; None: they are each input's own.
+    """
+
+    key, reads = "ciber_second", CiberSecondConfig
+
+    def __init__(self, spec: NetworkSpec, config: CiberSecondConfig, weights: dict[str, Tensor]) -> None:
+        super().__init__(spec, config, weights)
+        assert isinstance(self.trunk, nn.Sequential)
+        self._last = max(i for i, module in enumerate(self.trunk) if isinstance(module, nn.Linear))
+        self._before = self.trunk[: self._last]
+        self.layer = Head.of(weights[f"trunk.{self._last}.weight"], weights[f"trunk.{self._last}.bias"])
+        by_variance = config.choice == "variance"
+        self.chosen = most_varied(self.layer.weights, config.weights) if by_variance else None
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
+        """Predict without ``rng``: nothing is drawn.
+
+        Memory: by input, inputs × units × their inputs, of one snapshot.
+        """
+        samples = [self._sample(number, weights, inputs) for number, weights in self.numbered()]
+        units = [
+            Unit(*map(_stacked, zip(*each, strict=True))) for each in zip(*(s.units for s in samples), strict=True)
+        ]
+        part = of_units(_stacked([s.base for s in samples]), units, _stacked([s.radius for s in samples]))
+        return CollapsedMixture(part, self.config.tail)
+
+    def drawn(
+        self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
+    ) -> tuple[Tensor, Tensor]:
+        sample, drawn = self._sample(number, weights, inputs), self.layer.draw(draws, rng)
+        mean, shifts = sample.base.expand(draws, -1), self._drawn_shifts(number, sample, drawn)
+        for unit, active, shift in zip(sample.units, sample.active, shifts, strict=True):
+            mean = mean + unit.outgoing * F.relu(active + shift).double()
+        return mean[..., None], sample.radius[:, None]
+
+    def _drawn_shifts(self, number: int, sample: _Sample, drawn: Tensor) -> list[Float[Tensor, "draw batch"]]:
+        """Return what drawn weights of the layer add to what each collapsed unit passes on."""
+        if self.chosen is None:
+            of_all = self.layer.drawn_shift(number, sample.before, self.config.weights, drawn)  # [draw, batch, unit]
+            at = sample.numbers[0].expand(len(drawn), -1)[..., None]
+            return [of_all.gather(-1, at)[..., 0]]
+        features, own = F.pad(sample.before, (0, 1), value=1.0), self.layer.weights[number]
+        moved = ((drawn[:, unit, c] - own[unit, c], features[:, c]) for unit, c in self.chosen.items())
+        return [weights @ inputs.T for weights, inputs in moved]
+
+    def _sample(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> _Sample:
+        """Return one snapshot with its collapsed units at each input."""
+        names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
+        before = functional_call(self._before, names, (inputs,))
+        own = self.layer.weights[number]
+        active = F.linear(before, own[:, :-1], own[:, -1])  # [batch, unit]
+        mean, sd = self.outputs(weights, F.relu(active))
+        outgoing = self.head.weights[number, 0, :-1]
+        choose = self._of_each_input if self.chosen is None else self._of_the_layer
+        base, noise = mean[:, 0], radius(sd[:, 0], self.config.radius)
+        sample = _Sample(before, [], [], [], base, noise)
+        for at, shift, half_widths in choose(number, before, active, outgoing):
+            passed, w = _own(active, at), outgoing[at].double()
+            base = base - w * F.relu(passed).double()
+            sample.active.append(passed)
+            sample.numbers.append(at)
+            sample.units.append(Unit(w, (passed + shift).double(), half_widths.double()))
+        return sample._replace(base=base)
+
+    def _of_each_input(
+        self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return the unit of the widest effect on the mean [batch], shift [batch] and half-widths [batch, d]."""
+        collapsed = self.layer.collapse(number, before, self.config.weights)
+        centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
+        effect = outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))
+        at = effect.argmax(-1)
+        return [(at, _own(collapsed.shift, at), _own(collapsed.half_widths, at))]
+
+    def _of_the_layer(
+        self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return each unit that has chosen weights, as :meth:`_of_each_input`; the same unit for all inputs."""
+        assert self.chosen is not None
+        features, found = F.pad(before, (0, 1), value=1.0), []
+        for unit, columns in self.chosen.items():
+            past, inputs = self.layer.weights[:, unit, columns], features[:, columns]
+            low, high = past.amin(0), past.amax(0)
+            offset = ((low - past[number]) + (high - past[number])) / 2  # 0 where nothing moved
+            at = torch.full((len(before),), unit, device=before.device)
+            found.append((at, inputs @ offset, inputs.abs() * ((high - low) / 2)))
+        return found
+
+
+def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> dict[int, list[int]]:
+    """Return the inputs of the ``count`` weights of greatest variance over the snapshots, by unit.
+
+    The first of equal ones are taken: where nothing moved, the first weights.
+    """
+    variances = weights.double().var(0, correction=0)
+    chosen: dict[int, list[int]] = {}
+    for place in variances.flatten().sort(descending=True, stable=True).indices[:count].tolist():
+        chosen.setdefault(place // weights.shape[-1], []).append(place % weights.shape[-1])
+    return chosen
+
+
+def _own(values: Float[Tensor, "batch unit ..."], unit: Tensor) -> Float[Tensor, "batch ..."]:
+    """Return the values of one unit of each input."""
+    return values[torch.arange(len(unit), device=values.device), unit]
+
+
+def _stacked(values: Sequence[Tensor]) -> Float[Tensor, "draw batch output ..."]:
+    """Stack the snapshots' values, of one output."""
+    return torch.stack(list(values))[:, :, None]
+
+
+def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng: Seed, report: Report) -> State:
+    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
+
+    Raises:
+        ConfigError: the network is not a ReLU perceptron, there are several targets, or more weights than there are.
+    """
+    spec, weights = trajectory(inputs)
+    relu = isinstance(spec.network, MlpConfig) and spec.network.activation == "relu"
+    rule = "must be an mlp with relu for ciber_second"
+    require(relu, "methods.sgd.network", rule, to_mapping(spec.network))
+    require(spec.outputs == 1, "methods.ciber_second", "must have data of one target", spec.outputs)
+    posterior = CiberSecondPosterior(spec, config, weights)
+    units, width = posterior.layer.weights.shape[1:]
+    if config.choice == "input":
+        most, rule = width, f"must be at most {width}, a unit's incoming weights with its bias"
+    else:
+        most, rule = units * width, f"must be at most {units * width}, the layer's weights with its biases"
+    require(config.weights <= most, "methods.ciber_second.weights", rule, config.weights)
+    report(1, 1)
+    return posterior.state()
+
+
+CIBER_SECOND = Method(
+    name="ciber_second",
+    config=CiberSecondConfig,
+    tasks=("regression",),
+    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    default=DEFAULT,
+)

@@ -1,0 +1,257 @@
+"""The output of several collapsed units: against Gauss rules on the cells of the box of their weights, and draws."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.collapsed.integrals import few_uniforms
+from bdl_pipe.collapsed.integrals.triangle import triangle_and_uniform
+from bdl_pipe.collapsed.output_distributions import Linear, Part, Pieces
+from bdl_pipe.collapsed.rectified import Rectified, Unit, of_units
+from bdl_pipe.errors import DataError
+
+from . import oracle
+from .cases import numbers
+from .cells import rule
+
+Weighted = tuple[float, float, list[float]]  # outgoing, centre, half-widths
+
+
+class Case(NamedTuple):
+    """y = base + Σ_k w_k relu(c_k + Σ_i h_{ki}U_{ki}) + T."""
+
+    units: list[Weighted]
+    base: float = 0.3
+    radius: float = 0.8
+
+    def part(self, units: Sequence[Weighted] | None = None) -> Part:
+        def value(number: float) -> torch.Tensor:
+            return torch.full((1, 1, 1), number, dtype=torch.float64)
+
+        own = [
+            Unit(value(w), value(c), torch.tensor(h, dtype=torch.float64)[None, None, None])
+            for w, c, h in units or self.units
+        ]
+        return of_units(value(self.base), own, value(self.radius))
+
+    def before(self, points: np.ndarray) -> np.ndarray:
+        """What each unit passes to its rectifier [n, unit]."""
+        ends = np.cumsum([0, *(len(h) for _, _, h in self.units)])
+        parts = [c + points[:, a:b] @ h for (_, c, h), (a, b) in zip(self.units, itertools.pairwise(ends), strict=True)]
+        return np.stack(parts, -1)
+
+    def output(self, points: np.ndarray) -> np.ndarray:
+        """b + Σ w relu(v), by its definition [n]."""
+        return self.base + np.maximum(self.before(points), 0) @ np.array([w for w, _, _ in self.units])
+
+    def points(self, levels: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+        """A rule for what is polynomial but where a unit switches, and where the output is at one of ``levels``."""
+        widths = [h for _, _, h in self.units]
+        rows = np.zeros((len(widths), sum(map(len, widths))))
+        for k, h in enumerate(widths):
+            start = sum(map(len, widths[:k]))
+            rows[k, start : start + len(h)] = h
+        outgoing, centre = (np.array([unit[i] for unit in self.units]) for i in (0, 1))
+        normals, offsets = [*rows], [*-centre]
+        patterns = list(itertools.product((0.0, 1.0), repeat=len(widths)))
+        for active, level in itertools.product(patterns, levels):
+            normals.append((outgoing * active) @ rows)
+            offsets.append(level - self.base - (outgoing * active) @ centre)
+
+        def kinks(points: np.ndarray) -> np.ndarray:
+            beyond = self.output(points)[:, None] - np.array(levels)
+            return np.concatenate([self.before(points), np.tile(beyond, len(patterns))], 1)
+
+        return rule(np.stack(normals), np.array(offsets), kinks, 3)
+
+    def density(self, y: float) -> float:
+        points, weights = self.points([y - self.radius, y, y + self.radius])
+        return float(weights @ np.maximum(self.radius - np.abs(y - self.output(points)), 0)) / self.radius**2
+
+    def cdf(self, y: float) -> float:
+        r = self.radius
+        points, weights = self.points([y - r, y, y + r])
+        x = np.clip(y - self.output(points), -r, r)
+        return float(weights @ np.where(x < 0, (r + x) ** 2 / (2 * r**2), 1 - (r - x) ** 2 / (2 * r**2)))
+
+    def moments(self) -> tuple[float, float]:
+        points, weights = self.points([])
+        mean = float(weights @ self.output(points))
+        return mean, float(weights @ (self.output(points) - mean) ** 2) + self.radius**2 / 6
+
+
+def density(part: Part, y: float) -> float:
+    return float(part.log_density(torch.tensor([[y]], dtype=torch.float64)).exp())
+
+
+def cdf(part: Part, y: float) -> float:
+    return float(part.cdf(torch.tensor([[y]], dtype=torch.float64)))
+
+
+ONE = {
+    "switching": Case([(1.3, 0.1, [0.5, 0.3, 0.7])]),
+    "a negative weight": Case([(-0.9, -0.2, [0.5, 0.3, 0.7])]),
+    "no width": Case([(1.3, 0.1, [0.0, 0.0, 0.0])]),
+    "one width": Case([(1.3, 0.1, [0.0, 0.4, 0.0])]),
+}
+TWO = {
+    "both switch": Case([(1.3, 0.1, [0.5, 0.3]), (-0.7, 0.2, [0.9])]),
+    "the pair is always on": Case([(1.3, 1.1, [0.5, 0.3]), (0.7, -0.2, [0.9])]),
+    "the pair is never on": Case([(1.3, -1.1, [0.5, 0.3]), (0.7, -0.2, [0.9])]),
+    "the single one is always on": Case([(0.7, 1.2, [0.9]), (-1.3, 0.1, [0.5, 0.3])]),
+    "the single one is never on": Case([(0.7, -1.2, [0.9]), (1.3, 0.1, [0.5, 0.3])]),
+    "the single one is wide": Case([(1.3, 0.1, [0.5, 0.3]), (3.0, 0.2, [0.9])]),
+    "half as wide as the noise": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.4])]),
+    "as wide as the noise": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.8])]),
+    "narrow": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [1e-6])]),
+    "no width in the single one": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.0])]),
+    "no width, and off": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, -0.9, [0.0])]),
+    "no width in the pair": Case([(1.3, 0.1, [0.0, 0.0]), (1.0, 0.3, [0.5])]),
+    "one width in the pair": Case([(1.3, 0.1, [0.0, 0.6]), (1.0, 0.3, [0.5])]),
+    "little noise": Case([(1.3, 0.1, [0.5, 0.3]), (-0.7, 0.2, [0.9])], radius=0.01),
+}
+THREE = {
+    "all switch": Case([(1.3, 0.1, [0.5]), (-0.7, 0.2, [0.9]), (0.4, -0.3, [0.6])]),
+    "on, off and between": Case([(1.3, 0.9, [0.5]), (-0.7, -1.2, [0.9]), (0.4, -0.3, [0.6])]),
+    "all on": Case([(1.3, 0.9, [0.5]), (-0.7, 1.2, [0.9]), (0.4, 0.7, [0.6])]),
+    "all off": Case([(1.3, -0.9, [0.5]), (-0.7, -1.2, [0.9]), (0.4, -0.7, [0.6])]),
+    "no width in two": Case([(1.3, 0.9, [0.0]), (-0.7, -1.2, [0.0]), (0.4, 0.1, [0.6])]),
+    "no width": Case([(1.3, 0.9, [0.0]), (-0.7, 1.2, [0.0]), (0.4, -0.1, [0.0])]),
+    "rarely on": Case([(1.3, -0.49999, [0.5]), (-0.7, 0.2, [0.9]), (0.4, -0.3, [0.6])]),
+    "two weights": Case([(1.3, 0.1, [0.5]), (-0.7, 0.2, [0.9])]),
+}
+CASES = {
+    f"{kind}: {name}": case
+    for kind, group in (("one", ONE), ("two", TWO), ("three", THREE))
+    for name, case in group.items()
+}
+SWITCHING = {"one": ONE["switching"], "two": TWO["both switch"], "three": THREE["all switch"]}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@cases
+def test_the_distribution_is_that_of_the_definition(case: Case) -> None:
+    part, (mean, variance) = case.part(), case.moments()
+    low, high = (float(end) for end in part.reach)
+    assert float(part.mean) == pytest.approx(mean, rel=1e-12, abs=1e-13)
+    assert float(part.variance) == pytest.approx(variance, rel=1e-11)
+    for share in (1e-3, 0.2, 0.45, 0.6, 0.93):
+        y = low + share * (high - low)
+        assert density(part, y) == pytest.approx(case.density(y), rel=1e-10, abs=1e-12)
+        assert cdf(part, y) == pytest.approx(case.cdf(y), rel=1e-10, abs=1e-12)
+    assert density(part, low - 1e-9) == 0 == density(part, high + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "case", [ONE["switching"], TWO["both switch"], THREE["all switch"]], ids=["one", "two", "three"]
+)
+def test_what_is_wrong_is_found(case: Case) -> None:
+    """A unit that is always or never on, a box a tenth too wide, no rectifier: off by more than 1e-3."""
+    y = case.moments()[0] + 0.1
+    exact = case.density(y)
+    assert density(case.part(), y) == pytest.approx(exact, rel=1e-10)
+    (w, c, h), *rest = case.units
+    for units in ([(w, c + 9, h), *rest], [(w, c - 9, h), *rest], [(w, c, [1.1 * x for x in h]), *rest]):
+        assert abs(density(case.part(units), y) / exact - 1) > 1e-3
+    linear = Case([(w, c + 9, h) for w, c, h in case.units], case.base - 9 * sum(w for w, _, _ in case.units))
+    assert abs(density(linear.part(), y) / exact - 1) > 1e-3
+
+
+def test_which_form_is_taken() -> None:
+    assert isinstance(ONE["switching"].part(), Rectified)
+    two, three = TWO["both switch"].part(), THREE["all switch"].part()
+    assert isinstance(two, Pieces) and isinstance(two.part, Rectified) and len(two.share) == 2
+    assert isinstance(three, Pieces) and isinstance(three.part, Linear) and len(three.share) == 8
+    for part in (two, three):
+        torch.testing.assert_close(part.share.sum(0), torch.ones(1, 1, 1).double(), rtol=0, atol=1e-15)
+
+
+@cases
+def test_a_density_is_the_derivative_of_its_distribution_function_and_other_units_have_it(case: Case) -> None:
+    part, (low, high) = case.part(), (float(end) for end in case.part().reach)
+    assert cdf(part, low) < 1e-12 and cdf(part, high) > 1 - 1e-12
+    shift, scale = torch.tensor([20.0]).double(), torch.tensor([9.0]).double()
+    other = part.rescale(shift, scale)
+    torch.testing.assert_close(other.mean, shift + scale * part.mean)
+    torch.testing.assert_close(other.variance, scale**2 * part.variance)
+    torch.testing.assert_close(torch.cat(other.reach), shift + scale * torch.cat(part.reach))
+    for share in (0.07, 0.33, 0.71):
+        y, step = low + share * (high - low), 1e-5 * case.radius
+        slope = (cdf(part, y + step) - cdf(part, y - step)) / (2 * step)
+        assert density(part, y) == pytest.approx(slope, rel=1e-4, abs=1e-5)
+        assert density(other, 20 + 9 * y) == pytest.approx(density(part, y) / 9, rel=1e-9, abs=1e-12)
+        assert cdf(other, 20 + 9 * y) == pytest.approx(cdf(part, y), rel=1e-9, abs=1e-12)
+
+
+def test_many_points_at_once_are_each_by_itself() -> None:
+    """[draw, batch, output], with units that are on, off and between."""
+    random, shape = numbers("several", "batch"), (4, 6, 1)
+    units = [
+        Unit(
+            *(
+                torch.tensor(v)
+                for v in (random.normal(size=shape), random.normal(size=shape), random.uniform(0, 1, (*shape, d)))
+            )
+        )
+        for d in (2, 1)
+    ]
+    base, radius = torch.tensor(random.normal(size=shape)), torch.tensor(random.uniform(0.3, 2, shape))
+    part, y = of_units(base, units, radius), torch.tensor(random.normal(size=(6, 1)))
+    found = part.log_density(y).exp()
+    for s, row in itertools.product(range(4), range(6)):
+        own = [(float(u.outgoing[s, row]), float(u.centre[s, row]), u.half_widths[s, row, 0].tolist()) for u in units]
+        case = Case(own, float(base[s, row]), float(radius[s, row]))
+        assert float(found[s, row]) == pytest.approx(case.density(float(y[row])), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1e-9, 1e-3, 0.3, 0.5, 0.7, 1.0, 1.4, 1e3])
+def test_the_noise_with_a_uniform_beside_it(ratio: float) -> None:
+    """The pieces of its density and of its distribution function, against corners in 400 digits."""
+    r, g = torch.tensor([0.8, 0.8 * ratio], dtype=torch.float64)
+    noise = triangle_and_uniform(r, g)
+    assert (noise.knots.diff() >= 0).all()
+    height = min(1 / 0.8, 1 / (2 * float(g)) if ratio else math.inf)
+    for k, share in itertools.product(range(5), (0.0, 0.3, 0.9)):
+        x = share * (noise.knots[k + 1] - noise.knots[k])
+        y, powers = float(noise.knots[k] + x), torch.stack([x**i for i in range(4)])
+        exact = float(oracle.density(y, 0.0, [float(g)], float(r)))
+        assert float(noise.density[k] @ powers[:3]) == pytest.approx(exact, abs=2e-12 * height)
+        below = few_uniforms.triangular_cdf(torch.tensor(y, dtype=torch.float64), torch.zeros(()).double(), g[None], r)
+        assert float(noise.cdf[k] @ powers) == pytest.approx(float(below), abs=2e-12)
+
+
+def test_targets_at_knots_and_units_at_their_kink() -> None:
+    """Where knots coincide, and zero is one of them; the density is continuous there."""
+    case = Case([(1.0, 0.0, [0.25, 0.25]), (1.0, 0.5, [0.5])], base=0.0, radius=1.0)
+    part = case.part()
+    for y in (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5):
+        assert density(part, y) == pytest.approx(case.density(y), rel=1e-10, abs=1e-12)
+        assert density(part, y) == pytest.approx(density(part, y + 1e-9), abs=1e-8)
+
+
+@pytest.mark.parametrize("case", SWITCHING.values(), ids=SWITCHING)
+def test_the_cells_are_a_dense_grid(case: Case) -> None:
+    """The oracle itself, on the middles of 160³ cubes."""
+    axis = (2 * np.arange(160) + 1) / 160 - 1
+    output = case.output(np.stack(np.meshgrid(axis, axis, axis), -1).reshape(-1, 3))
+    for y in case.moments()[0] + np.array([-0.5, 0.2]):
+        on_grid = np.maximum(case.radius - np.abs(y - output), 0).mean() / case.radius**2
+        assert case.density(y) == pytest.approx(on_grid, rel=1e-4)
+
+
+def test_noise_that_rounding_swallows_is_refused() -> None:
+    part = Case(TWO["both switch"].units, radius=1e-20).part()
+    with pytest.raises(DataError, match="radius must be above the rounding"):
+        density(part, 1.0)
+
+
+def test_targets_far_beyond_the_support() -> None:
+    """Where knots are rounded to the same numbers, of a uniform of no width."""
+    part = TWO["no width in the single one"].part()
+    for y in (1e6, -1e9, 1e12):
+        assert density(part, y) == 0 and cdf(part, y) == pytest.approx(float(y > 0), abs=1e-12)
