@@ -81,7 +81,7 @@ class Names:
         default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
         default_run_note: what limits a page of such runs, on the paper's data or on a stand-in.
         settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that stand for it, too.
-        baselines: table -> the method that the others are set against on a stand-in.
+        baselines: table -> the methods that the others are set against on a stand-in, one for each printed setting.
         gpu: the tables whose params file is for a GPU.
         folder: of the pages, below ``results``; empty: the paper's name.
     """
@@ -96,7 +96,7 @@ class Names:
     default_run: tuple[str, ...] = ()
     default_run_note: str = ""
     settings: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    baselines: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gpu: tuple[str, ...] = ()
     folder: str = ""
 

@@ -143,15 +143,17 @@ def _values(comparison: Comparison) -> tuple[list[str], list[str]]:
 
 
 def _orders(comparison: Comparison) -> tuple[list[str], list[str]]:
-    baseline = comparison.table.names.baselines.get(comparison.table.table)
+    baselines = comparison.table.names.baselines.get(comparison.table.table, ())
     agrees, not_so = [], []
     for (metric, setting), order in orders(comparison).items():
         title, clear = f"{comparison.table.title(metric)} ({setting})", order.clear
         tau = "" if order.tau is None else f" (Kendall's τ-b {order.tau:.2f})"
         said = f"{title}: {len(order.same)} of {len(order.pairs)} pairs of methods in the paper's order{tau}"
         said += f"; of {len(clear.pairs)} that both sides tell apart {len(clear.same)}"
-        if baseline and (signs := order.against(baseline)).pairs:
-            said += f"; against {baseline} {len(signs.same)} of {len(signs.pairs)} differences have the paper's sign"
+        for baseline in baselines:
+            if signs := order.against(baseline).pairs:
+                right = sum(pair.same for pair in signs)
+                said += f"; against {baseline} {right} of {len(signs)} differences have the paper's sign"
         agrees.append(said)
         if order.opposite:
             not_so.append(f"{title}, printed so and found the other way: {', '.join(map(str, order.opposite))}")
